@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``energy`` fixture on callables of this process, and what becomes of the test around it."""
+"""The ``energy`` fixture with callables of this process, and the records of the tests that use it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see while they wait: on a terminal, without one, and nothing that disturbs what is measured."""
+"""Progress on a terminal and without one, without disturbing the measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .terminals import TerminalOutput, pytest_on_terminal
 
 Read = Callable[..., dict[str, Any]]
 
-#: Plain tests around two that are measured.
+#: Plain tests around two measured ones.
 AMONG_OTHERS = """
 import time
 def test_a(): pass
@@ -34,16 +34,16 @@ def test_also_measured(energy):
 def test_c(): pass
 """
 
-#: The first of these alone.
+#: Options that select the first measured test.
 ONE = ("-k", "test_measured")
 
-#: So that lines that stay are told of work that takes less than their ten seconds.
+#: Source of a conftest that prints progress lines after 0.2 s instead of ten seconds.
 SOON = (
     TEN_WATTS
     + "\nfrom pytest_llenergy import progress\nprogress.FIRST_LINE_S, progress.NEXT_LINE_S = 0.2, 0.2\n"
 )
 
-#: Moving up, and erasing a line.
+#: Escape sequences that move up and erase a line.
 UP, ERASE = "\x1b[1A", "\x1b[2K"
 
 
@@ -64,7 +64,7 @@ def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
     (line,) = dots(seen)
     assert line.split() == ["test_it.py", ".....", "[100%]"]
     assert " energy " in seen.screen[seen.screen.index(line) + 1]
-    # It follows the last dot, and nothing follows it.
+    # The progress line follows the dots and is the last line.
     shown = [frame for frame in seen.frames if any("test_also_measured: round" in line for line in frame)]
     assert shown
     for frame in shown:
@@ -75,7 +75,7 @@ def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("before", [29, 30, 58])
 def test_full_line_of_dots_is_not_overwritten(quick: pytest.Pytester, before: int) -> None:
-    """Forty columns hold the name of the file and 29 dots."""
+    """Forty columns hold the file name and 29 dots."""
     quick.makepyfile(
         test_it=f"""
         import pytest, time
@@ -113,7 +113,7 @@ def test_long_test_name_stays_on_one_line(quick: pytest.Pytester, columns: int) 
         assert frame[place].startswith("test")
         assert "long]: round 2" in frame[place] or "wide]: round 2" in frame[place] or columns == 40
         assert not any(frame[place + 1 :])
-    # The word itself may be folded.
+    # The name may be wrapped.
     assert "".join(seen.screen).count("PASSED") == 2
 
 
@@ -127,7 +127,7 @@ def test_verbose_results_follow_their_test_names(quick: pytest.Pytester) -> None
 
 @pytest.fixture
 def terminal() -> Iterator[TextIO]:
-    """Something to write to that is one."""
+    """Return a writable stream that is a terminal."""
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as file:
         yield file
@@ -163,7 +163,7 @@ def test_no_line_is_redrawn_while_output_is_not_captured(
     assert select_display_mode(config, pytest.TerminalReporter(config, terminal)) == way
 
     class Another(pytest.TerminalReporter):  # type: ignore[misc]
-        """As that of a plugin, which may have a line of its own."""
+        """Stands for the reporter of a plugin, which may draw its own line."""
 
     assert select_display_mode(config, Another(config, terminal)) != "live"
     assert select_display_mode(config, None) == "silent"
@@ -234,15 +234,15 @@ def test_long_work_without_a_terminal_prints_lines(quick: pytest.Pytester, captu
     )
     result = quick.runpytest_subprocess("test_it.py", f"--capture={capture}", "--color=no")
     lines = [line for line in result.stdout.lines if line.startswith("energy: test_it.py::")]
-    # The first one only on a machine that was late.
+    # There is a first line only if the machine is slow.
     assert len(lines) <= 2
-    told = (
+    message = (
         r"energy: test_it.py::test_measured: round 2 of 2, .* J so far, \d+ s left \(\d+ s since it began\)"
     )
-    assert re.fullmatch(told, lines[-1])
+    assert re.fullmatch(message, lines[-1])
     assert "\x1b" not in result.stdout.str()
     if capture in ("fd", "sys"):
-        # Nothing of it was taken for output of the test, and nothing of the test was lost.
+        # No progress line was captured as output of the test, and no output was lost.
         captured = result.stdout.str().partition("Captured stdout call")[2]
         assert captured.partition("-----\n")[2].startswith("printed by the test\nprinted by the test\n")
 
@@ -288,7 +288,7 @@ def test_streams_replaced_by_a_test_stay_replaced(quick: pytest.Pytester) -> Non
 
 
 def test_no_progress_is_written_during_a_round(quick: pytest.Pytester, read_report: Read) -> None:
-    """What is written to the terminal is noted with its times, and held against those of the rounds."""
+    """Compare the times of all terminal writes with the times of the rounds."""
     quick.makeconftest(
         TEN_WATTS
         + """
@@ -394,7 +394,7 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
         lines = quick.runpytest_subprocess(*arguments).stdout.str()
         holder.stdin.close()
     assert seen.code == 1
-    told = f"waiting for cpu: held by process {holder.pid} of "
-    assert seen.showed(f"test_it.py::test_measured: {told}")
+    message = f"waiting for cpu: held by process {holder.pid} of "
+    assert seen.showed(f"test_it.py::test_measured: {message}")
     assert seen.showed("(other.py::test_of_others)")
-    assert f"energy: test_it.py::test_measured: {told}" in lines
+    assert f"energy: test_it.py::test_measured: {message}" in lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends and meters of others that are broken: an installed package's entry point, and a hook."""
+"""Broken backends and meters of third parties, from entry points and from hooks."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ SPEC = BackendSpec("whole", "whole:Whole", (), "pip install whole", Capabilities
 """
 
 OF_A = (
-    "entry point a = a_engine:SPEC of pytest_llenergy.backends cannot be loaded (ModuleNotFoundError: No "
-    "module named 'no_such_module'); fix or uninstall a-engine"
+    "entry point a = a_backend:SPEC of pytest_llenergy.backends cannot be loaded (ModuleNotFoundError: No "
+    "module named 'no_such_module'); fix or uninstall a-backend"
 )
-OF_B = "entry point b = b_engine:SPEC of pytest_llenergy.backends is a str, not a BackendSpec; fix or "
+OF_B = "entry point b = b_backend:SPEC of pytest_llenergy.backends is a str, not a BackendSpec; fix or "
 
 Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Packages with an entry point, as pip leaves them, on the path of what is started."""
+    """Return a function that installs packages with entry points on the path of subprocesses."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, sys.path)]))
 
     def make(name: str, module: str, group: str = "backends") -> None:
-        told = site / f"{name}_engine-1.dist-info"
-        told.mkdir()
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-engine\nVersion: 1\n")
-        (told / "entry_points.txt").write_text(f"[pytest_llenergy.{group}]\n{name} = {name}_engine:SPEC\n")
-        (site / f"{name}_engine.py").write_text(module)
+        metadata = site / f"{name}_backend-1.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-backend\nVersion: 1\n")
+        (metadata / "entry_points.txt").write_text(
+            f"[pytest_llenergy.{group}]\n{name} = {name}_backend:SPEC\n"
+        )
+        (site / f"{name}_backend.py").write_text(module)
 
     return make
 
@@ -61,7 +63,7 @@ def test_broken_entry_point_fails_with_one_line(quick: pytest.Pytester, install:
     text = " ".join(result.stdout.str().replace("\nE  ", "").split())
     assert f"::test_it: {OF_A}" in text
     assert "Traceback" not in text
-    assert "a_engine.py" not in text
+    assert "a_backend.py" not in text
     result = quick.runpytest_subprocess("--energy-backend=transformers", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.str().strip() == f"ERROR: {OF_A}"
@@ -79,19 +81,19 @@ def test_broken_meter_fails_measurements_with_one_line(quick: pytest.Pytester, i
         "-p", "no:cacheprovider", "--energy-meter=auto", "--energy-require=measured"
     )
     required.assert_outcomes(passed=1, failed=1)
-    # A built-in one that is named needs nobody else's.
+    # A built-in meter selected by name loads no entry points.
     named = quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=estimate")
     named.assert_outcomes(passed=2)
 
 
 def test_doctor_continues_without_a_broken_meter(install: Install) -> None:
     install("a", "SPEC = 'x'\n", "meters")
-    told = doctor("--no-steps")
-    assert told.returncode == 1
-    wrong = "entry point a = a_engine:SPEC of pytest_llenergy.meters is a str, not a MeterSpec; fix or "
-    assert f"wrong    {wrong}uninstall a-engine\n" in told.stdout
-    assert "estimate" in told.stdout
-    assert told.stderr == ""
+    result = doctor("--no-steps")
+    assert result.returncode == 1
+    wrong = "entry point a = a_backend:SPEC of pytest_llenergy.meters is a str, not a MeterSpec; fix or "
+    assert f"wrong    {wrong}uninstall a-backend\n" in result.stdout
+    assert "estimate" in result.stdout
+    assert result.stderr == ""
 
 
 def test_broken_entry_point_does_not_affect_other_tests(quick: pytest.Pytester, install: Install) -> None:
@@ -110,10 +112,10 @@ def test_doctor_shows_broken_entry_points_and_continues(install: Install) -> Non
     names = [head.split(":")[0].split()[1] for head in heads]
     assert names == [*load_backends(), "whole", "a", "b"]
     assert heads[-2] == f"backend  a: broken: {OF_A}"
-    assert heads[-1] == f"backend  b: broken: {OF_B}uninstall b-engine"
-    told = json.loads(doctor("--backends", "--json").stdout)
-    assert [row["name"] for row in told["backends"]] == [*load_backends(), "whole"]
-    assert told["broken"][0] == {"name": "a", "reason": OF_A}
+    assert heads[-1] == f"backend  b: broken: {OF_B}uninstall b-backend"
+    result = json.loads(doctor("--backends", "--json").stdout)
+    assert [row["name"] for row in result["backends"]] == [*load_backends(), "whole"]
+    assert result["broken"][0] == {"name": "a", "reason": OF_A}
     everything = doctor("--no-steps")
     assert everything.returncode == 1
     assert f"wrong    {OF_A}\n" in everything.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GitHub actions, the workflows and the GitLab template: valid, and safe where others write the input."""
+"""GitHub actions, workflows and the GitLab template are valid and safe with untrusted input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = ROOT / "templates/energy.yml"
 
 
 def template(**inputs: str) -> str:
-    """The job of the GitLab template, with these inputs and the defaults of the others."""
+    """Return the job of the GitLab template with these inputs and defaults for the others."""
     header, job = yaml.safe_load_all(TEMPLATE.read_text())
     values = {
         name: inputs.get(name, about.get("default")) for name, about in header["spec"]["inputs"].items()
@@ -34,7 +34,7 @@ def yaml_text(value: Any) -> str:
 
 
 def check(schema: str, *files: Path, transform: str | None = None) -> None:
-    """With the schemas of GitHub and GitLab, as check-jsonschema keeps them."""
+    """Validate files with a schema that check-jsonschema ships."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
     command += ["--data-transform", transform] if transform else []
     found = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
@@ -57,13 +57,13 @@ def test_the_gitlab_template_is_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_command_contains_an_expression(path: Path) -> None:
-    # GitHub writes what it finds there into the script: a branch called `$(…)` would be run.
+    # GitHub pastes the value of an expression into the script: a branch named `$(…)` would be run.
     for command in commands(yaml.safe_load(path.read_text())):
         assert "${{" not in command
 
 
 def commands(data: Any) -> list[str]:
-    """Every ``run`` in it."""
+    """Return every ``run`` command in the document."""
     if isinstance(data, list):
         return [command for each in data for command in commands(each)]
     if not isinstance(data, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GitHub action and the GitLab job run, on real clones of real repositories."""
+"""The scripts of the GitHub action and the GitLab job, run on real clones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = ROOT / "action/compare.sh"
 
 
 class Clone:
-    """The checkout of a CI job, one commit deep, of a branch that was begun before main went on."""
+    """A shallow clone, as in a CI job, of a branch that started before the last commit on main."""
 
     def __init__(self, tmp_path: Path, each: float) -> None:
         self.project = Project(tmp_path)
@@ -31,7 +31,7 @@ class Clone:
         self.project.edit("work.py", "EACH = 10.0", f"EACH = {each}")
         self.head = self.project.commit()
         self.project.git("checkout", "-q", "main")
-        # What others have changed since is not the branch's.
+        # A later commit on main is not a change of the branch.
         self.project.edit("work.py", "EACH = 10.0", "EACH = 2.0")
         self.main = self.project.commit()
         self.path = tmp_path / "clone"
@@ -83,7 +83,7 @@ def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_unchanged_branch_passes(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
-    # As a branch's name is given: it is not here yet.
+    # A branch name that the shallow clone does not have yet.
     done = clone.action(BASE="main")
     assert done.returncode == 0, done.stderr
     (comparison,) = clone.paired().compared.comparisons
@@ -148,7 +148,7 @@ def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     variables, script = gitlab_script(
         install="true", command="pytest 'test_some.py'", pairs="4", **{"fail-on": "energy_j:3%"}
     )
-    # GIT_DEPTH of the job is 0: all of it.
+    # The job sets GIT_DEPTH to 0, which fetches the whole history.
     subprocess.run(["git", "fetch", "-q", "--unshallow", "origin", "main"], cwd=clone.path, check=True)
     variables |= {"CI_MERGE_REQUEST_DIFF_BASE_SHA": clone.begun, "CI_COMMIT_SHA": clone.head}
     done = clone.run(script, **variables)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines that are saved and named, and what is wrong with others, told before anything is measured."""
+"""Saving and naming baselines, and usage errors for unusable ones before anything is measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clock
 
 
 class TestUsage:
-    """Told before anything is measured, in one line, with exit code 4."""
+    """One line and exit status 4, before anything is measured."""
 
     def test_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
         assert usage_error(suite, FAIL) == (
@@ -24,7 +24,7 @@ class TestUsage:
         )
 
     @pytest.mark.parametrize(
-        ("content", "told"),
+        ("content", "message"),
         [
             (None, "{path}: No such file or directory"),
             ("", "{path}: empty, expected a JSON report of pytest --energy-report"),
@@ -43,11 +43,11 @@ class TestUsage:
     )
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
     def test_unreadable_baseline_is_a_usage_error(
-        self, suite: pytest.Pytester, content: str | None, told: str, extra: list[str]
+        self, suite: pytest.Pytester, content: str | None, message: str, extra: list[str]
     ) -> None:
         if content is not None:
             Path("base.json").write_text(content)
-        expected = told.format(path=suite.path / "base.json")
+        expected = message.format(path=suite.path / "base.json")
         assert usage_error(suite, COMPARE, *extra) == f"{COMPARE}: {expected}"
 
     def test_baseline_without_measurements_is_a_usage_error(self, base: pytest.Pytester) -> None:
@@ -57,10 +57,12 @@ class TestUsage:
 
         edit("base.json", failed)
         path = base.path / "base.json"
-        told = f"{COMPARE}: {path}: none of its {{}}; a baseline needs tests that pass, with measured rounds"
-        assert usage_error(base, COMPARE) == told.format("1 tests can be compared with (1 failed)")
+        message = (
+            f"{COMPARE}: {path}: none of its {{}}; a baseline needs tests that pass, with measured rounds"
+        )
+        assert usage_error(base, COMPARE) == message.format("1 tests can be compared with (1 failed)")
         edit("base.json", lambda report: report["records"].clear())
-        assert usage_error(base, COMPARE) == told.format("0 tests can be compared with")
+        assert usage_error(base, COMPARE) == message.format("0 tests can be compared with")
 
     def test_baseline_with_a_duplicate_test_is_a_usage_error(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["records"].append(report["records"][0]))
@@ -70,7 +72,7 @@ class TestUsage:
         )
 
     @pytest.mark.parametrize(
-        ("option", "told"),
+        ("option", "message"),
         [
             ("mean_power_w", "'mean_power_w' is not METRIC:PERCENT%, such as 'energy_j:3%' or *"),
             ("joules:3%", "unknown metric 'joules'; choose from: energy_j, *"),
@@ -88,33 +90,35 @@ class TestUsage:
             ),
         ],
     )
-    def test_invalid_threshold_is_a_usage_error(self, base: pytest.Pytester, option: str, told: str) -> None:
+    def test_invalid_threshold_is_a_usage_error(
+        self, base: pytest.Pytester, option: str, message: str
+    ) -> None:
         base.makepyfile(test_some="raise SystemExit('collected')")
         result = base.runpytest(COMPARE, f"--energy-fail-on={option}")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {told}"])
+        result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {message}"])
 
     def test_duplicate_metric_is_a_usage_error(self, base: pytest.Pytester) -> None:
-        told = "--energy-fail-on names mean_power_w twice; keep one of them"
-        assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == told
+        message = "--energy-fail-on names mean_power_w twice; keep one of them"
+        assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == message
 
     def test_unknown_inconclusive_policy_is_a_usage_error(self, suite: pytest.Pytester) -> None:
-        told = "--energy-inconclusive=ignore: must be warn, fail or pass"
-        assert usage_error(suite, "--energy-inconclusive=ignore") == told
+        message = "--energy-inconclusive=ignore: must be warn, fail or pass"
+        assert usage_error(suite, "--energy-inconclusive=ignore") == message
 
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
     def test_address_without_a_report_is_a_usage_error(
         self, suite: pytest.Pytester, extra: list[str]
     ) -> None:
         address = f"file://{suite.path}/none.json"
-        told = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
-        assert told == f"--energy-compare={address}: {address}: no such file"
+        message = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
+        assert message == f"--energy-compare={address}: {address}: no such file"
 
     def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
-        told = usage_error(base, COMPARE, "--energy-report=base.json")
-        assert told.startswith("--energy-report=")
-        assert told.endswith("that --energy-compare reads; write to another name")
+        message = usage_error(base, COMPARE, "--energy-report=base.json")
+        assert message.startswith("--energy-report=")
+        assert message.endswith("that --energy-compare reads; write to another name")
         assert Path("base.json").read_bytes() == before
 
 
@@ -130,7 +134,7 @@ class TestAddress:
 
     def test_every_worker_reads_the_baseline(self, base: pytest.Pytester) -> None:
         result = base.runpytest(f"--energy-compare=file://{base.path}/base.json", FAIL, "-n1")
-        # What a worker measures is not what the baseline was given, and it is the worker that says so.
+        # The baseline has the meter of ``fake_measure``; only a worker measures with the real one.
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["*different devices (meter.name: nvml -> ten-watts; *"])
 
@@ -165,11 +169,11 @@ class TestSave:
 
     @pytest.mark.parametrize("name", ["a/b", "main.json", "..", ""])
     def test_invalid_name_is_a_usage_error(self, quick_suite: pytest.Pytester, name: str) -> None:
-        told = usage_error(quick_suite, f"--energy-save={name}")
-        assert "needs a plain name, such as main" in told or "has no value" in told
+        message = usage_error(quick_suite, f"--energy-save={name}")
+        assert "needs a plain name, such as main" in message or "has no value" in message
 
     def test_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
         quick_suite.makepyfile(test_some=ONE)
         quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
-        told = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
-        assert told.startswith("--energy-save=main would replace the baseline ")
+        message = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
+        assert message.startswith("--energy-save=main would replace the baseline ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the boards of a test are, beside its verdicts."""
+"""Boards in the records of a compared run."""
 
 from __future__ import annotations
 

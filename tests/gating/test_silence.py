@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gate that did not run is no pass."""
+"""A gate that could not be evaluated fails or is reported; it never passes silently."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestNoSilentPass:
     ) -> None:
         ini = Path("tox.ini").read_text() + "\nenergy_compare = base.json\n"
         Path("tox.ini").write_text(f"{ini}energy_fail_on =\n    mean_power_w:3%\n    duration_s:900%\n")
-        # Its files are found from the root directory.
+        # Paths in the ini file are relative to the root directory.
         monkeypatch.chdir(base.mkdir("elsewhere"))
         base.makepyfile(test_some="def test_a(): pass")
         base.runpytest("..").assert_outcomes(passed=1)
@@ -81,8 +81,8 @@ class TestNoSilentPass:
         monkeypatch.setenv("KIND", "estimated")
         result = base.runpytest(COMPARE, FAIL)
         result.assert_outcomes(failed=1)
-        told = "energy_gate: mean_power_w is not comparable: base is measured, head is estimated"
-        result.stdout.fnmatch_lines([told])
+        message = "energy_gate: mean_power_w is not comparable: base is measured, head is estimated"
+        result.stdout.fnmatch_lines([message])
 
     @pytest.mark.parametrize("value", [0.0, None])
     def test_baseline_without_a_value_is_invalid(self, base: pytest.Pytester, value: float | None) -> None:
@@ -99,8 +99,8 @@ class TestNoSilentPass:
     def test_too_few_rounds_are_invalid(self, base: pytest.Pytester, word: str) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-rounds=2", f"--energy-inconclusive={word}")
         result.assert_outcomes(failed=1)
-        told = "energy_gate: mean_power_w is invalid: * a verdict needs at least 4 of each"
-        result.stdout.fnmatch_lines([told])
+        message = "energy_gate: mean_power_w is invalid: * a verdict needs at least 4 of each"
+        result.stdout.fnmatch_lines([message])
 
     @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
     def test_scattered_rounds_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
@@ -118,16 +118,16 @@ class TestNoSilentPass:
         else:
             result.stdout.no_fnmatch_line(warning)
         if word == "fail":
-            told = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *"
-            result.stdout.fnmatch_lines([told])
+            message = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *"
+            result.stdout.fnmatch_lines([message])
 
     def test_missing_in_an_interrupted_baseline_is_invalid(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))
         base.makepyfile(test_some=ONE.replace("test_a", "test_b"))
         result = base.runpytest(COMPARE, FAIL)
         result.assert_outcomes(failed=1)
-        told = "*is invalid: missing in base.json, whose run did not finish"
-        result.stdout.fnmatch_lines([told])
+        message = "*is invalid: missing in base.json, whose run did not finish"
+        result.stdout.fnmatch_lines([message])
 
     def test_windows_and_interrupted_baselines_are_reported(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test that regressed fails in its call phase, by the gate of the run or by its own."""
+"""A regressed test fails in its call phase, through the gate of the run or of its mark."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestRegressed:
     def test_rerun_measures_and_compares_again(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
     ) -> None:
-        """As pytest-rerunfailures does it: again within one protocol, with a count on the test."""
+        """Reruns within one runtest protocol with an execution count, as pytest-rerunfailures does."""
         conftest = Path("conftest.py")
         conftest.write_text(conftest.read_text() + RERUNS)
         result = base.runpytest(COMPARE, FAIL, "--energy-report")
@@ -119,8 +119,8 @@ class TestRegressed:
     def test_floor_above_the_threshold_is_a_usage_error(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-floor=25%")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        told = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 0.25: *"
-        result.stderr.fnmatch_lines([told])
+        message = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 0.25: *"
+        result.stderr.fnmatch_lines([message])
 
     @pytest.mark.parametrize(("floor", "verdict"), [("2%", "regressed"), ("25%", "unchanged")])
     def test_change_below_the_floor_is_unchanged(

@@ -12,7 +12,7 @@ from .suites import SHORT
 
 @pytest.fixture
 def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest-benchmark switches itself off in a worker, and so in the runs that these tests make in one."""
+    """Unset the variable of an outer worker, since pytest-benchmark turns itself off in workers."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
@@ -25,7 +25,7 @@ def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench(quick: pytest.Pytester, no_xdist: None) -> Callable[..., pytest.RunResult]:
-    """Run a suite with a report."""
+    """Return a function that runs a suite of benchmarks with a report."""
 
     def run(suite: str, *args: str) -> pytest.RunResult:
         quick.makepyfile(suite)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites of pytest-benchmark, and what their runs have told."""
+"""Source of benchmark suites, and readers of the reports of their runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 Read = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 
-#: The meter of ten watts tells joules by the time alone, so that truth is ten times the seconds.
+#: Power of the meter: the true energy of a round is ten times its seconds.
 WATTS = 10
 
-#: Less than pytest-benchmark would do, and the same timer.
+#: Options that shorten the calibration and the rounds of pytest-benchmark.
 SHORT = ("--benchmark-max-time=0.35", "-p", "no:cacheprovider")
 
 BOTH = """
@@ -29,7 +29,7 @@ BOTH = """
 
 
 def dumped(pytester: pytest.Pytester) -> list[dict[str, Any]]:
-    """What --benchmark-json has written."""
+    """Return the benchmarks that --benchmark-json wrote."""
     found: list[dict[str, Any]] = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
     return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites of pytest-benchmark, unchanged: each benchmark has a record, and joules in ``extra_info``."""
+"""Unchanged suites of pytest-benchmark: each benchmark has a record, and its energy in ``extra_info``."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class TestMeasured:
         report = read_report()
         jsonschema.validate(report, json_schema())
         records = by_name(report)
-        told = {
+        saved = {
             each["name"]: each for each in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
         }
-        assert set(records) == set(told) == {"test_call", "test_pedantic"}
+        assert set(records) == set(saved) == {"test_call", "test_pedantic"}
         for name, record in records.items():
-            true_j = WATTS * told[name]["stats"]["mean"]
+            true_j = WATTS * saved[name]["stats"]["mean"]
             found = energy(record)
             assert record["status"] == "measured"
             assert record["devices"] == ["cpu"]
             assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 1e-4 * true_j
             assert record["procedure"]["criterion"].startswith("pytest-benchmark 5.")
-            extra = told[name]["extra_info"]
+            extra = saved[name]["extra_info"]
             assert extra["energy_j"] == found["value"]
             assert extra["energy_u_j"] == found["uncertainty"]
             assert extra["energy_kind"] == "measured"
             assert extra["energy_meters"] == "ten-watts"
             assert "duration_s" not in extra, "seconds are in stats"
-            assert seconds(record) == pytest.approx(told[name]["stats"]["mean"], rel=1e-6)
+            assert seconds(record) == pytest.approx(saved[name]["stats"]["mean"], rel=1e-6)
         assert [round_["iterations"] for round_ in records["test_pedantic"]["rounds"]] == [1] * 4
         assert result.stdout.str().count("ten-watts") == 2
 
@@ -52,16 +52,16 @@ class TestMeasured:
     ) -> None:
         bench("def test_it(benchmark):\n    benchmark(sum, range(100))\n", "--benchmark-json=out.json")
         (record,) = read_report()["records"]
-        (told,) = dumped(pytester)
-        assert told["stats"]["rounds"] > 1000
+        (saved,) = dumped(pytester)
+        assert saved["stats"]["rounds"] > 1000
         assert 2 <= len(record["rounds"]) <= 10
         iterations = sum(round_["iterations"] for round_ in record["rounds"])
-        assert iterations == told["stats"]["rounds"] * told["stats"]["iterations"]
+        assert iterations == saved["stats"]["rounds"] * saved["stats"]["iterations"]
         found = energy(record)
-        true_j = WATTS * told["stats"]["mean"]
+        true_j = WATTS * saved["stats"]["mean"]
         assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 0.01 * true_j
         (flag,) = [flag for flag in record["flags"] if flag["name"] == "joined-rounds"]
-        assert flag["detail"].startswith(f"{told['stats']['rounds']} rounds of ")
+        assert flag["detail"].startswith(f"{saved['stats']['rounds']} rounds of ")
 
     def test_setup_of_a_round_is_not_measured(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
@@ -78,7 +78,7 @@ class TestMeasured:
         )
         (record,) = read_report()["records"]
         assert len(record["rounds"]) == 4
-        # A sleep may take longer than it was told to, but not three times as long.
+        # The setup sleeps for 0.2 s and the round for 0.1 s.
         assert seconds(record) < 0.2
         assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
 
@@ -95,14 +95,14 @@ class TestMeasured:
     def test_estimate_is_labelled(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, read_report: Read
     ) -> None:
-        """On the CPU there is a model at least."""
+        """The power model of the CPU is always available."""
         spin = "def test_it(benchmark):\n    benchmark.pedantic(sum, (range(3_000_000),), rounds=12)\n"
         bench(spin, "--energy-meter=estimate", "--benchmark-json=out.json").assert_outcomes(passed=1)
         (record,) = read_report()["records"]
-        (told,) = dumped(pytester)
-        assert told["extra_info"]["energy_kind"] == "estimated"
+        (saved,) = dumped(pytester)
+        assert saved["extra_info"]["energy_kind"] == "estimated"
         assert record["flags"][0]["name"] == "estimated"
-        # One core is busy at least, and no more than there are; the rest of the host is idle.
+        # Bounds: one busy core with the rest idle, and all cores busy.
         (meter,) = record["meters"]
         cpus = int(meter["accuracy"].rpartition("(")[2].rstrip(")"))
         low_w, high_w = 0.74 * cpus + 2.76 * 0.8, 3.5 * cpus * 1.05

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joules of benchmarks against power that is known exactly, read through NVML."""
+"""Energy of benchmarks on simulated boards, whose power is known exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .suites import ROOT, Read, by_name, dumped, energy, seconds
 
 pytestmark = pytest.mark.clock
 
-#: Each test drives the board by itself and keeps when its rounds were, so that their joules are known.
+#: Each test sets the power of the board and notes the times of its rounds, so that their energy is known.
 TRUE = """
     import os, time
     import pytest
@@ -59,13 +59,13 @@ TRUE = """
                 pass
             spans.append((start_ns, time.monotonic_ns()))
         benchmark(work)
-        # Of the calls, those for calibration and for the result are none of its rounds.
+        # Drop the calls for calibration and for the result: they are not rounds.
         del spans[: -len(benchmark.stats.stats.data) - 1], spans[-1]
 """
 
 
 class TestBoards:
-    """Power that is known exactly, driven by the benchmarked function itself, read through NVML."""
+    """The benchmarked function sets the power of the board, which is read through NVML."""
 
     @pytest.fixture
     def run(
@@ -95,16 +95,16 @@ class TestBoards:
         board = Board(power_w=100.0, latch_ns=latch_ms * 1_000_000)
         result, world = run(TRUE, [board], "--benchmark-json=out.json")
         result.assert_outcomes(passed=3)
-        told = {each["name"]: each["extra_info"] for each in dumped(pytester)}
+        extra_info = {each["name"]: each["extra_info"] for each in dumped(pytester)}
         for name, record in by_name(read_report()).items():
             assert record["devices"] == [world.board(0).uuid]
             assert [meter["name"] for meter in record["meters"]] == ["nvml"]
             found = energy(record)
-            true_j = told[name]["true_j"]
-            # Two standard uncertainties hold in 95 % of runs; this one gets three.
+            true_j = extra_info[name]["true_j"]
+            # Three standard uncertainties, since two would fail in 5 % of runs.
             assert abs(found["value"] - true_j) <= 3 * found["uncertainty"], (name, found, true_j)
             if name != "test_busy":
-                # What keeps the reader from the interpreter's lock leaves less to be known.
+                # The busy loop delays the sampler, which raises the uncertainty.
                 assert found["uncertainty"] < 0.2 * true_j
 
     def test_all_visible_boards_are_leased_and_read(

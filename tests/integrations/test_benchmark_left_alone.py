@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks that are not measured: not run, skipped, failed, not asked for, or of another tool."""
+"""Benchmarks that are not measured: disabled, skipped, failed, unused, or of another tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestNotMeasured:
     def test_benchmarks_in_workers_are_invalid(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
-        """They run, so that each has a record; a measurement that is missing is told and not left out."""
+        """The benchmarks run, so each has a record that gives the reason for the missing measurement."""
         result = bench(BOTH, "-n2")
         result.assert_outcomes(passed=2)
         records = by_name(read_report())
@@ -38,9 +38,9 @@ class TestNotMeasured:
         for record in records.values():
             assert (record["status"], record["rounds"], record["devices"]) == ("invalid", [], [])
             assert record["reason"].startswith("pytest-benchmark turns itself off under pytest-xdist, ")
-        told = [line for line in result.outlines if line.startswith("INVALID ")]
-        assert len(told) == 1
-        assert told[0].endswith(("test_call and 1 more:", "test_pedantic and 1 more:"))
+        lines = [line for line in result.outlines if line.startswith("INVALID ")]
+        assert len(lines) == 1
+        assert lines[0].endswith(("test_call and 1 more:", "test_pedantic and 1 more:"))
 
     @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
     def test_disabled_or_skipped_benchmarks_in_workers_write_no_report(
@@ -85,7 +85,7 @@ class TestNotMeasured:
     def test_uncalled_benchmark_is_invalid_and_passes(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
-        # pytest-benchmark warns of it.
+        # pytest-benchmark warns about an unused fixture.
         bench("def test_it(benchmark):\n    pass\n", "-Wdefault").assert_outcomes(passed=1, warnings=1)
         (record,) = read_report()["records"]
         assert (record["status"], record["rounds"]) == ("invalid", [])
@@ -187,7 +187,7 @@ class TestNotMeasured:
             def test_as_it_runs(request):
                 request.getfixturevalue("benchmark")(time.sleep, 0.002)
             """
-        # pytest-benchmark warns of those that do not call it.
+        # pytest-benchmark warns about tests that do not call the fixture.
         bench(suite, "-Wdefault", *options).assert_outcomes(passed=5, warnings=2)
         found = {name: record["status"] for name, record in by_name(read_report()).items()}
         if options:

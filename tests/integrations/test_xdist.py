@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under pytest-xdist: the same records, from the controller, also when a worker dies."""
+"""Runs under pytest-xdist: the controller has all records, also after a worker crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_skips(energy):
     pytest.skip("not here")
 """
 
-#: What may differ between two runs of the same test.
+#: Fields that may differ between two runs of the same test.
 VOLATILE = {
     "rounds",
     "metrics",
@@ -78,7 +78,7 @@ def boards(tmp_path: Path, nvml_children: Give) -> World:
 
 
 class TestAuto:
-    """``-n auto``: as many workers as leases can keep busy."""
+    """``-n auto`` starts as many workers as can hold a lease at once."""
 
     @pytest.mark.parametrize(
         ("visible", "workers"),
@@ -171,7 +171,7 @@ def test_worker_crash_keeps_finished_records_and_reports_the_crash(
 
 
 def test_parameters_reach_the_controller_as_primitives(quick: pytest.Pytester, read_report: Read) -> None:
-    """A record with anything else in it would make xdist drop the worker, with exit code 0."""
+    """With any other object in a record, xdist drops the worker and exits with 0."""
     quick.makepyfile(
         """
         import decimal, enum, pathlib, pytest

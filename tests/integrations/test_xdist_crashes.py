@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of pytest-xdist that die: what they had finished is whole, what they were at is told."""
+"""Crashes of xdist workers: finished records are kept, the interrupted test is recorded as crashed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_plain():
     pass
 """
 
-#: Dies when its controller knows what it has to run, and perhaps has handed it out.
+#: Source of a hook that ends a worker after collection, when tests may already be assigned to it.
 DIES_COLLECTED = """
 import os
 def pytest_collection_finish():
@@ -78,7 +78,7 @@ QUICK = [("teardown", "exit")]
 
 
 def by_test(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The attempts at each test, in order. None is there twice."""
+    """Return the records of each test in order of attempt; fail if an attempt is there twice."""
     found: dict[str, list[dict[str, Any]]] = {}
     for record in report["records"]:
         found.setdefault(record["id"].rpartition("::")[2], []).append(record)
@@ -116,7 +116,7 @@ def test_crash_in_any_phase_is_recorded_once(
     assert [record["status"] for record in found["test_a"] + found["test_z"]] == ["measured"] * 2
     (record,) = found["test_dies"]
     assert record["status"] == "crashed"
-    # What had been measured is kept, though the test has failed.
+    # A measurement that was complete is kept although the test crashed.
     finished = where in ("teardown", "logfinish")
     assert bool(record["metrics"]) == bool(record["rounds"]) == finished
     assert record["reason"].endswith("test_dies', after its measured result" if finished else "test_dies'")
@@ -129,7 +129,7 @@ def test_crash_in_any_phase_is_recorded_once(
     assert [path.name for path in quick.path.glob("*.jsonl")] == ["kept.jsonl"]
 
 
-# Not loadgroup: with pytest 9.2 xdist 3.8 waits for ever there for a test that has killed its worker.
+# Not loadgroup: with pytest 9.2, xdist 3.8 waits forever for a test that killed its worker.
 @pytest.mark.parametrize(
     "dist",
     [
@@ -143,7 +143,7 @@ def test_crash_in_any_phase_is_recorded_once(
 def test_crash_is_recorded_in_every_distribution_mode(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, dist: str
 ) -> None:
-    """Some of them let a test run again that has killed its worker: that is its next attempt."""
+    """Some modes rerun a test that killed its worker: that is its next attempt."""
     once = """
     import os
     try:
@@ -199,7 +199,7 @@ def test_crashes_of_replacement_workers_are_recorded(dying: pytest.Pytester, rea
 
 
 def test_worker_that_crashes_after_collection_has_a_record(dying: pytest.Pytester, read_report: Read) -> None:
-    """Hooks of a conftest run after xdist's, which has told by then which tests there are."""
+    """Hooks of a conftest run after those of xdist, which has sent the collected tests by then."""
     with (dying.path / "conftest.py").open("a") as conftest:
         conftest.write(DIES_COLLECTED)
     dying.makepyfile(
@@ -216,7 +216,7 @@ def test_worker_that_crashes_after_collection_has_a_record(dying: pytest.Pyteste
 def test_report_is_incomplete_without_replacement_workers(
     dying: pytest.Pytester, read_report: Read, restarts: int
 ) -> None:
-    """Tests that had no turn have no record, and the report says that it is not complete."""
+    """Tests that did not start have no record, and the report is marked as incomplete."""
     dying.makepyfile(
         """
         import os, time, pytest
@@ -237,7 +237,7 @@ def test_report_is_incomplete_without_replacement_workers(
 
 @pytest.mark.slow
 def test_crashed_tests_without_energy_have_no_record(dying: pytest.Pytester) -> None:
-    """Nor has a run that has nothing to do with energy anything to say of it."""
+    """A run without a report prints no energy section after a crash."""
     dying.makepyfile(
         """
         import os, pytest
@@ -288,7 +288,7 @@ def test_failure_before_a_crash_keeps_its_reason(
 def test_crash_in_a_session_fixture_marks_the_last_test(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fixture of the session that takes its worker with it does so in the teardown of the last test."""
+    """Session fixtures end in the teardown of the last test, so a crash in one is a crash of that test."""
     monkeypatch.setenv("DIE", "session")
     dying.makepyfile(SUITE.replace("def test_plain():\n    pass\n", ""))
     dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which pytest-xdist hands tests out: the same records, one table, one report."""
+"""All distribution modes of pytest-xdist give the same records, one table and one report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STATES = {
 
 
 def states(report: dict[str, Any]) -> dict[str, str]:
-    """By what follows the file. Nothing is there twice."""
+    """Return the statuses by node id without the file; fail if an attempt is there twice."""
     records = report["records"]
     assert len({(record["id"], record["attempt"]) for record in records}) == len(records)
     return {record["id"].partition("::")[2]: record["status"] for record in records}
@@ -111,7 +111,7 @@ def test_auto_and_logical_start_one_worker_without_gpus(quick: pytest.Pytester, 
 
 class TestGroups:
     def test_group_is_removed_from_the_record_id(self) -> None:
-        """xdist writes it behind the node id, so that a baseline made without it would know no test."""
+        """xdist appends the group to the node id, which would match no test of an ungrouped baseline."""
         for name in ["t.py::test_it", "t.py::test_it[a@b]", "t.py::T::test_it[c::d[0]]", "a@b/t.py::test_it"]:
             assert record_id(f"{name}@some group", grouped=True) == name
             assert record_id(f"{name}@a@b", grouped=True) == name
@@ -120,7 +120,7 @@ class TestGroups:
     def test_grouped_test_compares_with_an_ungrouped_baseline(
         self, quick: pytest.Pytester, read_report: Read
     ) -> None:
-        """From 9.2 on pytest keeps the name whatever xdist 3.8 writes, and this holds anyway."""
+        """pytest 9.2 keeps the node id by itself; earlier versions need the correction."""
         quick.makepyfile(
             "import time, pytest\n@pytest.mark.xdist_group('one')\ndef test_it(energy):\n"
             "    energy(time.sleep, 0.02)\n"
@@ -149,7 +149,7 @@ class TestEach:
         assert report["run"]["complete"] is True
         assert tables(result) == 1
         lines = [line.split()[0] for line in result.outlines if line.startswith("test_one@")]
-        assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "told apart in the table"
+        assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "the table names the workers"
 
     @pytest.mark.slow
     def test_records_carry_the_ids_of_their_workers(self, quick: pytest.Pytester, read_report: Read) -> None:
@@ -227,17 +227,17 @@ class TestStopping:
 
 @pytest.mark.slow
 def test_looponfail_runs_again_after_an_edit(quick: pytest.Pytester) -> None:
-    """``--looponfail`` runs pytest in a process of its own, again and again."""
+    """``--looponfail`` reruns pytest in a subprocess."""
     suite = quick.makepyfile("def test_it(energy):\n    energy(sum, [1])\n    assert False\n")
     command = [sys.executable, "-m", "pytest", "-f", "--energy-report", "-p", "no:cacheprovider"]
-    told = quick.path / "told"
-    with told.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
+    output = quick.path / "output"
+    with output.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
         try:
-            wait_for(told, "1 failed")
-            wait_for(told, "LOOPONFAILING")
+            wait_for(output, "1 failed")
+            wait_for(output, "LOOPONFAILING")
             (record,) = json.loads(Path("energy.json").read_text())["records"]
             assert record["status"] == "failed"
             suite.write_text("def test_it(energy):\n    energy(sum, [1])\n    assert 'now it passes'\n")
-            wait_for(told, "1 passed")
+            wait_for(output, "1 passed")
         finally:
             process.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of pytest-xdist elsewhere: other directories, other Pythons, other hosts over a socket."""
+"""Remote xdist workers: in other directories, with other Pythons, on other hosts over a socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_other(energy):
     energy(time.sleep, 0.02)
 """
 
-#: The first worker, as soon as it has a test to run.
+#: Source of a hook that ends the first worker when its first test starts.
 DIES_AT_ONCE = """
 import os
 @pytest.hookimpl(tryfirst=True)
@@ -41,14 +41,14 @@ def pytest_runtest_logstart(nodeid):
         os._exit(3)
 """
 
-#: The controller, when all tests have run.
+#: Source of a hook that kills the controller when all tests have run.
 KILLED_WRITING = """
 import os
 def pytest_llenergy_report(config, report):
     os.kill(os.getpid(), 9)
 """
 
-#: Workers are of a version of their own, and given more than they know.
+#: Source that gives workers another version of the package and an unknown input.
 OTHER_VERSION = """
 import os, pytest_llenergy
 if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -58,7 +58,7 @@ def pytest_configure_node(node):
     node.workerinput["llenergy"]["unheard-of"] = 1
 """
 
-#: A host of another name: that of a namespace, which is what the kernel tells who is in it.
+#: Command prefix that runs a process under another host name, in a UTS namespace.
 OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname far-away && exec "$@"', "sh")
 
 needs_root = pytest.mark.skipif(
@@ -70,7 +70,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start execnet's socket server, perhaps on another host; gives the specification of a worker there."""
+    """Return a function that starts a socket server of execnet and returns the spec of a worker there."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*before: str, python: str = sys.executable) -> str:
@@ -95,7 +95,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def project(quick: pytest.Pytester) -> Path:
-    """A directory that xdist can copy."""
+    """Return a project directory that xdist can copy."""
     directory = quick.mkdir("proj")
     for name in ("tox.ini", "conftest.py"):
         (quick.path / name).rename(directory / name)
@@ -141,7 +141,7 @@ def test_workers_in_another_directory_send_their_records(
 def test_workers_in_another_directory_compare_with_the_baseline(
     quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path, door: bool
 ) -> None:
-    """The name of the file is one of where the run was started."""
+    """The path of the baseline is relative to the directory of the controller."""
     (tmp_path / "there").mkdir()
     place = f"popen//chdir={tmp_path / 'there'}"
     specs = [f"--px=id=door//{place}", "--tx=popen//via=door"] if door else [f"--tx={place}"]
@@ -201,7 +201,7 @@ class TestOtherHosts:
     def test_report_of_hosts_with_different_hardware_has_no_environment(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
-        """A report has one environment. One that claimed either would compare what must not be compared."""
+        """A report has one environment; naming either host would permit invalid comparisons."""
         one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
         specs = [f"--tx={serve(*OTHER_HOST, *one_core)}", f"--tx={serve()}"]
         result = run(quick, project, *specs, "--dist=each")
@@ -213,7 +213,7 @@ class TestOtherHosts:
     def test_worker_on_another_host_compares_with_the_baseline(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
-        """The file is where the controller is."""
+        """Only the controller has the baseline file."""
         run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--energy-save=base").assert_outcomes(passed=2)
         (project / ".llenergy").rename(quick.path / "elsewhere")
         again = run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--energy-compare=elsewhere/base.json")
@@ -237,7 +237,7 @@ class TestOtherHosts:
     def test_worker_that_crashes_before_its_first_test_still_names_its_host(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
-        """Nothing ran where the controller is, so nothing is told of the hardware there."""
+        """No test ran on the host of the controller, so its hardware is not in the report."""
         with (project / "conftest.py").open("a") as conftest:
             conftest.write(DIES_AT_ONCE)
         one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
@@ -292,7 +292,7 @@ class TestOtherHosts:
 class TestOtherPythons:
     @pytest.fixture
     def other(self, tmp_path: Path) -> str:
-        """An environment of its own, with all that this one has."""
+        """Create a virtual environment with the packages of this one; return its Python."""
         place = tmp_path / "other"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
         (site,) = place.glob("lib/python*/site-packages")
@@ -311,18 +311,18 @@ class TestOtherPythons:
         report = read_report()
         names = {f"{name}@{worker}" for name in ("test_it", "test_other") for worker in ("own", "other")}
         assert set(states(report)) == names
-        told = {
+        details = {
             record["id"]: flag["detail"]
             for record in report["records"]
             for flag in record["flags"]
             if flag["name"] == "elsewhere"
         }
-        assert {name.partition("@")[2] for name in told} == {"other"}
-        assert all(f" in {Path(other).parents[1]};" in detail for detail in told.values())
+        assert {name.partition("@")[2] for name in details} == {"other"}
+        assert all(f" in {Path(other).parents[1]};" in detail for detail in details.values())
 
 
 class TestOtherVersions:
-    """Of this package: what a worker is given and what it tells need not be what the other end expects."""
+    """Controller and workers with different versions of this package."""
 
     def test_one_line_names_both_versions(self, quick: pytest.Pytester) -> None:
         with (quick.path / "conftest.py").open("a") as conftest:

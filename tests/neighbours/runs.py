@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of pytest has left: its report, by test and attempt."""
+"""Source of suites, and the report of a finished run by test and attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-#: One of each kind of test: measured, by a window, failed, skipped, expected to fail, none of ours.
+#: Tests that are measured, measured by a window, failed, skipped, xfailed, and without energy.
 SUITE = """
 import time, pytest
 @pytest.mark.parametrize("i", range(2))
@@ -32,7 +32,7 @@ def test_other():
     pass
 """
 
-#: What becomes of it.
+#: Statuses of the records of ``SUITE``.
 STATUSES = {
     ("test_measured[0]", 1): "measured",
     ("test_measured[1]", 1): "measured",
@@ -42,10 +42,10 @@ STATUSES = {
     ("test_xfails", 1): "failed",
 }
 
-#: As ``assert_outcomes`` has it.
+#: Outcomes of ``SUITE`` for ``assert_outcomes``.
 OUTCOMES = {"passed": 4, "failed": 1, "skipped": 1, "xfailed": 1}
 
-#: One that takes no longer than it must.
+#: One quick energy test and one test without energy.
 ONE = """
 import time
 def test_one(energy):
@@ -54,7 +54,7 @@ def test_other():
     pass
 """
 
-#: In ranks, without torch.
+#: A test in ranks that needs no torch.
 IN_RANKS = """
 import pytest
 @pytest.mark.gpus(2, fallback="cpu")
@@ -64,8 +64,8 @@ def test_ranks{}(workers, energy):
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A run that has ended."""
+class FinishedRun:
+    """A finished run and its directory."""
 
     result: pytest.RunResult
     path: Path
@@ -75,14 +75,14 @@ class Ran:
         return loaded
 
     def records(self, name: str = "energy.json") -> dict[tuple[str, int], dict[str, Any]]:
-        """By test, without its file, and attempt. No two may have the same."""
+        """Return the records by node id without the file and attempt; fail on duplicates."""
         records = self.report(name)["records"]
         found = {(each["id"].partition("::")[2], each["attempt"]): each for each in records}
         assert len(found) == len(records)
         return found
 
     def statuses(self, name: str = "energy.json") -> dict[tuple[str, int], str]:
-        """What became of each. Where something was measured there are joules."""
+        """Return the status of each record; fail if a measured one has no energy."""
         found = self.records(name)
         for record in found.values():
             if record["status"] == "measured":
@@ -93,14 +93,16 @@ class Ran:
         return str(self.records()[test, attempt]["reason"])
 
 
-class Beside(Protocol):
-    """Runs a suite, or files by module name, with options, beside plugins."""
+class RunSuite(Protocol):
+    """Runs a suite, or files by module name, with options and plugins."""
 
-    def __call__(self, suite: str | dict[str, str], *args: str, plugins: tuple[str, ...] = ()) -> Ran: ...
+    def __call__(
+        self, suite: str | dict[str, str], *args: str, plugins: tuple[str, ...] = ()
+    ) -> FinishedRun: ...
 
 
 def joules(record: dict[str, Any]) -> float:
-    """Of its rounds, or of its windows."""
+    """Return the energy of the rounds, or else of the windows."""
     metric = record["metrics"].get("energy_j")
     found = metric["value"] if metric else sum(each["energy_j"] for each in record["windows"])
     assert found is not None

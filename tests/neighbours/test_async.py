@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coroutines as tests, by pytest-asyncio, anyio and unittest."""
+"""Async tests of pytest-asyncio, anyio and unittest."""
 
 from __future__ import annotations
 
 import pytest
 
-from .runs import Beside
+from .runs import RunSuite
 
 SUITE = """
 import time, unittest, pytest, {library}
@@ -42,26 +42,26 @@ class TestIt(unittest.IsolatedAsyncioTestCase):
         self.assertGreater((await window.settled()).energy_j, 0.3)
 """
 
-#: What each of the suite's tests becomes.
+#: Statuses of the records of the suite.
 STATUSES = {"window": "measured", "call": "measured", "coroutine": "failed", "measure": "measured"}
 
 REFUSED = "a call of this function only makes a coroutine or generator"
 
 
 @pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_async_tests_of_pytest_asyncio_are_recorded(beside: Beside, mode: str) -> None:
+def test_async_tests_of_pytest_asyncio_are_recorded(run_suite: RunSuite, mode: str) -> None:
     mark = "@pytest.mark.asyncio" if mode == "strict" else ""
     args = (f"--asyncio-mode={mode}", "-Werror", "-o", "asyncio_default_fixture_loop_scope=function")
-    ran = beside(SUITE.format(library="asyncio", mark=mark), *args, plugins=("asyncio",))
+    ran = run_suite(SUITE.format(library="asyncio", mark=mark), *args, plugins=("asyncio",))
     ran.result.assert_outcomes(passed=3, failed=1)
     assert ran.statuses() == {(f"test_{name}", 1): status for name, status in STATUSES.items()}
     assert REFUSED in ran.reason("test_coroutine")
 
 
-def test_async_tests_of_anyio_are_recorded(beside: Beside) -> None:
-    """With asyncio and with trio."""
+def test_async_tests_of_anyio_are_recorded(run_suite: RunSuite) -> None:
+    """Runs with asyncio and with trio."""
     pytest.importorskip("trio")
-    ran = beside(SUITE.format(library="anyio", mark="@pytest.mark.anyio"), "-Werror", plugins=("anyio",))
+    ran = run_suite(SUITE.format(library="anyio", mark="@pytest.mark.anyio"), "-Werror", plugins=("anyio",))
     ran.result.assert_outcomes(passed=6, failed=2)
     assert ran.statuses() == {
         (f"test_{name}[{loop}]", 1): status
@@ -71,7 +71,7 @@ def test_async_tests_of_anyio_are_recorded(beside: Beside) -> None:
     assert ran.records()["test_window[trio]", 1]["params"] == {"anyio_backend": "trio"}
 
 
-def test_async_tests_of_unittest_are_recorded(beside: Beside) -> None:
-    ran = beside(OF_UNITTEST, "-Werror")
+def test_async_tests_of_unittest_are_recorded(run_suite: RunSuite) -> None:
+    ran = run_suite(OF_UNITTEST, "-Werror")
     ran.result.assert_outcomes(passed=1)
     assert ran.statuses() == {("TestIt::test_window", 1): "measured"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-cov: its data are written, and ranks run as without it."""
+"""pytest-cov: coverage data are written, and ranks run as usual."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .runs import IN_RANKS, Beside
+from .runs import IN_RANKS, RunSuite
 
 LIBRARY = """
 def used():
@@ -26,19 +26,21 @@ def test_here(energy):
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_coverage(beside: Beside, start: str, workers: tuple[str, ...]) -> None:
+def test_coverage(run_suite: RunSuite, start: str, workers: tuple[str, ...]) -> None:
     args = (f"--energy-start-method={start}", "--cov=library", "--cov-report=xml", *workers)
     files = {"library": LIBRARY, "test_it": SUITE}
     plugins = ("pytest_cov", "xdist") if workers else ("pytest_cov",)
-    ran = beside(files, *args, plugins=plugins)
+    ran = run_suite(files, *args, plugins=plugins)
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == {("test_here", 1): "measured", ("test_ranks", 1): "measured"}
     assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"
 
 
-def test_coverage_of_subprocesses(beside: Beside, pytester: pytest.Pytester) -> None:
+def test_coverage_of_subprocesses(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
     pytester.path.joinpath(".coveragerc").write_text("[run]\npatch = subprocess\nsource = library\n")
-    ran = beside({"library": LIBRARY, "test_it": SUITE}, "--cov", "--cov-report=xml", plugins=("pytest_cov",))
+    ran = run_suite(
+        {"library": LIBRARY, "test_it": SUITE}, "--cov", "--cov-report=xml", plugins=("pytest_cov",)
+    )
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == {("test_here", 1): "measured", ("test_ranks", 1): "measured"}
     assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other plugins that measure energy: each measures what it is asked to."""
+"""Other plugins that measure energy: each measures its own tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import csv
 
 import pytest
 
-from .runs import ONE, STATUSES, SUITE, Beside
+from .runs import ONE, STATUSES, SUITE, RunSuite
 
 THEIRS = """
 @pytest.mark.energy(n=2)
@@ -19,31 +19,31 @@ BOTH = "import pytest, time\n@pytest.mark.energy(n=2)\ndef test_both(energy):\n 
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_codecarbon(beside: Beside, workers: tuple[str, ...]) -> None:
+def test_codecarbon(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     plugins = ("codecarbon", "xdist") if workers else ("codecarbon",)
-    ran = beside(SUITE, "--carbon", "--carbon-dir=carbon", *workers, plugins=plugins)
+    ran = run_suite(SUITE, "--carbon", "--carbon-dir=carbon", *workers, plugins=plugins)
     assert ran.statuses() == STATUSES
     with (ran.path / "carbon" / "emissions.csv").open() as file:
         rows = [row["project_name"] for row in csv.DictReader(file)]
-    # Two workers write one file, without a lock.
+    # Two workers would write to one file without a lock.
     assert len(rows) == 7 or workers
 
 
-def test_energy_reporter(beside: Beside) -> None:
-    ran = beside(SUITE + THEIRS, plugins=("pytest_energy_reporter",))
+def test_energy_reporter(run_suite: RunSuite) -> None:
+    ran = run_suite(SUITE + THEIRS, plugins=("pytest_energy_reporter",))
     assert ran.statuses() == STATUSES
     ran.result.assert_outcomes(passed=5, failed=1, skipped=1, xfailed=1)
     ran.result.stdout.fnmatch_lines(["*= energy =*", "*- Energy Summary -*", "*py::test_theirs | *"])
 
 
-def test_energy_reporter_runs_a_body_several_times(beside: Beside) -> None:
-    """So its mark is not for a test that measures itself."""
-    ran = beside(BOTH, plugins=("pytest_energy_reporter",))
+def test_energy_reporter_runs_a_body_several_times(run_suite: RunSuite) -> None:
+    """A test that uses ``energy`` should not carry its mark."""
+    ran = run_suite(BOTH, plugins=("pytest_energy_reporter",))
     assert ran.statuses() == {("test_both", 1): "failed"}
     assert "energy() was called twice in one test" in ran.reason("test_both")
 
 
-def test_both_energy_plugins_together(beside: Beside) -> None:
-    ran = beside(ONE, "--carbon", plugins=("pytest_energy_reporter", "codecarbon"))
+def test_both_energy_plugins_together(run_suite: RunSuite) -> None:
+    ran = run_suite(ONE, "--carbon", plugins=("pytest_energy_reporter", "codecarbon"))
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == {("test_one", 1): "measured"}

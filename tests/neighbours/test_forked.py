@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-forked: a process for each test, a record for each, also of one whose process has died."""
+"""pytest-forked: every test has a record, also if its process crashed."""
 
 from __future__ import annotations
 
 import pytest
 
-from .runs import IN_RANKS, STATUSES, SUITE, Beside
+from .runs import IN_RANKS, STATUSES, SUITE, RunSuite
 
 FORKED = ("pytest_forked",)
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_records_come_back_from_forks(beside: Beside, workers: tuple[str, ...]) -> None:
-    ran = beside(SUITE, "--forked", *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
+def test_records_come_back_from_forks(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+    ran = run_suite(SUITE, "--forked", *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
     ran.result.stdout.fnmatch_lines(["*1 failed, 4 passed, 1 skipped, 1 xfailed*"])
     assert ran.statuses() == STATUSES
 
@@ -36,8 +36,8 @@ def test_good(energy):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_crashed_fork_is_recorded(beside: Beside, workers: tuple[str, ...]) -> None:
-    ran = beside(DIES, *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
+def test_crashed_fork_is_recorded(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+    ran = run_suite(DIES, *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
     ran.result.assert_outcomes(passed=1, failed=2)
     found = ran.records()
     assert set(found) == {("test_dies", 1), ("test_good", 1)}
@@ -45,10 +45,10 @@ def test_crashed_fork_is_recorded(beside: Beside, workers: tuple[str, ...]) -> N
     assert "EXITED with status 7" in ran.reason("test_dies")
 
 
-def test_each_fork_starts_its_own_ranks(beside: Beside) -> None:
-    """Beside those that wait in the process that they are forks of, which go on."""
+def test_each_fork_starts_its_own_ranks(run_suite: RunSuite) -> None:
+    """Warm ranks of the parent process stay usable."""
     before, after = IN_RANKS.format("_before"), IN_RANKS.format("_after")
     fork = IN_RANKS.format("_fork").replace("@", "@pytest.mark.forked\n@")
-    ran = beside(before + fork + after, plugins=FORKED)
+    ran = run_suite(before + fork + after, plugins=FORKED)
     ran.result.assert_outcomes(passed=3)
     assert [len(record["ranks"]) for record in ran.records().values()] == [2, 2, 2]

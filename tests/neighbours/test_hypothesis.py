@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hypothesis: one record a test, however many examples it makes."""
+"""hypothesis: one record per test, whatever the number of examples."""
 
 from __future__ import annotations
 
-from .runs import Beside
+from .runs import RunSuite
 
 SUITE = """
 import time
@@ -28,8 +28,8 @@ def test_each_measured(energy, i):
 """
 
 
-def test_hypothesis(beside: Beside) -> None:
-    ran = beside(SUITE, "-Werror", plugins=("hypothesispytest",))
+def test_hypothesis(run_suite: RunSuite) -> None:
+    ran = run_suite(SUITE, "-Werror", plugins=("hypothesispytest",))
     ran.result.assert_outcomes(passed=2, failed=1)
     assert ran.statuses() == {
         ("test_examples_as_one_workload", 1): "measured",

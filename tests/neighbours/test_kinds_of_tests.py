@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that are no functions: of unittest, and in doctests."""
+"""Tests other than functions: unittest classes and doctests."""
 
 from __future__ import annotations
 
 import pytest
 
-from .runs import Beside
+from .runs import RunSuite
 
 UNITTEST = """
 import time, unittest, pytest
@@ -43,8 +43,8 @@ class TestOther(unittest.TestCase):
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_unittest(beside: Beside, workers: tuple[str, ...]) -> None:
-    ran = beside(UNITTEST, *workers, plugins=("xdist",))
+def test_unittest(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+    ran = run_suite(UNITTEST, *workers, plugins=("xdist",))
     ran.result.assert_outcomes(passed=2, failed=4, skipped=2, xfailed=1)
     assert ran.statuses() == {
         ("TestMeasured::test_good", 1): "measured",
@@ -59,7 +59,7 @@ def test_unittest(beside: Beside, workers: tuple[str, ...]) -> None:
     assert ran.reason("TestMeasured::test_fails") == "AssertionError: of its own"
     assert ran.reason("TestMeasured::test_expected").startswith("xfail")
     assert "has measured nothing" in ran.reason("TestMeasured::test_nothing")
-    # A gate judges what has passed otherwise.
+    # A gate is evaluated only if the test passed otherwise.
     judged = {name for (name, _), record in ran.records().items() if record["failed_gate"]}
     assert judged == {"TestMeasured::test_gate"}
 
@@ -95,9 +95,9 @@ True
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_doctests(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+def test_doctests(run_suite: RunSuite, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     pytester.maketxtfile(test_file=FILE)
-    ran = beside({"module": MODULE}, "--doctest-modules", *workers, plugins=("xdist",))
+    ran = run_suite({"module": MODULE}, "--doctest-modules", *workers, plugins=("xdist",))
     ran.result.assert_outcomes(passed=3, failed=1)
     assert ran.statuses() == {
         ("module.answer", 1): "measured",

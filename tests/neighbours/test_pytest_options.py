@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest's own options: what is selected has records, and no other test."""
+"""Options of pytest itself: selected tests have records, others have none."""
 
 from __future__ import annotations
 
 import pytest
 
-from .runs import ONE, OUTCOMES, STATUSES, SUITE, Beside
+from .runs import ONE, OUTCOMES, STATUSES, SUITE, RunSuite
 
-#: Plugins of pytest that a run can do without; the first few are left out alone too.
+#: Built-in plugins that a run may disable; the first few are also disabled one at a time.
 DISPENSABLE = (
     *("terminal", "cacheprovider", "logging", "capture", "debugging", "junitxml", "warnings", "setuponly"),
     *("setupplan", "stepwise", "faulthandler", "unittest", "doctest", "tmpdir", "monkeypatch", "recwarn"),
@@ -23,20 +23,20 @@ DISPENSABLE = (
         "importlib",
     ],
 )
-def test_every_import_mode_gives_the_same_records(beside: Beside, mode: str) -> None:
-    ran = beside(SUITE, "-Werror", f"--import-mode={mode}")
+def test_every_import_mode_gives_the_same_records(run_suite: RunSuite, mode: str) -> None:
+    ran = run_suite(SUITE, "-Werror", f"--import-mode={mode}")
     ran.result.assert_outcomes(**OUTCOMES)
     assert ran.statuses() == STATUSES
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_run_passes_with_warnings_as_errors(beside: Beside, workers: tuple[str, ...]) -> None:
-    ran = beside(SUITE, "-Werror", "--strict-markers", "--strict-config", *workers, plugins=("xdist",))
+def test_run_passes_with_warnings_as_errors(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+    ran = run_suite(SUITE, "-Werror", "--strict-markers", "--strict-config", *workers, plugins=("xdist",))
     ran.result.assert_outcomes(**OUTCOMES)
     assert ran.statuses() == STATUSES
 
 
-#: As the package pynvml does, which others install beside nvidia-ml-py.
+#: Warns like the package pynvml, which may be installed next to nvidia-ml-py.
 DEPRECATED = """
 import sys, warnings
 class Finder:
@@ -48,9 +48,13 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=str)
-def test_deprecated_package_is_no_error(beside: Beside, ten_watts: str, workers: tuple[str, ...]) -> None:
+def test_deprecated_package_is_no_error(
+    run_suite: RunSuite, ten_watts: str, workers: tuple[str, ...]
+) -> None:
     plugins = ("xdist",) if workers else ()
-    ran = beside({"conftest": ten_watts + DEPRECATED, "test_it": ONE}, "-Werror", *workers, plugins=plugins)
+    ran = run_suite(
+        {"conftest": ten_watts + DEPRECATED, "test_it": ONE}, "-Werror", *workers, plugins=plugins
+    )
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == {("test_one", 1): "measured"}
 
@@ -60,15 +64,15 @@ def test_deprecated_package_is_no_error(beside: Beside, ten_watts: str, workers:
     [DISPENSABLE, *(pytest.param((name,), marks=pytest.mark.slow) for name in DISPENSABLE[:4])],
     ids=lambda names: "all" if len(names) > 1 else names[0],
 )
-def test_run_without_a_builtin_plugin(beside: Beside, names: tuple[str, ...]) -> None:
+def test_run_without_a_builtin_plugin(run_suite: RunSuite, names: tuple[str, ...]) -> None:
     blocked = [part for name in names for part in ("-p", f"no:{name}")]
-    ran = beside(ONE, *blocked, "-Werror")
+    ran = run_suite(ONE, *blocked, "-Werror")
     assert ran.result.ret == 0
     assert ran.statuses() == {("test_one", 1): "measured"}
 
 
-def test_without_this_plugin(beside: Beside, pytester: pytest.Pytester) -> None:
-    """Nothing is left of it, and a suite that needs nothing of it runs."""
+def test_without_this_plugin(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
+    """Disabling the plugin removes its options and marks; other tests run."""
     pytester.makepyfile("def test_other():\n    pass\n")
     pytester.makeconftest("")
     pytester.makeini("[pytest]\n")
@@ -102,8 +106,10 @@ def test_without_this_plugin(beside: Beside, pytester: pytest.Pytester) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_deselected_tests_have_no_record(beside: Beside, args: tuple[str, ...], expected: set[str]) -> None:
-    ran = beside(SUITE, *args)
+def test_deselected_tests_have_no_record(
+    run_suite: RunSuite, args: tuple[str, ...], expected: set[str]
+) -> None:
+    ran = run_suite(SUITE, *args)
     assert ran.statuses() == {key: status for key, status in STATUSES.items() if key[0] in expected}
 
 
@@ -116,10 +122,12 @@ def test_deselected_tests_have_no_record(beside: Beside, args: tuple[str, ...], 
         pytest.param("--sw", ["test_fails"], marks=pytest.mark.slow),
     ],
 )
-def test_last_failed_selects_failed_energy_tests(beside: Beside, option: str, expected: list[str]) -> None:
+def test_last_failed_selects_failed_energy_tests(
+    run_suite: RunSuite, option: str, expected: list[str]
+) -> None:
     failing = ONE + "def test_fails(energy):\n    energy(time.sleep, 0.05)\n    assert False\n"
-    beside(failing, "--sw") if option == "--sw" else beside(failing)
-    ran = beside(failing, option)
+    run_suite(failing, "--sw") if option == "--sw" else run_suite(failing)
+    ran = run_suite(failing, option)
     assert [test for test, _ in ran.records()] == expected
 
 
@@ -133,15 +141,15 @@ def test_last_failed_selects_failed_energy_tests(beside: Beside, option: str, ex
     ],
     ids=str,
 )
-def test_collecting_measures_nothing(beside: Beside, args: tuple[str, ...]) -> None:
-    ran = beside(SUITE, *args, "-Werror")
+def test_collecting_measures_nothing(run_suite: RunSuite, args: tuple[str, ...]) -> None:
+    ran = run_suite(SUITE, *args, "-Werror")
     assert ran.result.ret == 0
     assert not list(ran.path.glob("energy*"))
     assert "ten-watts" not in ran.result.stdout.str()
 
 
-def test_setup_only_measures_nothing(beside: Beside) -> None:
-    ran = beside(SUITE, "--setup-only")
+def test_setup_only_measures_nothing(run_suite: RunSuite) -> None:
+    ran = run_suite(SUITE, "--setup-only")
     ran.result.assert_outcomes()
     ran.result.stdout.fnmatch_lines(["*SETUP    F energy (fixtures used: *"])
     assert ran.result.ret == 0
@@ -159,16 +167,16 @@ def test_setup_only_measures_nothing(beside: Beside) -> None:
     ],
     ids=str,
 )
-def test_display_options_change_no_record(beside: Beside, args: tuple[str, ...]) -> None:
-    ran = beside(SUITE, *args)
+def test_display_options_change_no_record(run_suite: RunSuite, args: tuple[str, ...]) -> None:
+    ran = run_suite(SUITE, *args)
     assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
     assert ran.statuses() == STATUSES
 
 
-def test_options_from_the_environment_apply(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = beside(ONE)
+def test_options_from_the_environment_apply(run_suite: RunSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = run_suite(ONE)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--energy-report=other.json --energy-rounds=3")
-    ran = beside(ONE)
-    # The command line comes after it.
+    ran = run_suite(ONE)
+    # The command line takes precedence.
     assert len(ran.records()["test_one", 1]["rounds"]) == 3
     assert not (quick.path / "other.json").exists()

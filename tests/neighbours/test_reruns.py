@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-rerunfailures: a record of each attempt, also where a worker of pytest-xdist has died with one."""
+"""pytest-rerunfailures: each attempt has a record, also if an xdist worker crashed in one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .runs import Beside
+from .runs import RunSuite
 
 RERUNS = ("rerunfailures",)
 
-#: How often a test has run, over all processes.
+#: Counts the attempts of a test across processes.
 COUNT = """
 from pathlib import Path
 def count(name):
@@ -40,9 +40,9 @@ def test_gate(energy):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_each_attempt_has_a_record(beside: Beside, workers: tuple[str, ...]) -> None:
+def test_each_attempt_has_a_record(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     plugins = (*RERUNS, "xdist") if workers else RERUNS
-    ran = beside(
+    ran = run_suite(
         {"count": COUNT, "test_it": FLAKY}, "--reruns=1", "--junitxml=junit.xml", *workers, plugins=plugins
     )
     ran.result.stdout.fnmatch_lines(["*1 failed, 3 passed, *3 rerun in *"])
@@ -56,13 +56,13 @@ def test_each_attempt_has_a_record(beside: Beside, workers: tuple[str, ...]) -> 
         ("test_gate", 2): "failed",
     }
     assert ran.records()["test_gate", 2]["failed_gate"]
-    # The table has the last of them.
+    # The table shows the last attempt.
     rows = [line.split()[0] for line in ran.result.outlines if line.rstrip().endswith("ten-watts")]
     assert sorted(rows) == ["test_flaky", "test_gate", "test_good", "test_set_up"]
     ran.result.stdout.fnmatch_lines(["energy: 3 earlier attempts not shown"])
     cases = {case.get("name"): case for case in ElementTree.parse(ran.path / "junit.xml").iter("testcase")}
-    told = [each.get("name") for each in cases["test_flaky"].iter("property")]
-    assert told.count("llenergy.energy_j") == 1
+    names = [each.get("name") for each in cases["test_flaky"].iter("property")]
+    assert names.count("llenergy.energy_j") == 1
 
 
 CRASHES = """
@@ -81,9 +81,9 @@ def test_dies_twice(energy):
 """
 
 
-def test_crashed_attempt_does_not_replace_another(beside: Beside) -> None:
-    """pytest-rerunfailures does not count the failures of a worker that died."""
-    ran = beside({"count": COUNT, "test_it": CRASHES}, "--reruns=3", "-n1", plugins=(*RERUNS, "xdist"))
+def test_crashed_attempt_does_not_replace_another(run_suite: RunSuite) -> None:
+    """pytest-rerunfailures does not count failures of a crashed worker."""
+    ran = run_suite({"count": COUNT, "test_it": CRASHES}, "--reruns=3", "-n1", plugins=(*RERUNS, "xdist"))
     assert ran.statuses() == {
         ("test_fails_then_dies", 1): "failed",
         ("test_fails_then_dies", 2): "crashed",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to start pytest: by name or module of the plugin, from elsewhere, from a program, with a debugger."""
+"""Ways to start pytest: with -p, from another directory, from a program, with a debugger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .runs import ONE, Beside, Ran
+from .runs import ONE, FinishedRun, RunSuite
 
 ONLY_ONE = {("test_one", 1): "measured"}
 
@@ -33,28 +33,28 @@ def test_plugin_loads_by_name_without_autoload(
     others = ("-p", "xdist") if workers else ()
     result = quick.runpytest_subprocess("-p", name, *others, "--energy-report", *workers)
     result.assert_outcomes(passed=2)
-    assert Ran(result, quick.path).statuses("energy.json") == {("test_one", 1): "measured"}
+    assert FinishedRun(result, quick.path).statuses("energy.json") == {("test_one", 1): "measured"}
 
 
-def test_run_from_another_directory(beside: Beside, pytester: pytest.Pytester) -> None:
+def test_run_from_another_directory(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
     elsewhere = pytester.mkdir("elsewhere")
-    ran = beside(ONE, f"--rootdir={elsewhere}")
+    ran = run_suite(ONE, f"--rootdir={elsewhere}")
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == ONLY_ONE
 
 
 def test_run_of_an_installed_package(
-    beside: Beside, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    run_suite: RunSuite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytester.mkpydir("package")
     package.joinpath("test_inner.py").write_text(ONE)
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
-    ran = beside({"unused": ""}, "--pyargs", "package")
+    ran = run_suite({"unused": ""}, "--pyargs", "package")
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == ONLY_ONE
 
 
-#: As a notebook does it, or a runner of its own.
+#: Runs pytest twice in one process, as a notebook may.
 TWICE = """
 import sys, pytest
 for name in ("one", "two"):
@@ -66,8 +66,10 @@ for name in ("one", "two"):
 @pytest.mark.parametrize(
     "workers", [(), pytest.param(("-p", "xdist", "-n1"), marks=pytest.mark.slow)], ids=str
 )
-def test_two_runs_in_one_process(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
-    ran = beside({"test_one": ONE, "test_two": ONE})
+def test_two_runs_in_one_process(
+    run_suite: RunSuite, pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    ran = run_suite({"test_one": ONE, "test_two": ONE})
     assert len(ran.report()["records"]) == 2
     pytester.makepyfile(twice=TWICE)
     subprocess.run([sys.executable, "twice.py", *workers], cwd=ran.path, check=True, timeout=120)
@@ -87,15 +89,15 @@ def test_gate(energy):
 
 
 class TestDebugger:
-    def test_pdb_without_a_terminal_ends_the_run(self, beside: Beside) -> None:
-        """It ends at once, as it does without the plugin."""
-        ran = beside(FAILS, "--pdb")
+    def test_pdb_without_a_terminal_ends_the_run(self, run_suite: RunSuite) -> None:
+        """The run ends at once, as it does without the plugin."""
+        ran = run_suite(FAILS, "--pdb")
         assert ran.result.ret == pytest.ExitCode.INTERRUPTED
         assert ran.statuses() == {("test_one", 1): "measured", ("test_fails", 1): "failed"}
 
     @pytest.mark.parametrize(("suite", "test"), [(FAILS, "test_fails"), (GATE, "test_gate")])
     def test_pdb_continues_to_the_next_test(
-        self, beside: Beside, quick: pytest.Pytester, suite: str, test: str
+        self, run_suite: RunSuite, quick: pytest.Pytester, suite: str, test: str
     ) -> None:
         pexpect = pytest.importorskip("pexpect", reason="pexpect is not installed")
         quick.makepyfile(test_it=suite)

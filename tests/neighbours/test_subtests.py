@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subtests, of pytest itself, of pytest-subtests and of unittest: one record, of the test as a whole."""
+"""Subtests of pytest, pytest-subtests and unittest: one record for the whole test."""
 
 from __future__ import annotations
 
 import pytest
 
-from .runs import Beside
+from .runs import RunSuite
 
-#: pytest has them since 9; before that it takes the plugin.
+#: pytest has subtests since version 9; earlier versions need the plugin.
 SUBTESTS = () if pytest.version_tuple >= (9,) else ("subtests",)
 
 SUITE = """
@@ -38,7 +38,7 @@ class TestIt(unittest.TestCase):
         self.energy(time.sleep, 0.05)
 """
 
-#: Notes for which tests the hook is called.
+#: Source of a conftest that writes down the tests for which the hook is called.
 HOOK = """
 from pathlib import Path
 def pytest_llenergy_record(item, record):
@@ -49,10 +49,10 @@ def pytest_llenergy_record(item, record):
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
 def test_a_test_with_subtests_has_one_record(
-    beside: Beside, ten_watts: str, workers: tuple[str, ...]
+    run_suite: RunSuite, ten_watts: str, workers: tuple[str, ...]
 ) -> None:
     plugins = (*SUBTESTS, "xdist") if workers else SUBTESTS
-    ran = beside({"conftest": ten_watts + HOOK, "test_it": SUITE}, *workers, plugins=plugins)
+    ran = run_suite({"conftest": ten_watts + HOOK, "test_it": SUITE}, *workers, plugins=plugins)
     assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
     assert ran.statuses() == {
         ("test_good", 1): "measured",
@@ -62,7 +62,7 @@ def test_a_test_with_subtests_has_one_record(
     }
     assert ran.reason("test_bad") == "2 failed subtests"
     assert ran.reason("TestIt::test_bad") == "1 failed subtest"
-    # What it has measured is kept, as with any test that fails; only what has passed is judged.
+    # The measurement is kept as for any failed test; gates apply only to passed tests.
     bad = ran.records()["test_bad", 1]
     assert bad["metrics"]["energy_j"]["value"] > 0.1
     assert not bad["failed_gate"]

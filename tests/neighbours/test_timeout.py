@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-timeout: a test that takes too long has a record, and the next one finds everything in order."""
+"""pytest-timeout: a timed-out test has a record, and the next test is not affected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 
-from .runs import ONE, Beside
+from .runs import ONE, RunSuite
 
 TIMEOUT = ("timeout",)
 
@@ -31,8 +31,8 @@ def test_rank(workers, energy):
 """
 
 
-def test_by_signal(beside: Beside) -> None:
-    ran = beside(SLOW + ONE, plugins=TIMEOUT)
+def test_by_signal(run_suite: RunSuite) -> None:
+    ran = run_suite(SLOW + ONE, plugins=TIMEOUT)
     ran.result.assert_outcomes(passed=3, failed=3)
     assert ran.statuses() == {
         ("test_slow", 1): "failed",
@@ -44,10 +44,10 @@ def test_by_signal(beside: Beside) -> None:
     assert ran.reason("test_slow_rank") == "Failed: Timeout (>5.0s) from pytest-timeout."
 
 
-def test_by_thread_the_journal_is_left(beside: Beside) -> None:
-    """It ends the whole process."""
+def test_by_thread_the_journal_is_left(run_suite: RunSuite) -> None:
+    """The thread method ends the whole process."""
     args = ("--timeout=2", "--timeout-method=thread")
-    ran = beside(ONE + "def test_slow(energy):\n    energy(time.sleep, 60)\n", *args, plugins=TIMEOUT)
+    ran = run_suite(ONE + "def test_slow(energy):\n    energy(time.sleep, 60)\n", *args, plugins=TIMEOUT)
     assert ran.result.ret == 1
     assert not (ran.path / "energy.json").exists()
     (journal,) = ran.path.glob("energy.*.journal.jsonl")
@@ -56,9 +56,9 @@ def test_by_thread_the_journal_is_left(beside: Beside) -> None:
     assert not ran.report()["run"]["complete"]
 
 
-def test_by_thread_a_worker_dies(beside: Beside) -> None:
+def test_by_thread_a_worker_dies(run_suite: RunSuite) -> None:
     args = ("-n1", "--timeout=2", "--timeout-method=thread")
     slow = "def test_slow(energy):\n    energy(time.sleep, 60)\n"
-    ran = beside("import time\n" + slow + ONE, *args, plugins=(*TIMEOUT, "xdist"))
+    ran = run_suite("import time\n" + slow + ONE, *args, plugins=(*TIMEOUT, "xdist"))
     assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
     assert ran.statuses() == {("test_slow", 1): "crashed", ("test_one", 1): "measured"}

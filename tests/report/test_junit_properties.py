@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test has measured is in JUnit XML, as properties of its case."""
+"""Metrics are properties of the test case in JUnit XML."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_other():
 
 
 def properties(pytester: pytest.Pytester, name: str) -> dict[str, str]:
-    """Of one test. Fails when a name is there twice."""
+    """Return the properties of one test; fail if a name is there twice."""
     document = junitparser.JUnitXml.fromfile(str(pytester.path / "junit.xml"))
     (case,) = (case for suite in document for case in suite if case.name == name)
     found = case.child(junitparser.Properties)
-    told = [(each.name, each.value) for each in found] if found is not None else []
-    assert len(dict(told)) == len(told)
-    return dict(told)
+    values = [(each.name, each.value) for each in found] if found is not None else []
+    assert len(dict(values)) == len(values)
+    return dict(values)
 
 
 @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
@@ -41,13 +41,13 @@ def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list
         passed=3, failed=2
     )
     for name in ("test_passes", "test_fails", "test_over_budget"):
-        told = properties(quick, name)
-        assert 0.4 < float(told["llenergy.energy_j"]) < 5
-        assert float(told["llenergy.energy_j.uncertainty"]) >= 0
-        assert float(told["llenergy.energy_j.uncertainty_absolute"]) >= 0
-        assert told["llenergy.kind"] == "measured"
-        assert told["llenergy.meter"] == "ten-watts"
-        assert "llenergy.energy_per_output_token_j" not in told
+        values = properties(quick, name)
+        assert 0.4 < float(values["llenergy.energy_j"]) < 5
+        assert float(values["llenergy.energy_j.uncertainty"]) >= 0
+        assert float(values["llenergy.energy_j.uncertainty_absolute"]) >= 0
+        assert values["llenergy.kind"] == "measured"
+        assert values["llenergy.meter"] == "ten-watts"
+        assert "llenergy.energy_per_output_token_j" not in values
     assert properties(quick, "test_passes")["own"] == "1"
     window = properties(quick, "test_window")
     assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 5
@@ -92,5 +92,5 @@ def test_text_that_xml_cannot_contain_is_escaped(quick: pytest.Pytester) -> None
         """
     )
     quick.runpytest("--junitxml=junit.xml").assert_outcomes(passed=1)
-    told = properties(quick, "test_it")
-    assert r"llenergy.window.a\udc80\x01<&>.energy_j" in told
+    values = properties(quick, "test_it")
+    assert r"llenergy.window.a\udc80\x01<&>.energy_j" in values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in GitHub Actions adds its table to the summary of the step, and never fails by it."""
+"""A run in GitHub Actions appends its table to the step summary and never fails because of it."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_an_unwritable_step_summary_is_reported_and_fails_nothing(
     quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.05)\n")
     result = quick.runpytest("--energy-report")
     assert result.ret == pytest.ExitCode.OK
-    told = f"energy: no step summary: GITHUB_STEP_SUMMARY={quick.path}: Is a directory"
-    assert told in result.stdout.lines
+    message = f"energy: no step summary: GITHUB_STEP_SUMMARY={quick.path}: Is a directory"
+    assert message in result.stdout.lines
     assert (quick.path / "energy.json").exists()
 
 
@@ -120,8 +120,10 @@ def test_warnings_and_verdicts_are_below_the_table() -> None:
     below = text.partition("| <code>test_a</code>")[2].replace("&#37;", "%")
     assert "contended: test_b and 1 more: others used " in below
     assert "<b>" not in text
-    told = "- <code>t.py::test_a</code>: energy_j inconclusive, +3.0%: between -2.0% and +9.0%: more rounds"
-    assert told in below.replace("&#58;", ":").replace("&#43;", "+")
+    message = (
+        "- <code>t.py::test_a</code>: energy_j inconclusive, +3.0%: between -2.0% and +9.0%: more rounds"
+    )
+    assert message in below.replace("&#58;", ":").replace("&#43;", "+")
     assert "it is" not in text
     assert "a model" not in text
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing measured is lost: killed runs, full disks, unwritable journals."""
+"""Finished records survive killed runs, full disks and unwritable journals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_sigkill_keeps_every_finished_test(
     process.wait()
     assert not (quick.path / "energy.json").exists()
     (journal,) = quick.path.glob("energy.*.journal.jsonl")
-    # A line that was being written when the power went.
+    # A line that was cut off while it was written.
     with journal.open("a") as file:
         file.write('{"id": "test_three", "attem')
     assert main(["merge", str(journal), "-o", "merged.json"]) == 0
@@ -92,7 +92,7 @@ def _umask() -> int:
     return mask
 
 
-#: The disk is full once all tests have had their turn.
+#: Source of a plugin that limits the file size after the last test, like a full disk.
 FULL = """
 import resource, signal
 
@@ -124,7 +124,7 @@ def test_a_full_disk_keeps_the_journal_and_fails_the_run(quick: pytest.Pytester)
 def test_no_space_left_on_the_device(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     disk = quick.mkdir("disk")
-    # Sixteen kilobytes, twelve of them taken.
+    # A disk of 16 KiB with 12 KiB in use.
     script = (
         f"mount -t tmpfs -o size=16k tmpfs {disk} && head -c 12288 /dev/zero > {disk}/fill && exec "
         f"{sys.executable} -m pytest -p no:cacheprovider --energy-report={disk}/energy.json"
@@ -152,7 +152,7 @@ def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> None:
-    """A second place makes its first line wrong, so that it says once more where they ran."""
+    """The first line of the journal names one host; a second host makes a new header line necessary."""
     builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
     builder.add(record_of("t.py::here"))
     here = read_report(*tmp_path.glob("*.jsonl")).environment
