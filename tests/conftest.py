@@ -75,9 +75,14 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 
 @pytest.fixture(autouse=True)
-def _torch_stays(request: pytest.FixtureRequest) -> None:
-    """Import torch before in-process inner runs, since torch crashes when pytester reloads it."""
+def _modules_stay(request: pytest.FixtureRequest) -> None:
+    """Import torch and the package before in-process inner runs.
+
+    pytester drops the modules that an inner run imports. torch crashes when it is imported again, and what a
+    test patches in a module of the package would not be in the copy that the inner run imports.
+    """
     if "pytester" in request.fixturenames:
+        import_module("pytest_llenergy.api")
         with suppress(ImportError):
             import_module("torch")
 
