@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option, one row each: the fields of Settings make command line, ini keys, types and documentation.
+"""The options, one row each: fields of Settings define command line, ini keys, types and documentation.
 
-The field ``rounds`` makes the option ``--energy-rounds`` and the ini key ``energy_rounds``. On the command
-line every default is ``None`` and the ini key has the default, so that a default never hides an ini value.
+The field ``rounds`` defines the option ``--energy-rounds`` and the ini key ``energy_rounds``. Defaults
+belong to the ini keys; on the command line they are ``None``, so that a default never hides an ini value.
 """
 # ruff: noqa: RUF009 - dataclass fields are declared by calls of ``option``
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
     from pytest_llenergy.report.columns import Layout
 
-#: Files that ``--energy-report`` and ``--energy-html`` write without a name.
+#: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
 DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
 
 
@@ -51,15 +51,15 @@ class Option:
 
     Attributes:
         name: Name of its field in Settings.
-        default: Text of the default; None makes the value ``None``.
-        read: Turns its text into its value.
+        default: Text of the default; None if the default value is ``None``.
+        read: Converts the text to the value.
         metavar: Placeholder of the value in ``--help``.
-        help: What it does.
-        bare: The value if the option is given without one.
-        is_path: Whether the value is a path, or a name with a path. On the command line it is relative to the
-            directory of the call, in an ini file to the root directory.
-        may_be_path: Whether the value is such a path if the file exists.
-        repeatable: Whether the value is a tuple. An ini file has one on each line.
+        help: Description.
+        bare: Text to use if the option is given without a value.
+        is_path: Whether the value is a path, or a pair of a name and a path. On the command line paths are
+            relative to the directory of the call, in an ini file to the root directory.
+        may_be_path: Whether the value is such a path if that file exists.
+        repeatable: Whether the value is a tuple. An ini file has one element per line.
     """
 
     name: str
@@ -101,7 +101,7 @@ def option(default: str | None, read: Callable[[str], Any], metavar: str, help: 
     return field(metadata=row)
 
 
-# Every run pays for the methods that a dataclass generates, so unused ones are left out.
+# Generating methods of a dataclass takes time in every run, so unused ones are left out.
 @dataclass(frozen=True, repr=False, eq=False)
 class Settings:
     """The values of all options, checked. Times are seconds; ``None`` and empty values mean automatic."""
@@ -131,19 +131,19 @@ class Settings:
         "Unmeasured iterations before the first round; auto: until durations have settled",
     )
     gap: float = option(
-        "0.25", seconds, "SECONDS", "Least quiet time around each round; slow counters make it longer"
+        "0.25", seconds, "SECONDS", "Least quiet time around each round; slow counters extend it"
     )
     target: float = option(
         "2%",
         share,
         "PERCENT",
-        "Relative standard uncertainty to reach: decides iterations of a round and further rounds",
+        "Relative standard uncertainty to reach: determines iterations per round and additional rounds",
     )
     budget: float = option(
         "20",
         seconds,
         "SECONDS",
-        "Measuring time of a test after which no round is added to the least number",
+        "Measuring time of a test after which no round is added beyond the least number",
     )
     model: str = option(
         "",
@@ -169,7 +169,7 @@ class Settings:
         "instances",
     )
     meter: tuple[str, ...] = option(
-        "auto", meters, "NAME[,NAME]", "Meters to use; a meter with an argument, NAME:ARGUMENT, stands last"
+        "auto", meters, "NAME[,NAME]", "Meters to use; a meter with an argument, NAME:ARGUMENT, comes last"
     )
     require: str | None = option(None, word("measured"), "measured", "Fail instead of estimating")
     threads: int | None = option(None, integer(1), "N", "CPU threads of each rank. Without it: its cores")
@@ -210,13 +210,13 @@ class Settings:
         None,
         str.strip,
         "BASELINE",
-        "Compare with this report: a file, an address, or a name given to --energy-save",
+        "Compare with this report: a file, a URL, or a name given to --energy-save",
     )
     fail_on: tuple[Threshold, ...] = option(
         "",
         threshold,
         "METRIC:EXPR",
-        "Fail tests in which a metric is worse than in the baseline, such as energy_j:3% or energy_j:3%+2J",
+        "Fail tests whose metric is worse than in the baseline, such as energy_j:3% or energy_j:3%+2J",
         repeatable=True,
     )
     columns: tuple[str, ...] | None = option(
@@ -250,19 +250,22 @@ class Settings:
         "",
         str.strip,
         "URL",
-        "Address of a server that runs on this host already, such as http://127.0.0.1:8000",
+        "URL of a server that already runs on this host, such as http://127.0.0.1:8000",
     )
     server_health: str = option(
         "/health", url_path, "PATH", "Path that answers with status 200 when the server is ready"
     )
     server_model: str = option(
-        "", str.strip, "NAME", "Name of the model in the server's API. Without it: its first"
+        "",
+        str.strip,
+        "NAME",
+        "Name of the model in the server's API. Without it: the first that the server lists",
     )
     floor: float = option(
         "1%",
         share,
         "PERCENT",
-        "Difference between two runs of the same code on this machine: what may be smaller is no change",
+        "Difference between two runs of the same code on this machine: smaller changes do not count",
     )
     inconclusive: Literal["warn", "fail", "pass"] = option(
         "warn",
@@ -274,7 +277,7 @@ class Settings:
         "off",
         flops_switch,
         "WORD",
-        "Count floating-point operations in a pass of their own after the rounds: on or off",
+        "Count floating-point operations in a separate pass after the rounds: on or off",
         bare="on",
     )
 
@@ -293,7 +296,7 @@ class Settings:
 
     @property
     def names_something(self) -> bool:
-        """Whether a model, backend, Python, meter or server is named, to be checked before any test."""
+        """Whether the options name a model, backend, Python, meter or server to check before any test."""
         return bool(self.model or self.backend or self.python or self.meter or self.server_url)
 
 
@@ -309,7 +312,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """Return the settings of a run, read once. Raises like ``read_settings``."""
+    """Return the settings of a run, read on first use. Raises like ``read_settings``."""
     if SETTINGS not in config.stash:
         config.stash[SETTINGS] = read_settings(config)
     return config.stash[SETTINGS]
@@ -319,7 +322,7 @@ def read_settings(config: pytest.Config) -> Settings:
     """Read each option from the command line, else the ini file, else its default.
 
     Raises:
-        pytest.UsageError: A value is invalid; the message names where it is written.
+        pytest.UsageError: A value is invalid; the message names the option or ini key.
     """
     return Settings(**{each.name: _read_option(each, config) for each in OPTIONS})
 
@@ -330,7 +333,7 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
         source, base = option.flag, config.invocation_params.dir
         texts = [str(each) for each in (given if isinstance(given, list) else [given])]
         if not all(text.strip() for text in texts):
-            raise pytest.UsageError(f"{source}= has no value; leave the option out, or give it one")
+            raise pytest.UsageError(f"{source}= has no value; add one, or leave the option out")
     else:
         source, base, text = f"ini key {option.ini}", config.rootpath, str(config.getini(option.ini))
         texts = [line for line in text.splitlines() if line.strip()] if option.repeatable else [text]
@@ -340,7 +343,7 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
     (value,) = values
     if option.is_path and value is not None:
         return base / value
-    # ``Path.exists`` raises for a name that is too long for a file, and so is not one.
+    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
     if option.may_be_path and value and os.path.exists(base / value):  # noqa: PTH110
         return str(base / value)
     return value

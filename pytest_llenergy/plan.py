@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TestPlan: what the marks and parameters of one test ask for, parsed once and kept on the test.
+"""TestPlan: the requirements of one test, parsed once from its marks and parameters and kept on the test.
 
-Of several marks of a kind the closest counts: a parameter's before its function's, then its class's, then its
-module's. ``get_closest_marker`` cannot decide that: pytest puts a function's marks before those of its
+If a test has several marks of a kind, the closest counts: a parameter's, then its function's, its class's,
+its module's. ``get_closest_marker`` cannot be used: pytest puts a function's marks before those of its
 parameter, and those of a base class before those of the derived class.
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.base import Primitive
 
-#: Longest text of a parameter in a record (characters).
+#: Most characters of a parameter in a record.
 PARAM_LENGTH = 200
 
 
 @dataclass(frozen=True)
 class TestPlan:
-    """What one test asks for; ``None`` stands for a mark that the test does not have.
+    """The requirements of one test; a field is ``None`` if the test lacks the mark.
 
     Attributes:
         gpus: Devices to lease.
         parallel: Degrees of parallelism.
         backend_options: Load options of the backend.
-        backend_needs: What the capability row of the backend must have.
+        backend_needs: Required capabilities of the backend.
         gate: Limits for the test's metrics.
         backend: Name of the backend that runs the test, from its parameter.
     """
@@ -60,12 +60,12 @@ class TestPlan:
 
     @property
     def degrees(self) -> Parallel:
-        """Degrees that the marks name; all 1 without a ``parallel`` mark."""
+        """Degrees of the ``parallel`` mark; all 1 without it."""
         return self.parallel or Parallel()
 
     @property
     def requirements(self) -> Requirements:
-        """What the backend of the test must offer. Without a ``parallel`` mark tests are data parallel."""
+        """Requirements on the test's backend. Without a ``parallel`` mark tests are data parallel."""
         n = self.device_count
         implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
         return replace(
@@ -76,28 +76,28 @@ class TestPlan:
         )
 
 
-#: The plan of a test with the marks from which it was parsed.
+#: The plan of a test, and the marks from which it was parsed.
 PLAN = pytest.StashKey[tuple[list[pytest.Mark], TestPlan]]()
 
 
 def plan_of(item: pytest.Item) -> TestPlan:
-    """Return the plan of a test, parsed again only if its marks have changed.
+    """Return the plan of a test, parsed again if its marks have changed.
 
-    Hooks and fixtures may add marks until the test has ended.
+    Hooks and fixtures may add marks until the test ends.
 
     Raises:
         PlanError: A mark has invalid arguments, or two marks in one place disagree.
     """
-    found = [mark for mark in item.iter_markers() if mark.name in marks.NAMES]
+    current = [mark for mark in item.iter_markers() if mark.name in marks.NAMES]
     before, plan = item.stash.get(PLAN, ([], None))
-    if plan is None or len(found) != len(before) or not all(map(is_, found, before)):
+    if plan is None or len(current) != len(before) or not all(map(is_, current, before)):
         plan = parse_plan(item)
-        item.stash[PLAN] = found, plan
+        item.stash[PLAN] = current, plan
     return plan
 
 
 def valid_plan_of(item: pytest.Item) -> TestPlan | None:
-    """Return the plan of a test, or None for an invalid mark, which is reported when the test is set up."""
+    """Return the plan of a test, or None if a mark is invalid, which set-up reports."""
     try:
         return plan_of(item)
     except LLEnergyError:
@@ -105,7 +105,7 @@ def valid_plan_of(item: pytest.Item) -> TestPlan | None:
 
 
 def parse_plan(item: pytest.Item) -> TestPlan:
-    """Parse every mark of ours on a test, overruled ones too. Raises ``PlanError``."""
+    """Parse all of this plugin's marks on a test, including overridden ones. Raises ``PlanError``."""
     levels = list(mark_levels(item))
     values = {mark.__name__: _closest(levels, mark) for mark in marks.MARKS}
     callspec = getattr(item, "callspec", None)
@@ -115,25 +115,25 @@ def parse_plan(item: pytest.Item) -> TestPlan:
 
 
 def mark_levels(item: pytest.Item) -> Iterator[list[pytest.Mark]]:
-    """Yield the marks of a test by the place where they are written, the closest first; no list is empty.
+    """Yield the marks of each level at which a test has any, the closest level first.
 
-    What ``add_marker`` has added follows what is written on the same node, or, with ``append=False``,
-    precedes it.
+    Marks that ``add_marker`` added to a node follow those in the node's source or, with ``append=False``,
+    precede them.
     """
     for node in reversed(item.listchain()):
-        written = _written(node)
+        written = _marks_in_source(node)
         places = {id(mark): place for place, level in enumerate(written) for mark in level}
-        found: dict[int, list[pytest.Mark]] = {}
+        by_place: dict[int, list[pytest.Mark]] = {}
         added = -1
         for mark in node.own_markers:
-            found.setdefault(places.get(id(mark), added), []).append(mark)
+            by_place.setdefault(places.get(id(mark), added), []).append(mark)
             if id(mark) in places:
                 added = len(written)
-        yield from (found[place] for place in sorted(found))
+        yield from (by_place[place] for place in sorted(by_place))
 
 
 def params_of(item: pytest.Item) -> dict[str, Primitive]:
-    """Return the parameters of a test as a record keeps them: primitives, or a short text."""
+    """Return the parameters of a test for its record: primitives, or a short text."""
     callspec = getattr(item, "callspec", None)
     values: Mapping[str, Any] = callspec.params if callspec is not None else {}
     return {name.removeprefix("_llenergy_"): _primitive(value) for name, value in values.items()}
@@ -147,8 +147,8 @@ def _primitive(value: Any) -> Primitive:
     return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
 
 
-def _written(node: object) -> list[list[pytest.Mark]]:
-    """Return the marks in the source of a node that has several levels: a parameter's, base classes'."""
+def _marks_in_source(node: object) -> list[list[pytest.Mark]]:
+    """Return the marks in a node's source by level: parameter and function, or class and base classes."""
     if isinstance(node, pytest.Class):
         return [_as_marks(vars(each).get("pytestmark", [])) for each in node.obj.__mro__]
     if not isinstance(node, pytest.Function):
@@ -164,22 +164,24 @@ def _as_marks(given: object) -> list[pytest.Mark]:
 
 
 def _closest(levels: Sequence[Sequence[pytest.Mark]], mark: Callable[..., Any]) -> Any:
-    """Parse the marks of a kind on every level; return what the closest says, None without one."""
+    """Parse the marks of a kind on all levels; return the value of the closest, or None if there is none."""
     values = []
     for level in levels:
-        found = [each for each in level if each.name == mark.__name__]
-        parsed = [_parse(each, mark) for each in found]
-        for other, value in zip(found, parsed, strict=True):
+        of_kind = [each for each in level if each.name == mark.__name__]
+        parsed = [_parse(each, mark) for each in of_kind]
+        for other, value in zip(of_kind, parsed, strict=True):
             if value != parsed[0]:
-                raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
+                raise PlanError(
+                    f"{_format_mark(other)} and {_format_mark(of_kind[0])} are on the same level; remove one"
+                )
         values += parsed[:1]
     return values[0] if values else None
 
 
-def _parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
+def _parse(given: pytest.Mark, mark: Callable[..., Any]) -> Any:
     try:
-        signature(mark).bind(*found.args, **found.kwargs)
-        return mark(*found.args, **found.kwargs)
+        signature(mark).bind(*given.args, **given.kwargs)
+        return mark(*given.args, **given.kwargs)
     except (TypeError, LLEnergyError) as error:
         accepted = ", ".join(map(_describe_parameter, signature(mark).parameters.values()))
         raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {accepted})") from None
@@ -190,7 +192,7 @@ def _describe_parameter(parameter: Parameter) -> str:
     return 'keyword arguments, such as dtype="float32"' if any_name else parameter.name
 
 
-def _show(mark: pytest.Mark) -> str:
-    """Return a mark as it is written in the source."""
+def _format_mark(mark: pytest.Mark) -> str:
+    """Return a mark as source code."""
     given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
     return f"@pytest.mark.{mark.name}({', '.join(given)})"

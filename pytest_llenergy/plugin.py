@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin ``llenergy``: its options, fixtures and hooks.
+"""The plugin ``llenergy``: options, fixtures and hooks.
 
-Every run of pytest imports this module, so what only energy tests need is imported when there is one.
+Every run of pytest imports this module, so modules that only energy tests need are imported on first use.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def check_settings(config: pytest.Config) -> None:
-    """Check before collection that everything the options ask for can be done.
+    """Check before collection that the run can do what its options request.
 
-    A worker of pytest-xdist checks values only; the rest is the controller's.
+    A worker of pytest-xdist checks values only; the controller has checked the rest.
 
     Raises:
         pytest.UsageError: An option has an invalid value, or names something that cannot be used.
@@ -166,7 +166,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:
-        # Hooks may have added marks, or tests, since tests were collected.
+        # Hooks may have added marks or tests since collection.
         if is_measured(item) or uses_fixture(item, LEASE) or marks.has_energy_marks(item):
             from pytest_llenergy.collection import prepare_test
 
@@ -206,12 +206,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             add_junit_properties(item)
 
 
-# Outermost, so that the record states the outcome that other plugins have settled on.
+# Outermost, so that the record has the outcome that other plugins decide on.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    # Errors of set-up and call are failures already; this is for teardown and subtests.
+    # Errors in set-up and call are failures already; this handles teardown and subtests.
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, LLEnergyError):
         call.excinfo = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, error))
@@ -219,7 +219,7 @@ def pytest_runtest_makereport(
     if is_measured(item):
         from pytest_llenergy.recorder import add_record, count_failed_subtest
 
-        # What is reported while the body runs is a subtest, not the test.
+        # A report while the body runs is that of a subtest, not of the test.
         in_call = item.config.stash.get(ITEM_IN_CALL, None) is item
         (count_failed_subtest if in_call else add_record)(item, report)
     return report
@@ -241,5 +241,5 @@ def as_failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseExcept
     ]
     if frames:
         lines.append(f"{item.path.name}:{frames[-1].lineno}: in {frames[-1].name}")
-    # With its traceback, for --pdb.
+    # The traceback is for --pdb.
     return pytest.fail.Exception("\n".join(lines), pytrace=False).with_traceback(error.__traceback__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress that people see while a test waits or is measured: a line that changes in place, or single lines.
+"""Show progress while a test waits or is measured: one line redrawn in place, or single lines.
 
 Only the process that runs the tests shows progress, and only if it has the terminal to itself: workers of
 pytest-xdist are silent. No thread redraws the line, since it would run during measured rounds.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: How progress is shown.
 DisplayMode: TypeAlias = Literal["silent", "lines", "live"]
 
-#: Least room for the name of a test (characters).
-LEAST_NAME = 12
+#: Least width of the name of a test (characters).
+MIN_NAME_WIDTH = 12
 
 #: Time before the first line of the mode ``lines``, and between further ones.
 FIRST_LINE_S, NEXT_LINE_S = 10.0, 30.0
@@ -39,7 +39,7 @@ DUMB_TERMINALS = ("dumb", "unknown")
 
 
 def describe_step(step: Step) -> str:
-    """Return a step of a measurement in words, such as ``round 3 of 6, 4.1 J so far, 5 s left``."""
+    """Describe a step of a measurement, such as ``round 3 of 6, 4.1 J so far, 5 s left``."""
     parts = [f"{step.stage} {step.number}"]
     if step.of is not None and step.number <= step.of:
         parts[0] += f" of {step.of}"
@@ -54,7 +54,7 @@ def describe_step(step: Step) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in words, rounded: ``5 s``, ``2 min 5 s`` or ``1 h 2 min``."""
+    """Format a rounded duration, such as ``5 s``, ``2 min 5 s`` or ``1 h 2 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{max(1, whole)} s"
@@ -80,7 +80,7 @@ class LiveLine:
 
         class CursorConsole(Console):
             def show_cursor(self, show: bool = True) -> bool:
-                # Hidden, it would stay hidden in the shell after a killed run.
+                # A hidden cursor would stay hidden in the shell after a killed run.
                 return False
 
         self._console = CursorConsole(
@@ -104,12 +104,12 @@ class LiveLine:
         self._live.start()
 
     def show(self, test: str, step: str, width: int) -> None:
-        """Draw a test and its step in place of the last ones, with the middle of a long name left out."""
+        """Redraw the line with a test and its step; a long name is shortened in the middle."""
         from rich.cells import cell_len
         from rich.text import Text
 
         name, step = short_test_name(test), one_line(step)
-        room = max(LEAST_NAME, width - cell_len(step) - 2)
+        room = max(MIN_NAME_WIDTH, width - cell_len(step) - 2)
         if cell_len(name) > room:
             name = shorten(name, room * len(name) // cell_len(name))
         self._console.width = width
@@ -126,7 +126,7 @@ class LiveLine:
 
 
 class _Stream:
-    """The part of a text file that a console uses."""
+    """The methods of a text file that a console uses."""
 
     encoding = "utf-8"
 
@@ -138,7 +138,7 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Done with every write."""
+        """Do nothing: every write is flushed."""
 
 
 class Progress:
@@ -161,7 +161,7 @@ class Progress:
             nonlocal last_s, shown
             now_s = time.monotonic()
             if self._mode == "live":
-                # A wait repeats its step, and drawing would disturb another test that is being measured.
+                # A wait repeats its step, and redrawing would disturb another process that measures.
                 if step != shown:
                     self._show(test, step)
                 shown = step
@@ -183,7 +183,7 @@ class Progress:
 
     def _show(self, test: str, step: str) -> None:
         writer = self._reporter._tw
-        # A terminal that is gone must not fail the test.
+        # A closed terminal must not fail the test.
         with suppress(OSError, ValueError), self._uncaptured():
             if self._line is None:
                 column = writer.width_of_current_line % writer.fullwidth
@@ -223,14 +223,14 @@ PROGRESS = pytest.StashKey[Progress]()
 
 
 def progress_of(config: pytest.Config) -> Progress:
-    """Return the progress display of this process, made on first use."""
+    """Return the progress display of this process, created on first use."""
     if PROGRESS not in config.stash:
         config.stash[PROGRESS] = Progress(config)
     return config.stash[PROGRESS]
 
 
 def stop_live_progress(config: pytest.Config) -> None:
-    """Stop redrawing a line, if this run has begun to."""
+    """Stop redrawing the line if this run shows one."""
     if PROGRESS in config.stash:
         config.stash[PROGRESS].stop_live()
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of one test: collected in a draft while it runs, built and put on its report when it ends.
+"""Collect the record of a test in a draft while it runs, and attach the record to its report when it ends.
 
-pytest-xdist sends reports to the controller as they are made, so a worker that dies later loses no finished
-record.
+pytest-xdist sends each report to the controller at once, so a worker that dies later loses no record.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pytest_llenergy.xdist import record_id, worker_input_of
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
 
-NOTHING_MEASURED = "the test asks for energy and has measured nothing; call energy(...), or drop the fixture"
+NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
 
 LEASE_LOST = Flag(
     name="lease-lost",
@@ -42,9 +41,9 @@ PROPERTY = "llenergy."
 
 @dataclass
 class Draft:
-    """What has been collected for the record of a test so far."""
+    """Data collected so far for the record of a test."""
 
-    #: What the ``gpus`` mark asked for when the devices were leased.
+    #: The ``gpus`` mark at the time of the lease.
     request: GpuRequest | None = None
     lease: Lease | None = None
     fallback: str | None = None
@@ -65,13 +64,13 @@ class Draft:
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
     failed_subtests: int = 0
-    #: Why a benchmark of another plugin has not been measured, which is no failure of the test.
+    #: Why a benchmark of another plugin was not measured, which does not fail the test.
     unmeasured: str | None = None
     #: Whether the measured code runs in this process, on every device that this process may use.
     in_process: bool = False
 
     def forget_ranks(self) -> None:
-        """Drop what describes ranks, since the measured code runs in pytest's own process."""
+        """Remove the description of ranks, since the measured code runs in pytest's own process."""
         self.parallel = self.backend = self.launch = self.start_method = self.start_s = None
         self.ranks = ()
 
@@ -80,17 +79,17 @@ DRAFT = pytest.StashKey[Draft]()
 
 
 def draft_of(item: pytest.Item) -> Draft:
-    """Return the draft of a test, made on first use."""
+    """Return the draft of a test, created on first use."""
     return item.stash.setdefault(DRAFT, Draft())
 
 
 def announce(item: pytest.Item) -> None:
-    """Send the controller that a test measures, so that it can record a crash of this worker."""
+    """Tell the controller that a measuring test begins, so that it can record a crash of this worker."""
     worker_input_of(item.config).send_begin(item.nodeid, attempt_of(item))
 
 
 def start_record(item: pytest.Item) -> None:
-    """Start the record of a test that measures, without what an earlier attempt has left."""
+    """Start the record of a measuring test, and discard data of an earlier attempt."""
     announce(item)
     if DRAFT in item.stash:
         del item.stash[DRAFT]
@@ -98,7 +97,7 @@ def start_record(item: pytest.Item) -> None:
 
 
 def attempt_of(item: pytest.Item) -> int:
-    """Number of this attempt, from 1, as plugins that run a test again count it."""
+    """Return the number of this attempt from 1, as counted by plugins that rerun tests."""
     return getattr(item, "execution_count", 1)
 
 
@@ -147,10 +146,10 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
     failure.
 
     Raises:
-        pytest.fail.Exception: The test has measured nothing, or breaks a gate.
+        pytest.fail.Exception: The test measured nothing, or breaks a gate.
     """
     draft = draft_of(item)
-    # unittest notes failures on the test, and raises nothing.
+    # unittest stores failures on the item instead of raising them.
     if draft.failed_subtests or getattr(item, "_excinfo", None):
         return
     if draft.experiment is None and not draft.windows and draft.unmeasured is None:
@@ -188,40 +187,39 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
 
 
 def add_junit_properties(item: pytest.Item) -> None:
-    """Add what was measured to the properties of a test, which JUnit XML shows, even if its body failed."""
+    """Add measured values to the properties of a test, for JUnit XML, even if its body failed."""
     draft = draft_of(item)
     experiment = draft.experiment
-    found: dict[str, object] = {}
+    properties: dict[str, object] = {}
     for name, metric in experiment.metrics.items() if experiment is not None else ():
-        found[name] = metric.value
-        found[f"{name}.uncertainty"] = metric.uncertainty
-        found[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute
+        properties[name] = metric.value
+        properties[f"{name}.uncertainty"] = metric.uncertainty
+        properties[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute
     for window in (each.record for each in draft.windows if each.ended):
-        found[f"window.{window.name}.energy_j"] = window.energy_j
-        found[f"window.{window.name}.energy_j.uncertainty_absolute"] = window.energy_u_absolute_j
+        properties[f"window.{window.name}.energy_j"] = window.energy_j
+        properties[f"window.{window.name}.energy_j.uncertainty_absolute"] = window.energy_u_absolute_j
     meters = experiment.meters if experiment is not None else draft.meters
-    found["kind"] = ",".join(sorted({meter.kind for meter in meters})) or None
-    found["meter"] = ",".join(dict.fromkeys(meter.name for meter in meters)) or None
-    found["backend"] = draft.backend.name if draft.backend is not None else None
-    found["model"] = draft.backend.model if draft.backend is not None else None
+    properties["kind"] = ",".join(sorted({meter.kind for meter in meters})) or None
+    properties["meter"] = ",".join(dict.fromkeys(meter.name for meter in meters)) or None
+    properties["backend"] = draft.backend.name if draft.backend is not None else None
+    properties["model"] = draft.backend.model if draft.backend is not None else None
     flags = _flags(experiment, meters, draft.flags)
-    found["flags"] = ",".join(dict.fromkeys(flag.name for flag in flags)) or None
-    # In front of verdicts, which gates have added. pytest writes names as they are, and XML cannot hold some
-    # characters.
+    properties["flags"] = ",".join(dict.fromkeys(flag.name for flag in flags)) or None
+    # Before the verdicts, which gates have added. pytest does not escape characters that XML cannot hold.
     item.user_properties[:0] = [
         (escape_invisible(f"{PROPERTY}{name}"), escape_invisible(value) if isinstance(value, str) else value)
-        for name, value in found.items()
+        for name, value in properties.items()
         if value is not None
     ]
 
 
 def count_failed_subtest(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Count a subtest that has failed. A record describes the whole test, which fails with any subtest."""
+    """Count a failed subtest. A record describes the whole test, which fails if any subtest fails."""
     draft_of(item).failed_subtests += report.failed
 
 
 def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Put the record of a test on the report of the phase that decides its outcome."""
+    """Attach the record of a test to the report of the phase that decides its outcome."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
         record = build_record(item, *_status(draft_of(item), report))
         replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
@@ -229,7 +227,7 @@ def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Put a record on the only report of a test whose own process has died."""
+    """Attach a record to the only report of a test whose forked process died."""
     lines = str(report.longrepr).strip().splitlines()
     record = build_record(item, "crashed", lines[0] if lines else "its process died")
     vars(report)["llenergy"] = to_primitives(record)
@@ -280,7 +278,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
-    """Set whether nothing but the test used what the meter reads."""
+    """Set whether the test had everything that the meter reads to itself."""
     kind, _, device = meter.domain.partition(":")
     devices = draft.lease.devices if draft.lease is not None else ()
     exclusive = device in devices if kind == "gpu" else draft.host_exclusive
@@ -288,7 +286,7 @@ def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
 
 
 def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
-    """Return flags of the rounds, each name once with its number of rounds, and those in ``before``."""
+    """Return the flags of the rounds, each name once with its number of rounds, and those in ``before``."""
     rounds = experiment.rounds if experiment is not None else []
     by_name: dict[str, list[Flag]] = {}
     for round_ in rounds:
@@ -298,9 +296,11 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: S
     total = len(rounds)
     flags = [
         Flag(
-            name=name, severity=found[0].severity, detail=f"{len(found)} of {total} rounds: {found[0].detail}"
+            name=name,
+            severity=same[0].severity,
+            detail=f"{len(same)} of {total} rounds: {same[0].detail}",
         )
-        for name, found in by_name.items()
+        for name, same in by_name.items()
     ]
     flags += experiment.flags if experiment is not None else []
     flags += [flag for flag in before if flag.name not in by_name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReportBuilder: collects the records of a run, appends each to the journal, and writes the report."""
+"""ReportBuilder: collect the records of a run, append each to the journal, and write the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReportBuilder:
         distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
 
     Attributes:
-        problems: Errors to show: what could not be written or found out.
+        problems: Errors to show, such as files that could not be written.
         notes: Warnings to show.
     """
 
@@ -57,9 +57,9 @@ class ReportBuilder:
         self._distributed = distributed
         self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
-        # The attempt under which a record is kept, by worker, record id and the worker's own attempt.
+        # Number under which an attempt is kept, by worker, record id and the worker's number of the attempt.
         self._attempts: dict[tuple[str, str, int], int] = {}
-        # Environments of the tests, by their encoding: None is this process's, others are workers' elsewhere.
+        # Environments of the tests by their encoding; None is that of this process, others those of workers.
         self._environments: dict[bytes | None, Environment] = {}
         self._journal: Journal | None = None
         self._source: Source | None = None
@@ -72,12 +72,12 @@ class ReportBuilder:
         return list(self._records.values())
 
     def add(self, record: Record, *, worker: str = "", environment: bytes | None = None) -> None:
-        """Keep a record and append it to the journal. An error of the journal becomes a problem.
+        """Keep a record and append it to the journal. A failure of the journal becomes a problem.
 
         Args:
             record: The record of one attempt of a test.
-            worker: Id of the worker that made it; empty for this process.
-            environment: Encoded environment of the worker; None if it runs where this process does.
+            worker: Id of the worker that ran the test; empty for this process.
+            environment: Encoded environment of the worker; None if it is that of this process.
         """
         record = self._with_attempt(record, worker)
         self._records[record.id, record.attempt] = record
@@ -96,9 +96,9 @@ class ReportBuilder:
             self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")
 
     def _with_attempt(self, record: Record, worker: str) -> Record:
-        """Number a test that runs again after a crash as the next attempt.
+        """Number a test that is rerun after a crash as the next attempt.
 
-        A crash after the test's record has arrived, as in its teardown, keeps what was measured.
+        A crash after the test's record has arrived, such as in teardown, keeps the measurement.
         """
         key = worker, record.id, record.attempt
         attempt = self._attempts.get(key)
@@ -115,7 +115,7 @@ class ReportBuilder:
         return msgspec.structs.replace(record, attempt=attempt)
 
     def build(self, exit_status: int, *, complete: bool, baseline: Baseline | None = None) -> Report | None:
-        """Build the report; None if nothing was measured."""
+        """Build the report, or return None if nothing was measured."""
         if not self._records:
             return None
         start = self._build_start()
@@ -141,7 +141,7 @@ class ReportBuilder:
         return written
 
     def _build_start(self) -> Report:
-        """Build the report without records, as the journal begins with it."""
+        """Build the report without records, with which the journal begins."""
         if self._source is None:
             self._source = collect_source(self._root)
         run = RunInfo(
@@ -171,13 +171,13 @@ class ReportBuilder:
         if environment.key != first.key:
             differences = describe_differences(first, environment)
             self.notes.append(
-                f"tests ran on different hardware ({differences}), and a report has one: it names none, and "
-                "its figures compare with no others; measure on each in a run of its own"
+                f"tests ran on different hardware ({differences}), so the report names no hardware and "
+                "cannot be compared; use one run for each kind of hardware"
             )
         self._environments[encoded] = environment
 
     def _common_environment(self) -> Environment | None:
-        """Merge the environments of all tests; None if their hardware differs."""
+        """Merge the environments of all tests; return None if their hardware differs."""
         first, *others = self._environments.values()
         if not others:
             return first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a run: settings, backends, meters, and the leases of its tests."""
+"""State of a run (settings, backends, meters, ranks), and the leases of its tests."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
 
-#: What a hook returns a list of.
+#: Type of the specs that a hook returns.
 Spec = TypeVar("Spec", BackendSpec, MeterSpec)
 
 
 class RunState:
-    """What one pytest process holds during a run: settings, backends, meters, ranks and leases.
+    """State of one pytest process during a run: settings, backends, meters, ranks and leases.
 
-    Everything is made on first use. ``parent`` is the state of the process from which this one was forked.
+    Parts are created on first use. ``parent`` is the state of the process from which this one was forked.
     """
 
     def __init__(self, config: pytest.Config, settings: Settings, parent: RunState | None = None) -> None:
         self._config = config
-        # Kept alive: its ranks would end with it, and they are the parent's to end.
+        # Kept alive, since collecting it would end its ranks, which belong to the parent process.
         self._parent = parent
         #: Process to which this state belongs.
         self.pid: int = os.getpid()
@@ -70,7 +70,7 @@ class RunState:
 
     @property
     def backends(self) -> dict[str, BackendSpec]:
-        """Every backend by name. Calls the hook each time, since a nested conftest may have been loaded."""
+        """Every backend by name. Calls the hook each time, since pytest may have loaded a nested conftest."""
         settings = self.settings
         known = load_backends(
             call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
@@ -104,7 +104,7 @@ class RunState:
 
     @cached_property
     def progress(self) -> Progress:
-        """What people see while they wait."""
+        """Progress display of this process."""
         return progress_of(self._config)
 
     @cached_property
@@ -115,7 +115,7 @@ class RunState:
 
     @property
     def servers(self) -> frozenset[int]:
-        """Process of the server at ``--energy-server-url``, which may use the devices of the tests."""
+        """Pid of the server at ``--energy-server-url``, which may use the devices of the tests."""
         if self.settings.server_command or not self.settings.server_url:
             return frozenset()
         root = find_family(parse_local_url(self.settings.server_url)).root
@@ -162,10 +162,10 @@ class RunState:
 def call_spec_hook(
     config: pytest.Config, hook: str, kind: type[Spec], error: type[LLEnergyError]
 ) -> list[Spec]:
-    """Return the specs that plugins provide by a hook.
+    """Return the specs that plugins provide through a hook.
 
     Raises:
-        LLEnergyError: Of the class ``error``, naming the plugin that returns something else.
+        LLEnergyError: A plugin returns something else. The error is an ``error`` that names the plugin.
     """
 
     def is_valid(answer: object) -> bool:
@@ -174,20 +174,22 @@ def call_spec_hook(
     answers = getattr(config.hook, hook)(config=config)
     if all(map(is_valid, answers)):
         return [spec for answer in answers for spec in answer]
-    manager, wrong = config.pluginmanager, []
-    # An answer does not name its plugin, so each plugin is called alone.
+    manager, faults = config.pluginmanager, []
+    # Results do not name their plugins, so call each plugin alone.
     for plugin in manager.get_plugins():
         others = [other for other in manager.get_plugins() if other is not plugin]
         alone = manager.subset_hook_caller(hook, others)(config=config)
-        wrong += [f"{manager.get_name(plugin)} gives {answer!r}" for answer in alone if not is_valid(answer)]
-    raise error(f"{hook} of {'; '.join(wrong)}: return a list, each of it a {kind.__name__}")
+        faults += [
+            f"{manager.get_name(plugin)} returned {answer!r}" for answer in alone if not is_valid(answer)
+        ]
+    raise error(f"{hook} of {'; '.join(faults)}: return a list of {kind.__name__}")
 
 
 STATE = pytest.StashKey[RunState]()
 
 
 def state_of(config: pytest.Config) -> RunState:
-    """Return the state of this process, made on first use; a forked process gets its own."""
+    """Return the state of this process, created on first use; a forked process gets a new one."""
     before = config.stash.get(STATE, None)
     if before is None or before.pid != os.getpid():
         config.stash[STATE] = RunState(config, settings_of(config), before)
@@ -197,12 +199,12 @@ def state_of(config: pytest.Config) -> RunState:
 
 
 def _close_state(config: pytest.Config) -> None:
-    # Looked up when it is called: in a fork that is the state of the fork.
+    # Looked up at the call, which in a fork finds the fork's state.
     config.stash[STATE].close()
 
 
 def check_names(config: pytest.Config) -> None:
-    """Check the model, backends, meters and server that the options name.
+    """Check the model, backends, interpreters, meters and server that the options name.
 
     Raises:
         pytest.UsageError: One of them does not exist, or no selected backend can read the model.
@@ -227,11 +229,11 @@ def check_names(config: pytest.Config) -> None:
 def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
     """Lease the devices of a test until the block ends.
 
-    Skips the test, with the reason, if the host has fewer devices than it asks for.
+    Skips the test, with the reason, if the host has fewer devices than requested.
 
     Args:
-        item: The test, whose draft is given the lease.
-        request: What its ``gpus`` mark asks for; None leases the CPU.
+        item: The test; its draft records the lease.
+        request: Its ``gpus`` mark; None leases the CPU.
 
     Raises:
         DeviceError: The driver or a board does not answer, ``--energy-gpus`` names a missing GPU, or others
@@ -248,7 +250,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         wanted = request_visible(settings.gpus, state.environment) if every else request
         possible = select_devices(wanted, settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
-        # The only reason that is no mistake: this host has fewer GPUs.
+        # The only reason that is not a mistake: this host has fewer GPUs.
         pytest.skip(str(error))
     draft.fallback = possible.fallback
     if possible.uuids:
@@ -261,7 +263,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         with state.progress.track(item.nodeid) as show:
             lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
     finally:
-        # Also if the wait was in vain.
+        # Also if the wait failed.
         draft.lease_wait_s = time.monotonic() - start_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
@@ -276,13 +278,13 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
     """Wait for processes that use the leased GPUs without a lease."""
     settings = state.settings
     allowed = state.servers if lease.uuids else ()
-    seen = wait_until_free(lease.uuids, settings.busy_timeout, allowed, on_wait=show)
-    draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
-    draft.flags += seen.flags
-    if seen.state == "busy":
+    occupancy = wait_until_free(lease.uuids, settings.busy_timeout, allowed, on_wait=show)
+    draft.lease_wait_s = (draft.lease_wait_s or 0.0) + occupancy.waited_s
+    draft.flags += occupancy.flags
+    if occupancy.state == "busy":
         if settings.busy == "skip":
-            pytest.skip(seen.message)
-        raise DeviceError(seen.message)
+            pytest.skip(occupancy.message)
+        raise DeviceError(occupancy.message)
 
 
 def lease_first(item: pytest.Function, fixture: str) -> None:
@@ -303,21 +305,21 @@ def _is_function_scoped(item: pytest.Function, name: str) -> bool:
 
 @contextmanager
 def diagnose_failed_start(plan: ProcessPlan) -> Iterator[None]:
-    """Add to the error of ranks that failed to start which step fails here, by the steps of the doctor.
+    """Add a diagnosis to the error of ranks that failed to start: the first doctor step that fails here.
 
     Each device is diagnosed once per process. The failed ranks have ended, and the test still has its lease.
     """
     try:
         yield
     except WorkerPlacementError:
-        # Its message names the fault already.
+        # The message already names the fault.
         raise
     except WorkerError as error:
         if error.before_ready and plan.framework == "torch":
-            # A check that cannot be made must not hide the cause.
+            # An error in the diagnosis must not hide the cause.
             with suppress(LLEnergyError, OSError):
-                found = _diagnose_start(plan.ranks[0].devices[0], several_ranks=len(plan.ranks) > 1)
-                error.details = "\n".join(filter(None, (f"stepwise check: {found}", error.details)))
+                diagnosis = _diagnose_start(plan.ranks[0].devices[0], several_ranks=len(plan.ranks) > 1)
+                error.details = "\n".join(filter(None, (f"stepwise check: {diagnosis}", error.details)))
         raise
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stash keys and fixture names that the plugin's modules share. Every run of pytest imports this."""
+"""Stash keys and fixture names shared by the plugin's modules. Every run of pytest imports this module."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
-#: Environment of the process when the run began: a test that changes it must not change later tests' devices.
+#: Environment variables at the start of the run, so that a test that changes them does not affect devices.
 ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
 
-#: The test of a run whose body is running, if any.
+#: The test whose body is running, if any.
 ITEM_IN_CALL = pytest.StashKey[pytest.Item | None]()
 
-#: Set on a test that has asked for energy, even if only by ``request.getfixturevalue``.
+#: Set on a test that requested energy, even if only by ``request.getfixturevalue``.
 MEASURED = pytest.StashKey[bool]()
 
 #: Private fixtures that lease devices, hold what measuring needs, and give the test a record. Every public
@@ -25,12 +25,12 @@ BACKEND_PARAMETER = "_llenergy_backend"
 
 
 def uses_fixture(item: pytest.Item, name: str) -> bool:
-    """Whether a test uses a fixture, as far as its signature and marks tell."""
+    """Whether a test uses a fixture, according to its signature and marks."""
     return name in getattr(item, "fixturenames", ())
 
 
 def is_measured(item: pytest.Item) -> bool:
-    """Whether a test asks for energy. It then has a record, whatever its outcome."""
+    """Whether a test uses energy and therefore has a record, whatever its outcome."""
     return uses_fixture(item, MEASURING) or item.stash.get(MEASURED, False)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything for pytest-xdist: number of workers, what controller and workers send each other, record names.
+"""Support for pytest-xdist: number of workers, data between controller and workers, record names.
 
-Records travel on test reports. Beside them a worker sends the controller messages over a channel of execnet,
-which it finds in its ``workerinput``. A message has left the worker when the call returns, so none is lost
-when the worker dies.
+Records travel on test reports. A worker also sends messages to the controller over an execnet channel, which
+it finds in its ``workerinput``. A message has left the worker when the call returns, so none is lost if the
+worker dies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pytest_llenergy.options import read_settings
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag
 
-#: Our key in ``workerinput``.
+#: This plugin's key in ``workerinput``.
 KEY = "llenergy"
 
 #: Kinds of messages from a worker: version of this package, node ids of the tests that it will measure, the
-#: test that begins, the environment if it is not the controller's.
+#: test that begins, and the environment if it differs from the controller's.
 VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT = "version", "measured-tests", "begin", "environment"
 
 #: Name of the flag of records that were measured on another host or in another Python than the controller's.
@@ -41,7 +41,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Overrides the number of workers of ``-n auto``.
 AUTO_WORKERS_VARIABLE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
-#: Options with which pytest runs no test. xdist asks for a number of workers with them too.
+#: Options with which pytest runs no test. xdist requests a number of workers with them too.
 OPTIONS_WITHOUT_TESTS = (
     "collectonly",
     "markers",
@@ -58,7 +58,7 @@ BaselineFile = tuple[str, bytes]
 
 
 def useful_workers(config: pytest.Config) -> int | None:
-    """Return how many workers leases can keep busy, for ``-n auto``: one per GPU, one without GPUs.
+    """Return the number of workers for ``-n auto`` that leases can keep busy: one per GPU, else one.
 
     A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts, with a
     warning.
@@ -68,7 +68,7 @@ def useful_workers(config: pytest.Config) -> int | None:
         ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
 
     Raises:
-        pytest.UsageError: An option has an invalid value. xdist asks before ``pytest_configure``.
+        pytest.UsageError: An option has an invalid value. xdist calls this before ``pytest_configure``.
     """
     settings = read_settings(config)
     no_tests = any(config.getoption(name, default=False) for name in OPTIONS_WITHOUT_TESTS)
@@ -86,7 +86,7 @@ def useful_workers(config: pytest.Config) -> int | None:
 
 @lru_cache(maxsize=1)
 def whereabouts() -> tuple[str, ...]:
-    """Host, boot, version of Python and environment: equal for processes that run in the same place."""
+    """Return host, boot, Python version and environment: equal for processes that run in the same place."""
     try:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -96,10 +96,10 @@ def whereabouts() -> tuple[str, ...]:
 
 @dataclass
 class WorkerInput:
-    """What the controller gives a worker, and the worker's way to send it messages.
+    """Data that the controller passes to a worker, and the channel for the worker's messages.
 
     Attributes:
-        channel: Channel of execnet to the controller; None in a process that is no worker.
+        channel: Channel of execnet to the controller; None in a process that is not a worker.
         label: Distinguishes the worker's records from those of workers that run the same tests.
         grouped: Whether xdist adds group names to node ids.
         home: Where the controller runs, as ``whereabouts`` returns it.
@@ -114,17 +114,17 @@ class WorkerInput:
     _environment_sent: bool = field(default=False, init=False)
 
     def to_primitives(self) -> dict[str, object]:
-        """Return the fields as execnet can send them."""
+        """Return the fields as values that execnet can send."""
         return {name: getattr(self, name) for name in INPUT_FIELDS}
 
     def send_tests(self, node_ids: Sequence[str]) -> None:
-        """Send the tests that will be measured, as far as collection can tell."""
+        """Send the tests that will be measured, as far as collection knows."""
         self._send(VERSION, pytest_llenergy.__version__)
         self._send_environment()
         self._send(MEASURED_TESTS, list(node_ids))
 
     def send_begin(self, node_id: str, attempt: int) -> None:
-        """Send that a measured test begins."""
+        """Send the begin of a measured test."""
         self._send_environment()
         self._send(BEGIN, [node_id, attempt])
 
@@ -141,7 +141,7 @@ class WorkerInput:
 
     @property
     def elsewhere(self) -> str | None:
-        """Where this process runs, if on another host or in another Python than its controller."""
+        """Where this process runs, if that is another host or Python than the controller's; else None."""
         if not self.home or self.home == whereabouts():
             return None
         host, _, version, prefix = whereabouts()
@@ -160,7 +160,7 @@ class WorkerInput:
         return [Flag(name=ELSEWHERE, severity="note", detail=detail)]
 
     def _send(self, kind: str, content: object) -> None:
-        # The controller may be gone.
+        # The controller may have ended.
         with suppress(OSError):
             if self.channel is not None:
                 self.channel.send((kind, content))
@@ -171,10 +171,10 @@ WORKER_INPUT = pytest.StashKey[WorkerInput]()
 
 
 def worker_input_of(config: pytest.Config) -> WorkerInput:
-    """Return what the controller gave this process; an empty one if it is no worker."""
+    """Return the data from the controller; empty in a process that is not a worker."""
     if WORKER_INPUT not in config.stash:
         given = getattr(config, "workerinput", {}).get(KEY) or {}
-        # A controller of another version may give more. It refuses this worker when it learns its version.
+        # A controller of another version may pass more fields. It refuses this worker by its version.
         accepted = {name: value for name, value in given.items() if name in INPUT_FIELDS}
         config.stash[WORKER_INPUT] = WorkerInput(**accepted)
     return config.stash[WORKER_INPUT]
@@ -202,7 +202,7 @@ def _without_group(node_id: str) -> str:
 
 
 class WorkerTracker:
-    """Plugin object of the controller: what each worker runs, where it runs, and what it has left undone.
+    """Plugin object of the controller: which tests each worker runs and has not run, and where it runs.
 
     Args:
         config: Configuration of the controller.
@@ -212,11 +212,11 @@ class WorkerTracker:
     def __init__(self, config: pytest.Config, read_baseline: Callable[[], BaselineFile | None]) -> None:
         self._config = config
         self._read_baseline = read_baseline
-        # By id of the worker's specification, which a replacement of a crashed worker shares.
+        # By id of the worker's specification, which the replacement of a crashed worker shares.
         self._labels: dict[int, str] = {}
         self._collected: dict[str | None, Sequence[str]] = {}
         self._reported: set[tuple[str | None, str]] = set()
-        # Messages, stored by the thread that receives them and read when a worker has died.
+        # Messages, stored by the thread that receives them and read after a worker died.
         self._versions: dict[str, str] = {}
         self._measured_tests: dict[str, frozenset[str]] = {}
         self._attempts: dict[tuple[str, str], int] = {}
@@ -259,7 +259,7 @@ class WorkerTracker:
 
     @property
     def tests_left_out(self) -> bool:
-        """Whether a collected test was never run, as happens if too many workers die."""
+        """Whether a collected test never ran, which happens if too many workers die."""
         return any(
             (label, name) not in self._reported for label, ids in self._collected.items() for name in ids
         )
@@ -267,7 +267,7 @@ class WorkerTracker:
     def crashed_attempt(self, node: Any, node_id: str) -> int | None:
         """Return the attempt at which a worker died in a test, or None if the test measures nothing.
 
-        If no test was running, xdist names the next one: then its first attempt is lost.
+        If no test was running, xdist names the next one, whose first attempt is then lost.
         """
         worker = node.gateway.id
         attempt = self._attempts.get((worker, node_id))
@@ -278,7 +278,7 @@ class WorkerTracker:
         return record_id(node_id, label=self._label(node), grouped=self._dist == "loadgroup")
 
     def environment_of(self, node: Any) -> bytes | None:
-        """Return the encoded environment of a worker, or None if it runs where this process does."""
+        """Return the encoded environment of a worker, or None if it is that of this process."""
         return None if node is None else self._environments.get(node.gateway.id)
 
     @property

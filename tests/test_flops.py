@@ -122,7 +122,7 @@ def test_a_plain_function_has_no_count_but_a_reason(quick: pytest.Pytester, read
     flops = read_report()["records"][0]["metrics"]["flops"]
     assert flops["value"] is None
     assert flops["reason"] == (
-        "only those of a backend are counted; a function can use torch.utils.flop_counter itself"
+        "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
     )
 
 

@@ -120,7 +120,7 @@ def test_contradicting_marks_are_refused(quick: pytest.Pytester, first: str, sec
     quick.makepyfile(f"import pytest\n{marks}def test_it(energy): pass\n")
     result = quick.runpytest()
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    told = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} stand in one place; keep one of them"
+    told = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} are on the same level; remove one"
     assert told in result.stdout.str().replace("\nE", "")
 
 

@@ -138,8 +138,8 @@ def test_hook_without_backends_is_named(
     result = quick.runpytest_subprocess(*args)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     text = " ".join(result.stdout.str().replace("\nE  ", "").split())
-    assert f"::test_it: pytest_llenergy_backends of strange gives {shown}" in text
-    assert ": return a list, each of it a BackendSpec" in text
+    assert f"::test_it: pytest_llenergy_backends of strange returned {shown}" in text
+    assert ": return a list of BackendSpec" in text
     assert "Traceback" not in text
     assert "fine gives" not in text
 
@@ -151,5 +151,5 @@ def test_hook_without_meters_is_named(quick: pytest.Pytester) -> None:
     result = quick.runpytest_subprocess("--energy-meter=estimate", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.str().strip() == (
-        f"ERROR: pytest_llenergy_meters of {conftest} gives ['x']: return a list, each of it a MeterSpec"
+        f"ERROR: pytest_llenergy_meters of {conftest} returned ['x']: return a list of MeterSpec"
     )

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two records may be compared: same kind of devices, same meters, same workload.
+"""Decide whether two records may be compared: same kind of device, same meters, same workload.
 
-Both are described by facts: pairs of a name and a text. Device facts are only what stays the same between two
-runs, never a clock rate, a temperature, free memory or a host name, which would make every run incomparable.
-Neither are the UUID of a board and the driver: two boards of one model are comparable, though they may draw
-10 % more or less, so a difference in these is a note. Workload facts are everything that decides what is
-executed. Versions of backends and libraries are left out, because they are what is under test; so are output
-tokens, which are a result.
+Devices and workload are described by facts: pairs of a name and a text. Device facts stay the same between
+runs: no clock rate, temperature, free memory or host name, which would make every run incomparable. The UUID
+of a board and the driver are not facts either: two boards of one model are comparable although they may draw
+10 % more or less, so a difference in these is a note. Workload facts determine what is executed. Versions of
+backends and libraries are left out because they are under test, and output tokens because they are a result.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DISTURBED_SHARE = 0.5
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
-    """Describe what a test ran on and, with ``meters``, how it was measured."""
+    """Describe the devices of a test and, with ``meters``, how it was measured."""
     facts = dict(host_facts(environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
@@ -117,7 +116,7 @@ def device_differences(
 
 
 def _disturbance_notes(base: Record, head: Record) -> list[str]:
-    """Note if others used the CPU during half of the rounds or more, on either side."""
+    """Return notes if others used the CPU during half of the rounds or more, on either side."""
     notes = []
     for name, disturbance in DISTURBED.items():
         disturbed = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the tests of two reports: pair their records and decide a verdict on each metric.
 
-A verdict of the statistical rule is only found for records that are comparable (see ``comparability``). All
-other comparisons state why there is none: ``new``, ``removed``, ``invalid`` or ``not comparable``.
+The statistical rule applies only to records that are comparable (see ``comparability``). The verdict of any
+other comparison states why it was not applied: ``new``, ``removed``, ``invalid`` or ``not comparable``.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Criterion:
         metric: The metric, or ``None`` for the default metric of each test.
         rule: The statistical rule.
         gated: Whether the run can fail by the verdict.
-        from_mark: Whether a mark of the test asks for the metric. The test must then have it; a metric that
-            is asked of all tests is only expected of those that have it.
+        from_mark: Whether a mark of the test requests the metric, which the test must then have. A metric
+            requested for all tests is compared only in tests that have it.
     """
 
     metric: str | None = None
@@ -133,7 +133,7 @@ class MeasuredRecord:
 
 @dataclass(frozen=True)
 class _Case:
-    """One metric of one test, with the records of both sides if there are any."""
+    """One metric of one test, with the records of the sides that have the test."""
 
     metric: str
     criterion: Criterion
@@ -286,7 +286,7 @@ def compare_reports(
 
 def incomplete_run_note(origin: str) -> str:
     """Return the note on a report of a run that was stopped or killed."""
-    return f"{origin} is from a run that did not finish; tests that it had not measured are missing"
+    return f"{origin} is from a run that did not finish; its remaining tests are missing"
 
 
 def _missing_reason(origin: str) -> str:
@@ -358,7 +358,7 @@ def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) 
 
 
 def _make_sample(values: Sequence[RoundValue]) -> Sample:
-    """Combine each round's uncertainties: of the meter, and of what a part-time sensor did not see."""
+    """Combine each round's uncertainties: of the meter, and of energy that a part-time sensor missed."""
     return Sample(
         tuple([each.value for each in values]),
         tuple([math.hypot(each.meter, each.unsampled) if each.unsampled else each.meter for each in values]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates: thresholds and budgets as users write them, what fails a test, and exit statuses."""
+"""Gates: parse thresholds and budgets, decide which tests fail, and choose exit statuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_llenergy.model.report import Report
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
-#: The largest relative threshold. A gate that allows ten times as much more is a mistake.
+#: The largest relative threshold. A gate that allows an increase by ten times the value is a mistake.
 MAX_THRESHOLD = 10.0
 
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
@@ -160,7 +160,7 @@ class Budget:
     def check(self, metrics: Mapping[str, Metric], *, estimated: bool = False) -> str | None:
         """Return why a test fails, or ``None`` if it is within budget.
 
-        A metric without a value fails. ``estimated`` marks joules from a model, which the message then says.
+        A metric without a value fails. If ``estimated``, the message states that the joules are estimated.
         """
         metric = metrics.get(self.metric)
         if metric is None or metric.value is None:
@@ -214,7 +214,7 @@ def parse_gate(metric: str | None, budget: str | None, threshold: str | None) ->
 def select_criteria(
     fail_on: Sequence[Threshold], mark: Threshold | None = None, common: Rule = DEFAULT_RULE
 ) -> list[Criterion]:
-    """Return what to compare of a test: its gates or, without any, its default metric for display.
+    """Return the criteria of a test: its gates or, without any, its default metric for display.
 
     Args:
         fail_on: Thresholds for all tests.
@@ -251,8 +251,8 @@ def parse_criteria(
 def list_failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
     """Return a line for each gate that a test fails.
 
-    A gate that could not be checked fails. A new test has nothing to be compared with, but that is not its
-    fault: it is only reported in the summary.
+    A gate that could not be checked fails. A new test, which has no baseline, does not fail; the summary
+    reports it.
     """
     lines = (explain_failure(each, inconclusive) for each in comparisons if each.gated)
     return [line for line in lines if line is not None]

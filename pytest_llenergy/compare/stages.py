@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pairs of rounds to measure: in stages, until the verdict is clear.
+"""Decide in stages how many pairs of rounds to measure, until the verdict is clear.
 
 A pair is one round of the baseline and one of the head, measured next to each other in alternating order
 (ABBA). After each stage a test is compared on all of its pairs: if the verdict is clear, the test is done;
-otherwise it gets the pairs of the next stage. With more than one stage, nothing is called a change after the
-first: an alarm is confirmed by more measurements before it is raised.
+otherwise it gets the pairs of the next stage. With more than one stage, the first never reports a change:
+more measurements must confirm it.
 
-Looking several times gives chance several tries, so ``alpha`` is divided among the stages. Each stage spends
-the same share on calling a test unchanged. What is spent on changes grows with the pairs as proposed by
+Repeated decisions raise the probability of a false one, so ``alpha`` is divided among the stages. Each stage
+spends the same share on calling a test unchanged. The share spent on changes grows with the pairs, following
 P. C. O'Brien and T. R. Fleming, "A multiple testing procedure for clinical trials", Biometrics 35 (1979), in
 the form of K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
 (1983): little early, so that only obvious changes end early, and nearly all at the last stage. The
@@ -34,7 +34,7 @@ from pytest_llenergy.compare.statistics import (
 )
 from pytest_llenergy.errors import PlanError
 
-#: Lower bound for the alpha of a stage: rounding may leave nothing of a very small share. No limit exists at
+#: Lower bound for the alpha of a stage, since rounding may reduce a very small share to 0. No limit exists at
 #: this alpha.
 MIN_ALPHA = 1e-12
 
@@ -54,7 +54,7 @@ class Stages:
 
     @property
     def sharp(self) -> bool:
-        """Whether changes of just the threshold are to be found, which takes more pairs."""
+        """Whether the stages find changes of exactly the threshold, which takes more pairs."""
         return len(self.pairs) > 2
 
     def pairs_after(self, stage: int) -> int:
@@ -65,9 +65,9 @@ class Stages:
         return "+".join(map(str, self.pairs))
 
 
-#: Six pairs, and six more for tests that are not unchanged by then.
+#: Six pairs, and six more for tests that are then not clearly unchanged.
 DEFAULT_STAGES = Stages((6, 6))
-#: For changes of just the threshold.
+#: Stages that find changes of exactly the threshold.
 SHARP_STAGES = Stages((6, 6, 12, 12))
 
 
@@ -113,7 +113,7 @@ def decide_stage(
         return StageResult(estimate, more_pairs if doubtful else 0)
     if _limited_by_meters(estimate, unchanged_rule.tolerance, better):
         return StageResult(estimate, 0)
-    # If ``by_change`` is unchanged, that does not count: it used the alpha of changes.
+    # The verdict ``unchanged`` of ``by_change`` does not count, since it used the alpha of changes.
     detectable = estimate.detectable if by_change is None else by_change.detectable
     return StageResult(_withhold_change(replace(estimate, detectable=detectable), stage, stages), more_pairs)
 
@@ -157,7 +157,7 @@ def halfway(rule: Rule) -> float:
 
 
 def _spent_alpha(share: float, alpha: float) -> float:
-    """How much of ``alpha`` is spent once ``share`` of all pairs is measured (Lan and DeMets 1983)."""
+    """Return how much of ``alpha`` is spent after ``share`` of all pairs (Lan and DeMets 1983)."""
     normal = NormalDist()
     return 2 - 2 * normal.cdf(normal.inv_cdf(1 - alpha / 2) / sqrt(share))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistical rule: verdict, confidence limits and detectable change for two samples of rounds.
+"""The statistical rule: verdict, confidence limits and detectable change of two samples of rounds.
 
 Pure functions over plain numbers. The estimate is the Hodges-Lehmann shift of the logarithms, so a ratio; its
 limits are the exact order statistics of the Mann-Whitney test. ``docs/gating.md`` explains why these and not
@@ -48,6 +48,8 @@ MAX_LOG_RANGE = 100.0
 TREND_SIGMAS = 3.0
 #: Spearman's coefficient from which the trend makes up most of the scatter.
 STRONG_CORRELATION = 0.8
+#: Suites with fewer comparisons are not corrected, since they have few chances for false alarms.
+MIN_TESTS_TO_CORRECT = 10
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ class AbsoluteChange:
 
 
 def _absolute_change(base: Sample, head: Sample, k: int, less_is_better: bool) -> AbsoluteChange:
-    """As for the ratio: the median and the k-th of all ordered differences, of the values themselves."""
+    """Return the median and the k-th of all ordered differences, as for the ratio but of the values."""
     values = sorted(base.values)
     ordered = pairwise_differences(values, sorted(head.values))
     worst = ordered[-k] if less_is_better else -ordered[k - 1]
@@ -314,8 +316,8 @@ def _decide_verdict(
 ) -> tuple[Verdict, str]:
     """Apply the rule. ``shift``, the limits and ``meter`` are logarithms; positive means worse."""
     if drift is not None and drift.strong and abs(log1p(drift.change)) >= log1p(rule.tolerance):
-        moved = f"the level drifted by {drift.change:+.1%} over the rounds"
-        return "invalid", f"{moved}; let the machine settle and measure again"
+        fault = f"the level drifted by {drift.change:+.1%} over the rounds"
+        return "invalid", f"{fault}; let the machine settle and measure again"
     if low is None or high is None:
         return "inconclusive", "too few rounds for limits at this confidence"
     changed: Verdict | None = None
@@ -345,10 +347,6 @@ def _decide_verdict(
 
 def _is_change(shift: float, low: float, rule: Rule) -> bool:
     return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
-
-
-#: Suites with fewer comparisons are not corrected: they have few chances for false alarms.
-MIN_TESTS_TO_CORRECT = 10
 
 
 def correct_multiple_comparisons(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:

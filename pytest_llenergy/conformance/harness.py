@@ -69,11 +69,11 @@ class LoadedBackend:
 
     def plan(self, degrees: Parallel | None = None) -> ProcessPlan:
         """Plan the ranks for these degrees, by default for one device. Raises ``PlanError``."""
-        asked = degrees or Parallel()
-        lease = self.devices(asked.data * asked.tensor * asked.pipeline * asked.placement)
+        requested = degrees or Parallel()
+        lease = self.devices(requested.data * requested.tensor * requested.pipeline * requested.placement)
         assert lease is not None
         return plan_processes(
-            self.spec.capabilities, asked, lease, usable_cpus(), self.threads, self.spec.python
+            self.spec.capabilities, requested, lease, usable_cpus(), self.threads, self.spec.python
         )
 
     def load(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
@@ -92,11 +92,11 @@ class LoadedBackend:
         return BatchResult(Generation.merge(workload.results()), timeline)
 
     def duration_s(self, prompt: str) -> float:
-        """Return the seconds that one token after this prompt takes."""
+        """Return how long one token after this prompt takes (seconds)."""
         return self.generate([prompt], max_new_tokens=1, ignore_eos=True).timeline.duration_s
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a function in a rank without a model, with the arguments that it needs to load the backend."""
+        """Call a function in a rank without a model, with the arguments for loading the backend."""
         workload = call_workload(
             self.pool.get_ranks(self.plan()),
             function,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that run in a rank: load a backend repeatedly, and try to load invalid models and options."""
+"""Functions that run in a rank: load a backend repeatedly, and load invalid models and options."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.usage import memory_bytes
 
-#: Models smaller than this (bytes) are loaded more often: a process keeps about as much memory anyway.
+#: Models smaller than this (bytes) are loaded more often, since a process keeps about as much memory anyway.
 SMALL_BYTES = 64 << 20
 CYCLES, CYCLES_OF_SMALL = 2, 9
 
-#: How long processes of a backend may take to end after ``close`` has returned (seconds).
+#: Processes of a backend must end this soon after ``close`` has returned (seconds).
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -90,7 +90,7 @@ def try_loading(
     threads: int,
     tries: Sequence[Mapping[str, Any]],
 ) -> list[Refusal | None]:
-    """Load with each of ``tries`` in place of some arguments. Returns what each raised, or ``None``."""
+    """Load once with each of ``tries`` replacing some arguments. Returns the error of each, or ``None``."""
     return [
         _attempt(factory, devices, threads, {"model": model, "options": options, **each}) for each in tries
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every backend must do, as a class of tests to derive from; ``checks`` has the checks themselves."""
+"""Tests that every backend must pass, as a class to derive from. ``checks`` has the checks themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.session import RunState, state_of
 from pytest_llenergy.workers.workload import split_prompts
 
-#: Prompts of unequal lengths, with their tokens for models of random weights: one a byte.
+#: Prompts of unequal lengths with their token counts in models of random weights, which have one per byte.
 BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
 
 SHORT, LONG = 5, 12
@@ -43,7 +43,7 @@ class BackendConformance:
         reference: name of a backend that loads the same weights, or ``None``.
         reference_options: its load options; by default the dtype that this backend has loaded.
         prompts: two or more texts of unequal lengths, each with its number of tokens, counted by hand. Not
-            needed for models of random weights, which have one token a byte.
+            needed for models of random weights, which have one token per byte.
         bad_options: invalid values of load options that accept ``"no such value"``.
         longest_prompt: in characters.
         threads: threads of a rank.
@@ -88,12 +88,12 @@ class BackendConformance:
         return self._make_loaded(self.spec, self.options, state_of(request.config), _llenergy_lease)
 
     def test_prompts_are_counted_without_padding(self, loaded: LoadedBackend) -> None:
-        made = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
-        fail_if(checks.check_prompt_counts(made, self._prompts))
+        batch_result = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
+        fail_if(checks.check_prompt_counts(batch_result, self._prompts))
 
     def test_outputs_are_counted_as_produced(self, loaded: LoadedBackend) -> None:
-        made = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        fail_if(checks.check_output_counts(made, SHORT))
+        batch_result = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+        fail_if(checks.check_output_counts(batch_result, SHORT))
 
     def test_a_stop_token_ends_its_sequence(self, loaded: LoadedBackend) -> None:
         texts = list(self._prompts)
@@ -104,8 +104,8 @@ class BackendConformance:
         stop = checks.choose_stop_token(free)
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
-        made = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
-        fail_if(checks.check_stop_token(made, free, stop))
+        batch_result = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
+        fail_if(checks.check_stop_token(batch_result, free, stop))
 
     def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, loaded: LoadedBackend) -> None:
         if self.why_batches_differ:
@@ -116,8 +116,8 @@ class BackendConformance:
         fail_if(checks.check_equal_tokens(batch, self._alone(loaded), texts, ("in a batch", "alone")))
 
     def test_timestamps_are_as_declared(self, loaded: LoadedBackend) -> None:
-        made = loaded.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
-        fail_if(checks.check_timestamps(made, self.spec.capabilities))
+        batch_result = loaded.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
+        fail_if(checks.check_timestamps(batch_result, self.spec.capabilities))
         batch = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
         fail_if(checks.check_timestamps(batch, self.spec.capabilities))
 
@@ -126,7 +126,7 @@ class BackendConformance:
         if found is None:
             pytest.skip(
                 f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
-                "that a prefix cache would not be seen; raise longest_prompt, or name a larger model"
+                "that a prefix cache would not show; raise longest_prompt, or name a larger model"
             )
         fail_if(found.wrong)
 
@@ -136,14 +136,16 @@ class BackendConformance:
 
         def draw(seed: int) -> list[list[int]]:
             texts = [next(iter(self._prompts))]
-            made = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed)
-            return made.token_ids
+            batch_result = loaded.generate(
+                texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed
+            )
+            return batch_result.token_ids
 
         first = draw(1)
         if draw(1) != first:
-            fail_if("seed=1 draws other tokens the second time; set the seed anew before each run")
+            fail_if("seed=1 draws other tokens the second time; set the seed before each run")
         if all(draw(seed) == first for seed in (2, 3, 4)):
-            fail_if("the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?")
+            fail_if("the seeds 1 to 4 draw the same tokens; apply do_sample and seed")
 
     def test_tokens_equal_those_of_the_reference(
         self, loaded: LoadedBackend, request: pytest.FixtureRequest
@@ -158,7 +160,7 @@ class BackendConformance:
             )
         spec = state.backends[str(self.reference)]
         if (missing := spec.missing()) is not None:
-            pytest.skip(f"the reference cannot be had: {missing}")
+            pytest.skip(f"the reference is not available: {missing}")
         own, (_, info) = self._alone(loaded), loaded.load()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
         others = self._alone(self._make_loaded(spec, options, state, loaded.lease))
@@ -168,14 +170,14 @@ class BackendConformance:
     def test_unloading_frees_the_memory(self, loaded: LoadedBackend) -> None:
         found = self._load_repeatedly(loaded)
         if found is None:
-            pytest.skip("this system does not tell the memory of a process")
+            pytest.skip("this system does not report the memory of a process")
         fail_if(checks.check_memory_freed(found))
 
     def test_nothing_runs_after_close(self, loaded: LoadedBackend) -> None:
         found = self._load_repeatedly(loaded)
         if found is not None and found.running:
             fail_if(
-                f"after close() there is still {', '.join(found.running)}; end it in close(), and wait for it"
+                f"still running after close(): {', '.join(found.running)}; end it in close(), and wait for it"
             )
 
     def test_a_broken_model_is_reported_in_one_line(self, loaded: LoadedBackend, tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ class BackendConformance:
         for model in bad:
             refusal = self.spec.refuses(model)
             if refusal is not None and ("\n" in refusal or not refusal.strip()):
-                fail_if(f"spec.refuses({model.label}) says no single line: {refusal!r}")
+                fail_if(f"spec.refuses({model.label}) does not return a single line: {refusal!r}")
         tries = [{"model": asdict(model)} for model in read]
         refusals = self._try_loading(loaded, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
@@ -220,10 +222,14 @@ class BackendConformance:
         single = [ids for part in parts for ids in self._batch(loaded, part)]
         group, _ = loaded.load(asked)
         fail_if(checks.check_process_count(loaded, group.ranks, asked))
-        made = loaded.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
-        fail_if(checks.check_prompts_split(loaded, made, asked))
+        batch_result = loaded.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
+        fail_if(checks.check_prompts_split(loaded, batch_result, asked))
         if kind == "data" or not self.why_shards_differ:
-            fail_if(checks.check_equal_tokens(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
+            fail_if(
+                checks.check_equal_tokens(
+                    batch_result.token_ids, single, texts, (f"{kind}=2", "on one device")
+                )
+            )
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
             fail_if(checks.check_shards_depend(loaded, asked, texts[0]))
 
@@ -243,8 +249,7 @@ class BackendConformance:
         except BackendError:
             return
         fail_if(
-            "stop_token_ids are taken, and why_no_stop_tokens says that there are none; raise BackendError "
-            "in prepare()"
+            "stop_token_ids are accepted although why_no_stop_tokens is set; raise BackendError in prepare()"
         )
 
     def _batch(self, loaded: LoadedBackend, texts: Sequence[str]) -> list[list[int]]:
@@ -255,7 +260,7 @@ class BackendConformance:
         return kept[tuple(texts)]
 
     def _alone(self, loaded: LoadedBackend) -> list[list[int]]:
-        """Return the tokens of each prompt in a batch of its own."""
+        """Return the tokens of each prompt in a separate batch."""
         return [self._batch(loaded, [text])[0] for text in self._prompts]
 
     def _try_loading(
@@ -267,7 +272,7 @@ class BackendConformance:
         except WorkerError as error:
             what = " or ".join(str(value) for each in tries for value in each.values())
             pytest.fail(
-                f"{str(error).splitlines()[0]} while it was to load {what}; look at it in load() before the "
+                f"{str(error).splitlines()[0]} while loading {what}; check it in load() before the "
                 "library does, and raise ModelError or BackendError",
                 pytrace=False,
             )

@@ -29,10 +29,16 @@ from pytest_llenergy.measure.metrics import ROUND_METRICS, round_values
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
+#: The folder of accepted steps, next to those of devices.
+ACCEPTED_FOLDER = "accepted"
+
+#: Fewest characters of an abbreviated commit.
+MIN_COMMIT_LENGTH = 4
+
 
 @dataclass(frozen=True)
 class AddResult:
-    """Numbers of added tests and of tests without measurements. ``new`` is false if the run was known."""
+    """Numbers of tests added and of tests without measurements. ``new`` is false for a run added before."""
 
     tests: int
     unmeasured: int
@@ -40,7 +46,7 @@ class AddResult:
 
 
 def add_run(report: Report, origin: str, store: Store, *, allow_dirty: bool = False) -> AddResult:
-    """Add the measurements of a run, by kind of devices. Adding a run again changes nothing.
+    """Add the measurements of a run, by kind of device. Adding a run again changes nothing.
 
     Args:
         report: The run.
@@ -75,7 +81,7 @@ def file_name(time: str, run_id: str) -> str:
 
 def _check(report: Report, origin: str, *, allow_dirty: bool) -> None:
     if not report.run.complete:
-        raise ReportError(f"{origin}: the run did not finish, and a history has only complete runs")
+        raise ReportError(f"{origin}: the run did not finish; a history has only complete runs")
     if allow_dirty:
         return
     if report.source.commit is None:
@@ -120,13 +126,6 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
         )
 
 
-#: The folder of accepted steps, next to those of devices.
-ACCEPTED_FOLDER = "accepted"
-
-#: Fewest characters of an abbreviated commit.
-MIN_COMMIT_LENGTH = 4
-
-
 def accept_step(store: Store, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
     """Accept a step change: later runs are compared with the measurements of this commit.
 
@@ -140,40 +139,40 @@ def accept_step(store: Store, commit: str, reason: str, tests: Sequence[str] = (
         ReportError: If the commit or a test was not measured, or the commit is ambiguous.
     """
     if not reason.strip():
-        raise ReportError("--reason is empty; say why the change is accepted")
+        raise ReportError("--reason is empty; state why the change is accepted")
     if len(commit) < MIN_COMMIT_LENGTH:
         raise ReportError(f"commit {commit!r} is too short; give at least {MIN_COMMIT_LENGTH} characters")
     entries = read_entries(store)
     known = sorted({entry.commit for entry in entries if entry.commit is not None})
-    meant = [each for each in known if each.startswith(commit)]
-    if len(meant) != 1:
-        told = "no session is" if not meant else f"sessions of {len(meant)} commits are"
+    matches = [each for each in known if each.startswith(commit)]
+    if not matches:
+        raise ReportError(f"{store.name}: no session is of commit {commit}; llenergy history add adds one")
+    if len(matches) > 1:
         raise ReportError(
-            f"{store.name}: {told} of commit {commit}; "
-            + ("llenergy history add adds one" if not meant else "give more letters")
+            f"{store.name}: {commit} abbreviates {len(matches)} commits with sessions; give more letters"
         )
-    there = list(dict.fromkeys(entry.id for entry in entries if entry.commit == meant[0]))
-    named = {each: [name for name in there if matches_name(name, each)] for each in tests}
+    measured = list(dict.fromkeys(entry.id for entry in entries if entry.commit == matches[0]))
+    named = {each: [name for name in measured if matches_name(name, each)] for each in tests}
     for each, names in named.items():
         if not names:
-            raise ReportError(f"{store.name}: no session of commit {meant[0][:10]} has {each}")
+            raise ReportError(f"{store.name}: no session of commit {matches[0][:10]} has {each}")
     now = datetime.now(timezone.utc)
     stamp = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
     accepted = Acceptance(
         schema_version=SCHEMA_VERSION,
-        commit=meant[0],
+        commit=matches[0],
         tests=[name for names in named.values() for name in names],
         reason=reason.strip(),
         time=stamp,
     )
-    file = f"{now:%Y%m%dT%H%M%S%f}Z-{meant[0][:12]}{SUFFIX}"
+    file = f"{now:%Y%m%dT%H%M%S%f}Z-{matches[0][:12]}{SUFFIX}"
     if not store.create(ACCEPTED_FOLDER, file, msgspec.json.encode(accepted) + b"\n"):
-        raise ReportError(f"{store.name}: {file} is there already; try again")
+        raise ReportError(f"{store.name}: {file} already exists; try again")
     return accepted
 
 
 def load_accepted_steps(store: Store) -> list[Acceptance]:
-    """Return the accepted steps in order of time. Raises ``ReportError`` if a file is broken."""
+    """Load the accepted steps in order of time. Raises ``ReportError`` if a file is broken."""
     found = []
     for file in store.files(ACCEPTED_FOLDER):
         try:

@@ -19,11 +19,11 @@ from pytest_llenergy.report.verdicts import format_value
 COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
 
 
-def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
+def render_text(view: HistoryView, width: int, *, color: bool) -> str:
     """Render a table for each metric and device, with one row per test."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
-    for title, standings in _tables(shown).items():
+    for title, standings in _tables(view).items():
         console.print(Text(title))
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("test", overflow="fold", ratio=1)
@@ -32,16 +32,16 @@ def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
         for each in standings:
             table.add_row(Text(short_test_name(each.id)), *(Text(cell) for cell in _cells(each)))
         console.print(table)
-    for note in _notes(shown):
+    for note in _notes(view):
         console.print(Text(note))
     text = strip_trailing_space(stream.getvalue())
     return f"{text}\n" if text else ""
 
 
-def render_markdown(shown: HistoryView) -> str:
+def render_markdown(view: HistoryView) -> str:
     """Render Markdown tables; test ids are escaped."""
     lines = []
-    for title, standings in _tables(shown).items():
+    for title, standings in _tables(view).items():
         lines += [
             f"#### {escape_markdown(title, MAX_REASON_LENGTH)}",
             "",
@@ -53,14 +53,14 @@ def render_markdown(shown: HistoryView) -> str:
             lines.append(f"| <code>{escape_markdown(short_test_name(each.id))}</code> | {cells} |")
         lines.append("")
     return (
-        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in _notes(shown))])
+        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in _notes(view))])
         + "\n"
     )
 
 
-def _tables(shown: HistoryView) -> dict[str, list[Standing]]:
+def _tables(view: HistoryView) -> dict[str, list[Standing]]:
     found: dict[str, list[Standing]] = {}
-    for each in shown.standings:
+    for each in view.standings:
         found.setdefault(f"{each.metric} on {each.device} ({each.device_key})", []).append(each)
     return found
 
@@ -77,15 +77,15 @@ def _cells(standing: Standing) -> tuple[str, ...]:
     )
 
 
-def _notes(shown: HistoryView) -> list[str]:
-    notes = list(shown.notes)
-    earlier = sum(each.earlier > 0 for each in shown.standings)
+def _notes(view: HistoryView) -> list[str]:
+    notes = list(view.notes)
+    earlier = sum(each.earlier > 0 for each in view.standings)
     if earlier:
         notes.append(f"{earlier} tests had a different workload before; those sessions are left out")
     return [
         *notes,
         "rolling, fixed: the last session against the median of those before it, and against the accepted "
-        "step or the first session. Changes are hints: measure base and head in one session to be sure.",
+        "step or the first session. Changes are hints: verify one with llenergy ab.",
     ]
 
 

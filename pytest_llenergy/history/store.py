@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write a history of runs, in a directory or at any address that fsspec reaches.
+"""Read and write a history of runs, in a directory or at any URL that fsspec supports.
 
-Each run is a file of its own for each kind of devices, with a line for each metric of each test. Files are
-written once and never changed, and nothing is read to be written. So any number of machines may add runs at
-the same time, and an object store without appending is enough.
+Each run has one file per kind of device, with a line for each metric of each test. Files are written once and
+never changed, and adding a run reads nothing. Any number of machines may therefore add runs at the same time,
+and an object store without appending suffices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ SCHEMA_VERSION = 1
 
 #: Suffix of the files of a history. Other files are ignored.
 SUFFIX = ".jsonl"
+
+#: Names of the folders of devices. Other folders are ignored.
+DEVICE_KEY = re.compile("[0-9a-f]{12}")
 
 
 class Entry(StoredStruct, frozen=True):
@@ -89,7 +92,7 @@ class Store(Protocol):
 
 
 def open_store(text: str) -> Store:
-    """Open a directory or an address. Raises ``ReportError`` if it cannot be reached."""
+    """Open a directory or a URL. Raises ``ReportError`` if it cannot be reached."""
     return RemoteStore(text) if is_url(text) else LocalStore(Path(text))
 
 
@@ -142,7 +145,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A history at an address that fsspec reaches."""
+    """A history at a URL that fsspec supports."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -191,17 +194,13 @@ class RemoteStore:
         return run_with_timeout(self._address, names)
 
 
-#: Names of the folders of devices. Other folders are ignored.
-DEVICE_KEY = re.compile("[0-9a-f]{12}")
-
-
 class _Versioned(msgspec.Struct):
     schema_version: int
 
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one test on one kind of devices, in order of time.
+    """One metric of one test on one kind of device, in order of time.
 
     ``entries`` have the workload of the last run; ``earlier`` counts entries of different workloads.
     """

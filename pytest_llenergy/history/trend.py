@@ -39,11 +39,18 @@ MIN_SESSIONS, MIN_SEGMENT = 8, 3
 #: Smallest relative change that counts.
 MIN_CHANGE = 0.02
 
-#: What a change must save, in units of sigma^2 log(n). Schwarz's criterion for a mean and a position is 2.
+#: Least cost that a change must save, in units of sigma^2 log(n). Schwarz's criterion for a mean and a
+#: position is 2.
 PENALTY = 5.0
 
-#: Smallest relative scatter to assume: runs that agree by chance are not that exact.
+#: Smallest relative scatter to assume, since runs may agree by chance.
 MIN_SPREAD = 0.002
+
+#: Most runs in the rolling anchor.
+ROLLING_SESSIONS = 10
+
+#: Metrics to show if none is named: the first that a test has.
+DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
 
 
 def find_change_points(values: Sequence[float]) -> list[int]:
@@ -95,13 +102,6 @@ def _drop_small_steps(logs: Sequence[float], places: list[int]) -> list[int]:
     return places
 
 
-#: Most runs in the rolling anchor.
-ROLLING_SESSIONS = 10
-
-#: Metrics to show if none is named: the first that a test has.
-DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
-
-
 class Change(StoredStruct, frozen=True):
     """A new level from about this run on. ``size`` is relative to the level before."""
 
@@ -111,13 +111,12 @@ class Change(StoredStruct, frozen=True):
 
 
 class Standing(StoredStruct, frozen=True):
-    """One metric of one test on one kind of devices.
+    """One metric of one test on one kind of device.
 
-    ``rolling`` is the median of up to ten sessions before the last, since the accepted step; ``anchor`` that
-    of the sessions of ``anchor_commit``: the commit that was accepted last, or else the first session. The
-    two relative differences are of ``last``. ``earlier`` counts sessions of another workload, which are left
-    out.
-    ``changes`` is ``None`` where nothing looked for them.
+    ``rolling`` is the median of up to ten sessions before the last, since the accepted step. ``anchor`` is
+    the median of the sessions of ``anchor_commit``, the commit accepted last, or the first session.
+    ``from_rolling`` and ``from_anchor`` are the relative differences of ``last`` from these. ``earlier``
+    counts sessions of another workload, which are left out. ``changes`` is ``None`` without a search.
     """
 
     id: str
@@ -160,7 +159,7 @@ class TrendPoint:
 
 
 def summarise_history(
-    place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+    store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
 ) -> HistoryView:
     """Compare the last run of each selected test with its anchors.
 
@@ -168,17 +167,17 @@ def summarise_history(
         PlanError: If nothing is selected.
         ReportError: If a file is broken.
     """
-    series = select_series(place, test=test, metric=metric, device_key=device_key)
-    steps = load_accepted_steps(place)
+    series = select_series(store, test=test, metric=metric, device_key=device_key)
+    steps = load_accepted_steps(store)
     notes: list[str] = []
     standings = [_standing(each, steps, notes) for each in series]
     return HistoryView(
-        place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_device_change_notes(series)]
+        place=store.name, standings=standings, notes=[*dict.fromkeys(notes), *_device_change_notes(series)]
     )
 
 
 def load_trends(
-    place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+    store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
 ) -> list[tuple[Series, list[TrendPoint]]]:
     """Return the runs of each selected test, oldest first, with its change points.
 
@@ -186,7 +185,7 @@ def load_trends(
     ``summarise_history``, and ``PlanError`` if ``ruptures`` is not installed.
     """
     latest: dict[tuple[str, str], Series] = {}
-    found = select_series(place, test=test, metric=metric, device_key=device_key)
+    found = select_series(store, test=test, metric=metric, device_key=device_key)
     for each in sorted(found, key=lambda each: each.last.time):
         latest[each.last.id, each.last.metric] = each
     return [(each, _points(each)) for each in latest.values()]
@@ -201,16 +200,16 @@ def _points(series: Series) -> list[TrendPoint]:
 
 
 def select_series(
-    place: Store, *, test: str | None, metric: str | None, device_key: str | None
+    store: Store, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
     """Select series; without a metric, the default metric of each test."""
-    entries = read_entries(place)
+    entries = read_entries(store)
     if not entries:
-        raise PlanError(f"{place.name}: no session is there; llenergy history add REPORT adds one")
+        raise PlanError(f"{store.name}: it has no session; llenergy history add REPORT adds one")
     kept = [entry for entry in entries if _is_selected(entry, test, device_key)]
     if not kept:
         named = test if test is not None else f"device {device_key}"
-        raise PlanError(f"{place.name}: no session has {named}; llenergy history show lists what there is")
+        raise PlanError(f"{store.name}: no session has {named}; llenergy history show lists all tests")
     if metric is None:
         usual: dict[tuple[str, str], str] = {}
         for name in reversed(DEFAULT_METRICS):
@@ -219,7 +218,7 @@ def select_series(
     else:
         kept = [entry for entry in kept if entry.metric == metric]
     if not kept:
-        raise PlanError(f"{place.name}: no session has {metric or 'joules'} of it")
+        raise PlanError(f"{store.name}: no session of the selected tests has {metric or 'joules'}")
     return group_series(kept)
 
 
@@ -231,8 +230,8 @@ def _is_selected(entry: Entry, test: str | None, device_key: str | None) -> bool
 def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> Standing:
     entries, last = series.entries, series.last
     commits = [entry.commit for entry in entries]
-    own = [each for each in steps if not each.tests or last.id in each.tests]
-    step = next((each for each in reversed(own) if each.commit in commits), None)
+    applicable = [each for each in steps if not each.tests or last.id in each.tests]
+    step = next((each for each in reversed(applicable) if each.commit in commits), None)
     start = commits.index(step.commit) if step is not None else 0
     at_anchor = [entry.value for entry in entries if step is not None and entry.commit == step.commit]
     anchor = median(at_anchor) if at_anchor else entries[0].value
@@ -278,18 +277,18 @@ def _relative_change(anchor: float | None, value: float) -> float | None:
 
 def _device_change_notes(series: Sequence[Series]) -> list[str]:
     """Note tests that ran on several kinds of devices, which are not compared with each other."""
-    on: dict[tuple[str, str], list[Series]] = {}
+    by_test: dict[tuple[str, str], list[Series]] = {}
     for each in series:
-        on.setdefault((each.last.id, each.last.metric), []).append(each)
+        by_test.setdefault((each.last.id, each.last.metric), []).append(each)
     several = {
-        tuple(sorted(each.last.device_key for each in group)) for group in on.values() if len(group) > 1
+        tuple(sorted(each.last.device_key for each in group)) for group in by_test.values() if len(group) > 1
     }
     notes = []
     for keys in sorted(several):
         last = {each.last.device_key: each.last for each in series if each.last.device_key in keys}
-        told = "; ".join(
+        devices = "; ".join(
             f"{entry.device_key} ({entry.device}) until {entry.time}"
             for entry in sorted(last.values(), key=lambda entry: entry.time)
         )
-        notes.append(f"several kinds of devices, each compared only with itself: {told}")
+        notes.append(f"several kinds of devices, each compared only with itself: {devices}")
     return notes

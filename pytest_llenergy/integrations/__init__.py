@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other plugins. Only the plugin and its controller import these modules."""
+"""Support for other plugins. Only the plugin and its controller import these modules."""

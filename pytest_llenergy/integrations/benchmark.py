@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure tests that use the fixture ``benchmark`` of pytest-benchmark, unchanged.
 
-Only names that its own users use are relied on: calling the fixture, ``pedantic``, ``stats`` with its method
-``update``, and ``extra_info``. Ends of rounds are noted in ``update``, after a round has ended and before the
-next begins, so that nothing here is part of what pytest-benchmark times.
+This uses only what users of pytest-benchmark use: calling the fixture, ``pedantic``, ``stats`` with its
+method ``update``, and ``extra_info``. It notes the ends of rounds in ``update``, after a round has ended and
+before the next begins, so that pytest-benchmark's times do not include it.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, is_worker, uses_fix
 #: Name of the fixture, and of pytest-benchmark as a plugin.
 FIXTURE = PLUGIN = "benchmark"
 
-NOT_CALLED = "the test asks for the fixture benchmark and has not called it"
+NOT_CALLED = "the test requests the fixture benchmark but did not call it"
 OFF_IN_WORKERS = (
-    "pytest-benchmark turns itself off under pytest-xdist, and the test ran once, untimed; benchmarks are "
+    "pytest-benchmark turns itself off under pytest-xdist, so the test ran once, untimed; benchmarks are "
     "measured in a run without workers (-n0)"
 )
 CODSPEED = (
-    "the fixture benchmark is that of pytest-codspeed, which does not tell when its rounds run; without "
+    "the fixture benchmark is that of pytest-codspeed, which does not report when its rounds run; without "
     "--codspeed and with pytest-benchmark installed the test is measured"
 )
 
-#: Least time between two noted ends of rounds, at which the meters are read (nanoseconds).
+#: Least time between two recorded ends of rounds, at which the meters are read (nanoseconds).
 EVERY_NS = 50_000_000
 
 #: Timers of wall-clock time.
 WALL_CLOCKS = (time.perf_counter, time.monotonic, time.time)
 
-NO_ROUNDS = "pytest-benchmark {version} did not tell of any round; this version is not known to work"
+NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be unsupported"
 
 RAISED = "the benchmark raised {error}"
 
 
 class Benchmarks:
-    """Plugin object of a run that keeps what it measures, or that has a gate: leases for benchmarks."""
+    """Plugin object that leases devices for benchmarks and measures them, in runs with a report or a gate."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -91,7 +91,7 @@ class Benchmarks:
             self._start_record(request, OFF_IN_WORKERS)
 
     def _start_context(self, request: pytest.FixtureRequest) -> TestContext:
-        """Give the test a record, and devices if it has none."""
+        """Start a record for the test, and lease devices if it has none."""
         self._start_record(request, NOT_CALLED)
         if not uses_fixture(request.node, CONTEXT):
             draft_of(request.node).in_process = True
@@ -99,12 +99,12 @@ class Benchmarks:
         return context
 
     def _start_record(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
-        """Give the test a record, with a reason that stands until something is measured."""
+        """Start a record for the test, with a reason that applies until something is measured."""
         request.getfixturevalue(MEASURING)
         draft_of(request.node).unmeasured = unmeasured
 
     def _measures(self, item: pytest.Item) -> bool:
-        """Whether the run or the test's gate uses its energy."""
+        """Whether the run or the test's gate uses the test's energy."""
         return settings_of(self._config).keeps_something or plan_of(item).gate is not None
 
     @property
@@ -122,20 +122,20 @@ class Benchmarks:
 
 
 def _requests_benchmark(item: pytest.Item) -> bool:
-    """Whether a test requests the fixture, perhaps through another, not only through an autouse fixture."""
+    """Whether a test requests the fixture, directly or through other fixtures, autouse fixtures excepted."""
     if not uses_fixture(item, FIXTURE) or plan_of(item).gate is not None:
         return True
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
         return False
     wanted = [*info.argnames, *(name for mark in item.iter_markers("usefixtures") for name in mark.args)]
-    seen: set[str] = set()
+    visited: set[str] = set()
     while wanted:
         name = wanted.pop()
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             wanted += [other for each in info.name2fixturedefs.get(name, ()) for other in each.argnames]
-    return FIXTURE in seen
+    return FIXTURE in visited
 
 
 def _is_pytest_benchmarks(fixture: object) -> bool:
@@ -148,11 +148,11 @@ def _is_pytest_benchmarks(fixture: object) -> bool:
 
 
 class NoRoundsError(Exception):
-    """The fixture has run its work without reporting a round."""
+    """The fixture ran the benchmark without reporting a round."""
 
 
 class RoundClock:
-    """Notes when the rounds of a fixture end. ``between`` is called after a noted end, to read meters."""
+    """Record when the rounds of a fixture end. ``between`` reads the meters after a recorded end."""
 
     def __init__(self, between: Callable[[], None]) -> None:
         self._between = between
@@ -163,7 +163,7 @@ class RoundClock:
         self._begin_ns = time.monotonic_ns()
 
     def follow(self, stats: Any) -> None:
-        """Note each round that pytest-benchmark adds to ``stats``, from now on."""
+        """Record the end of each round that pytest-benchmark adds to ``stats`` from now on."""
         self._stats = stats
         update, between, clock, ends = stats.update, self._between, time.monotonic_ns, self._ends
         due_ns = count = 0
@@ -199,7 +199,7 @@ class RoundClock:
 
 
 class Measured:
-    """Mixin for the class of a fixture: the same calls, measured."""
+    """Mixin for the class of a fixture that measures its calls."""
 
     _llenergy_context: Callable[[], TestContext]
     _llenergy_rounds: RoundClock | None = None
@@ -243,7 +243,7 @@ class Measured:
             try:
                 result = call(*args, **kwargs)
             except BaseException as error:
-                # Any error, since the test may expect it: the record has the reason then.
+                # The test may expect any error; the record then has the reason.
                 draft.unmeasured = RAISED.format(error=type(error).__name__)
                 raise
             finally:
@@ -291,7 +291,7 @@ def _extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> d
 
 
 def instrument(fixture: Any, context: Callable[[], TestContext]) -> None:
-    """Make a fixture of pytest-benchmark measure the energy of what it is called with.
+    """Make a fixture of pytest-benchmark measure the energy of the functions that it runs.
 
     Args:
         fixture: The fixture, whose class is replaced.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-forked: record a crash of a test's own process, from which nothing else comes back."""
+"""pytest-forked: record a crash of a test's process, which returns nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PHASES = ("setup", "call", "teardown")
 
 
 class Forked:
-    """Hooks that keep the test whose protocol runs, since a crash report does not name it."""
+    """Hooks that remember the running test, since the report of a crash does not name its item."""
 
     def __init__(self) -> None:
         self._item: pytest.Item | None = None
@@ -30,7 +30,7 @@ class Forked:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         item = self._item
-        # pytest-forked makes a report of no phase, and without ``pytest_runtest_makereport``.
+        # pytest-forked creates a report without a phase, and without ``pytest_runtest_makereport``.
         if item is None or str(report.when) in PHASES or not is_measured(item):
             return
         from pytest_llenergy.recorder import add_crash_record

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain data: records, reports, timelines. No pytest, no I/O beyond one file."""
+"""Plain data: records, reports and timelines. Nothing here imports pytest."""

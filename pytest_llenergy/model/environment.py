@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine and software of a run, and a key made of the facts that stay the same between runs."""
+"""The machine and software of a run, and a key of the facts that stay the same between runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One measured test: JSON primitives only, with units in the names.
 
-A missing value is ``None``, with the reason in a field of its own.
+A missing value is ``None``, with the reason in a separate field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Severity = Literal["note", "warning", "invalid"]
 
 
 class Flag(StoredStruct, frozen=True):
-    """Something a reader must know about a number. With the severity ``invalid`` the number is no result."""
+    """A fact that readers of a number must know. With the severity ``invalid`` the number is not a result."""
 
     name: str
     severity: Severity
@@ -189,7 +189,7 @@ class PhaseSpan(StoredStruct, frozen=True):
 class PowerTrace(StoredStruct, frozen=True):
     """Power over time in one round, and right before and after it.
 
-    The round is the valid one of median energy; ``start_s`` (monotonic) and ``duration_s`` are its own.
+    The round is the valid one of median energy, with its ``start_s`` (monotonic) and ``duration_s``.
     ``spans`` are its phases in order, and empty if the backend does not report them or if there are too many
     to draw.
     """
@@ -244,7 +244,7 @@ class Procedure(StoredStruct, frozen=True):
 
 
 class RankInfo(StoredStruct, frozen=True):
-    """One worker process as it was observed, not as it was planned.
+    """One worker process as observed, not as planned.
 
     ``host`` is ``localhost`` for the host of pytest. ``workers`` are the pids of processes that the backend
     in this rank started itself.
@@ -276,7 +276,7 @@ class Parallel(StoredStruct, frozen=True):
 class BackendInfo(StoredStruct, frozen=True):
     """The backend that ran, and its settings.
 
-    ``task`` is what it was asked to do and ``generation`` how; ``prompts_digest`` comes from
+    ``task`` is its task and ``generation`` the task's parameters; ``prompts_digest`` comes from
     ``model.prompts.digest_prompts``. They are None or empty for other work.
     """
 
@@ -302,7 +302,7 @@ class Record(StoredStruct, frozen=True):
         boards: Each leased GPU or MIG instance, in the order of ``devices``.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
         comparisons: Verdicts against a baseline.
-        failed_gate: The test passed, and then failed by its budget or by a comparison.
+        failed_gate: Whether the test passed and then failed by its budget or by a comparison.
     """
 
     id: str

@@ -31,7 +31,7 @@ class Tool(StoredStruct, frozen=True):
 
 
 class RunInfo(StoredStruct, frozen=True):
-    """One pytest run. Times are RFC 3339 in UTC; ``complete`` is true if every test had its turn."""
+    """One pytest run. Times are RFC 3339 in UTC; ``complete`` is true if no test was left out."""
 
     id: str
     started_at: str
@@ -103,7 +103,7 @@ def _decode_as(kind: type[AnyReport], data: bytes, origin: str) -> AnyReport:
 
 
 def _decode_error(data: bytes, origin: str, error: msgspec.DecodeError) -> ReportError:
-    """Return the error for data that is no report. A newer version is named as such, not as broken."""
+    """Return the error for data that is not a report. It names a newer version as such, not as broken."""
     if not data.strip():
         return ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
     try:
@@ -236,7 +236,7 @@ def decode_paired_report(data: bytes, origin: str) -> PairedReport:
     """
     if not is_paired_report(data):
         decode_report(data, origin)  # raises if it is no report either
-        raise ReportError(f"{origin}: one report alone; name two to compare, or a file of llenergy ab")
+        raise ReportError(f"{origin}: a single report; name two to compare, or a file of llenergy ab")
     _check_version(msgspec.json.decode(data, type=_Header).schema_version, origin)
     try:
         with pause_garbage_collection():

@@ -49,7 +49,7 @@ def escape_invisible(text: str) -> str:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Replace what an encoding lacks: signs in tables by ASCII of the same width, the rest by escapes."""
+    """Replace characters that an encoding lacks: signs in tables by ASCII as wide, others by escapes."""
     for sign, plain in ASCII_FALLBACKS.items():
         if _lacks(encoding, sign):
             text = text.replace(sign, plain)
@@ -78,7 +78,7 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-#: For the name of a test.
+#: Most characters of the name of a test.
 MAX_NAME_LENGTH = 160
 
 

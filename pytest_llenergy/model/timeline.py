@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank reports about a round: timestamps, counts and floating-point operations, but no energy.
+"""The report of a rank on a round: timestamps, counts and floating-point operations, but no energy.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``, which is one clock for all processes of a host. The process that
 reads the meters can therefore join them with its trace.
@@ -159,7 +159,7 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Reason for unknown FLOPs of a plain function.
 FUNCTION_FLOPS_REASON = (
-    "only those of a backend are counted; a function can use torch.utils.flop_counter itself"
+    "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
 )
 
 

@@ -210,9 +210,7 @@ def test_report_with_duplicate_records_is_refused() -> None:
 
 def test_incomplete_run_is_noted() -> None:
     found = compared(report_of(record_of(), complete=False), report_of(record_of()))
-    assert found.notes == [
-        "base.json is from a run that did not finish; tests that it had not measured are missing"
-    ]
+    assert found.notes == ["base.json is from a run that did not finish; its remaining tests are missing"]
     assert found.base.complete is False
 
 

@@ -294,7 +294,7 @@ WRONG = {
     "crashes-on-a-broken-model": (
         {"code": LOADS.replace("REFUSAL", "os.kill(os.getpid(), signal.SIGSEGV)"), "spec": ANY_MODEL},
         "test_a_broken_model_is_reported_in_one_line",
-        "was killed by SIGSEGV while it was to load ",
+        "was killed by SIGSEGV while loading ",
     ),
     "shows-the-engines-own-error": (
         {"code": LOADS.replace("REFUSAL", "raise KeyError('architectures')"), "spec": ANY_MODEL},
@@ -332,12 +332,12 @@ WRONG = {
     "leaves-the-seed-to-chance": (
         {"code": SAMPLES.replace("NUMBERS", "random.Random()"), "attributes": "why_no_sampling = ''"},
         "test_sampling_depends_only_on_the_seed",
-        "seed=1 draws other tokens the second time; set the seed anew before each run",
+        "seed=1 draws other tokens the second time; set the seed before each run",
     ),
     "ignores-the-seed": (
         {"code": SAMPLES.replace("NUMBERS", "random.Random(0)"), "attributes": "why_no_sampling = ''"},
         "test_sampling_depends_only_on_the_seed",
-        "the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?",
+        "the seeds 1 to 4 draw the same tokens; apply do_sample and seed",
     ),
     "other-weights": (
         {"code": OTHER_WEIGHTS, "attributes": "reference = 'tiny'\nreference_options = {}"},

@@ -298,8 +298,8 @@ class TestLevels:
         result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
         assert result.ret != 0
         assert (
-            "test_it.py::test_it: @pytest.mark.gpus(1) and @pytest.mark.gpus(2, name='L4') stand in one "
-            "place; keep one of them"
+            "test_it.py::test_it: @pytest.mark.gpus(1) and @pytest.mark.gpus(2, name='L4') are on "
+            "the same level; remove one"
         ) in result.stdout.str()
 
     def test_different_marks_of_a_parameter_are_refused(self, run_on_two: Run) -> None:

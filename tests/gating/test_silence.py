@@ -137,7 +137,7 @@ class TestNoSilentPass:
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines(
             [
-                "base.json is from a run that did not finish; tests that it had not measured are missing",
+                "base.json is from a run that did not finish; its remaining tests are missing",
                 "not compared: 1 test with windows of energy_meter only",
             ]
         )

@@ -101,7 +101,7 @@ def test_run_without_a_clean_commit_needs_allow_dirty(
     [
         (
             session(0, record_of(), complete=False),
-            "the run did not finish, and a history has only complete",
+            "the run did not finish; a history has only complete",
         ),
         (session(0, GONE), "none of its 1 tests was measured; nothing to add"),
         (session(0, record_of(joules=[None] * 6, rounds=[])), "none of its 1 tests was measured"),

@@ -102,7 +102,7 @@ def test_step_of_one_test_keeps_the_anchors_of_others(capsys: pytest.CaptureFixt
     [
         (["ffff", "--reason=x"], "no session is of commit ffff; llenergy history add adds one"),
         (["000", "--reason=x"], "commit '000' is too short; give at least 4 characters"),
-        ([commit(1), "--reason= "], "--reason is empty; say why the change is accepted"),
+        ([commit(1), "--reason= "], "--reason is empty; state why the change is accepted"),
     ],
 )
 def test_invalid_step_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_ambiguous_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     other = session(2, record_of())
     keep(msgspec.structs.replace(other, source=msgspec.structs.replace(other.source, commit="0001d" * 8)))
     assert main(["history", "accept", "0001", "--reason=x"]) == 2
-    assert "sessions of 2 commits are of commit 0001; give more letters" in capsys.readouterr().err
+    assert "0001 abbreviates 2 commits with sessions; give more letters" in capsys.readouterr().err
 
 
 def test_a_change_is_told_near_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +205,7 @@ def test_test_ids_are_escaped_in_markdown(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], ".llenergy/history: no session is there; llenergy history add REPORT adds one"),
+        ([], ".llenergy/history: it has no session; llenergy history add REPORT adds one"),
         (["--metric=joules"], "unknown metric 'joules'; choose from: "),
     ],
 )
@@ -219,7 +219,7 @@ def test_empty_history_or_unknown_metric_is_an_error(
 def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     keep(day_of(0))
     assert main(["history", "show", "test_x"]) == 2
-    assert "no session has test_x; llenergy history show lists what there is" in capsys.readouterr().err
+    assert "no session has test_x; llenergy history show lists all tests" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_report_page_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> None
     assert all(commit(day)[:10] in text for day in range(10))
     assert main(["report", "last.json", "--html", "page.html", "--history", "nowhere"]) == 2
     assert capsys.readouterr().err == (
-        "llenergy: nowhere: no session is there; llenergy history add REPORT adds one\n"
+        "llenergy: nowhere: it has no session; llenergy history add REPORT adds one\n"
     )
 
 

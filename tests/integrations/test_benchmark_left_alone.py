@@ -89,7 +89,7 @@ class TestNotMeasured:
         bench("def test_it(benchmark):\n    pass\n", "-Wdefault").assert_outcomes(passed=1, warnings=1)
         (record,) = read_report()["records"]
         assert (record["status"], record["rounds"]) == ("invalid", [])
-        assert record["reason"] == "the test asks for the fixture benchmark and has not called it"
+        assert record["reason"] == "the test requests the fixture benchmark but did not call it"
 
     def test_failed_benchmark_is_recorded_and_the_next_is_measured(
         self, bench: Callable[..., pytest.RunResult], read_report: Read

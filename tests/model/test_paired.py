@@ -71,7 +71,7 @@ def test_data_that_is_no_paired_report_is_refused(change: dict[str, object], tol
     [
         (
             encode_report(REPORT),
-            "one report alone; name two to compare, or a file of llenergy ab",
+            "a single report; name two to compare, or a file of llenergy ab",
         ),
         (b"", "empty, expected a JSON report of pytest --energy-report"),
         (

@@ -170,9 +170,7 @@ def test_estimates_and_interrupted_runs_are_labelled() -> None:
     head = report_of(record_of(joules=scaled(1.2, LEVEL), meters=meters))
     text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion()]))
     assert "J/token (estimated) |" in text
-    assert (
-        "**base.json is from a run that did not finish; tests that it had not measured are missing**" in text
-    )
+    assert "**base.json is from a run that did not finish; its remaining tests are missing**" in text
 
 
 def test_a_comparison_without_tests_has_a_title() -> None:
