@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be used: inventory, visibility, leases."""
+"""Devices of the host: inventory, visibility and leases."""

@@ -32,9 +32,9 @@ EQUAL_BYTES = 16 * 2**20
 
 
 class ShortageError(DeviceError):
-    """There are fewer GPUs than requested, or the environment hides them all.
+    """Fewer GPUs fit than the test requests, or the environment hides them all.
 
-    This is a reason to skip, not a fault. Any other ``DeviceError`` is a fault.
+    This is a reason to skip the test, not a fault. Any other ``DeviceError`` is a fault.
     """
 
 
@@ -44,7 +44,7 @@ def select_devices(
     environment: Mapping[str, str] = os.environ,
     warm: Collection[str] = (),
 ) -> Lease:
-    """Select the devices that a test prefers, and as ``choices`` all that would do, the preferred first.
+    """Select the devices that a test prefers, and list all suitable ones in ``choices``, preferred first.
 
     A MIG instance counts as a GPU.
 
@@ -56,8 +56,7 @@ def select_devices(
 
     Raises:
         ShortageError: Fewer GPUs fit than requested and the mark has no fallback, or the environment cannot
-        be
-            parsed.
+            be parsed.
         DeviceError: The driver or a board does not answer, or ``selection`` names a missing device.
     """
     if request is None:
@@ -74,7 +73,7 @@ def select_devices(
     on_purpose = hidden is not None and not _read_visible(environment, inventory).reason
     is_missed = request.mig is not None or len(fitting) + len(inventory.lost) >= request.n
     if inventory.lost and is_missed and not on_purpose:
-        # The test might have had the lost board: to skip it or to run on the CPU would hide the fault.
+        # The test might use the lost board: skipping it or running on the CPU would hide the fault.
         shortage = _explain_shortage(request, fitting, leasable.uuids, leasable.reason, inventory)
         raise DeviceError("; ".join(([shortage] if inventory.boards else []) + [*inventory.lost.values()]))
     if request.fallback == CPU:
@@ -88,7 +87,7 @@ def select_devices(
 def request_visible(
     selection: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> GpuRequest | None:
-    """Return a request for all GPUs that a process may use, or None if there are none.
+    """Return a request for all GPUs that this process may use, or None if it may use none.
 
     Raises:
         ShortageError: As for ``select_devices``.
@@ -101,9 +100,9 @@ def request_visible(
 def list_leasable(
     inventory: Inventory, selection: str | None, environment: Mapping[str, str], *, instances: bool = False
 ) -> VisibleDevices:
-    """Return the devices that tests may lease, and why they are fewer than the host has.
+    """Return the devices that tests may lease, and why others of the host are excluded.
 
-    Of boards that MIG divides, only the instances can be leased. They are, if the request is for
+    A board that MIG divides cannot be leased. Its instances can be leased if the request is for
     ``instances``, if the user names them, or if the host has nothing else.
 
     Raises:
@@ -125,10 +124,10 @@ def list_leasable(
 def _sort_by_preference(
     uuids: Sequence[str], inventory: Inventory, warm: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Sort devices: those with ranks that wait for work first, then by memory in use.
+    """Sort devices: those with idle ranks of this run first, then by memory in use.
 
-    Devices within ``EQUAL_BYTES`` of the least count as equal and keep the order of the environment. A device
-    whose memory is unknown comes last.
+    Devices within ``EQUAL_BYTES`` of the smallest use count as equal and keep the order of the environment. A
+    device with unknown use comes last.
     """
     used_bytes = [used for used in map(inventory.used_bytes.get, uuids) if used is not None]
     equal_bytes = min(used_bytes, default=0) + EQUAL_BYTES
@@ -141,7 +140,7 @@ def _sort_by_preference(
 
 
 def _prefer_one_model(leases: Sequence[Lease], n: int) -> Sequence[Lease]:
-    """Return those of one model if there are enough of it, or else all.
+    """Return the devices of one model if it has enough, or else all devices.
 
     A test on several models would be as slow as the slowest, and its energy could not be compared with that
     of a test on other boards.
@@ -160,7 +159,7 @@ def _lease_one(uuid: str, inventory: Inventory) -> Lease:
 
 
 def _fits(request: GpuRequest, device: Board, inventory: Inventory) -> bool:
-    """Return whether a device meets the request. Unknown memory is not enough."""
+    """Return whether a device meets the request. Unknown memory does not meet a memory requirement."""
     return (
         _has_name(request, device)
         and _has_profile(request, device, inventory)
@@ -184,9 +183,9 @@ def _replace_divided(
 ) -> VisibleDevices:
     """Replace boards that MIG divides by their instances, or leave them out.
 
-    CUDA shows the instances, never the whole of such a board. Instances that nobody requested are not mixed
-    with boards: tests would get either, and their energy could not be compared. A list of boards allows no
-    more instances than CUDA would show of them; ``all_instances`` is for when the user made no such list.
+    CUDA shows the instances, never the whole of such a board. Instances are not mixed with boards unless they
+    were requested: tests would get either, and their energy could not be compared. A list of boards allows no
+    more of their instances than CUDA would show; ``all_instances`` allows all if the user made no such list.
     """
     divided = [uuid for uuid in uuids if inventory.instances_of(uuid)]
     empty = [uuid for uuid in uuids if uuid in inventory.mig_enabled and uuid not in divided]
@@ -213,7 +212,7 @@ def _read_visible(environment: Mapping[str, str], inventory: Inventory) -> Visib
     try:
         return parse_visible_devices(environment, inventory)
     except DeviceError as error:
-        # The environment assigns no GPU that can be identified; whoever sets it must correct that.
+        # The environment assigns no identifiable GPU, which is not a fault of the host.
         raise ShortageError(str(error)) from None
 
 
@@ -234,7 +233,7 @@ def _refuse_shifted_numbers(
 def _explain_all_hidden(
     inventory: Inventory, selection: str | None, environment: Mapping[str, str]
 ) -> str | None:
-    """Explain why the environment allows no board; None if it allows some, or there are none."""
+    """Explain why the environment allows no board; None if it allows a board or the host has none."""
     if selection is not None or not inventory.boards:
         return None
     visible = _read_visible(environment, inventory)
@@ -244,7 +243,7 @@ def _explain_all_hidden(
 def _explain_restriction(
     inventory: Inventory, selection: str | None, environment: Mapping[str, str], reason: str | None
 ) -> str | None:
-    """Add to a reason which list leaves boards out, and how to override it."""
+    """Extend a reason with the list that excludes boards and the way to override it."""
     if selection is not None:
         chosen = None if selection == "all" else f"--energy-gpus={selection} chooses these"
         return "; ".join(filter(None, (chosen, reason))) or None
@@ -269,7 +268,7 @@ def _explain_shortage(
         request: What the test requests.
         fitting: The leasable devices that fit.
         leasable: The devices that tests may lease.
-        reason: Why these are not all devices of the host.
+        reason: Why tests may not lease other devices of the host.
         inventory: What the driver shows.
     """
     if not inventory.boards:
@@ -297,7 +296,7 @@ def _explain_shortage(
 
 
 def _describe_mismatch(request: GpuRequest, device: Board, inventory: Inventory) -> str:
-    """Describe what this device has instead of what was requested."""
+    """Describe the property of this device that does not meet the request."""
     if not _has_name(request, device):
         return device.name
     if not _has_profile(request, device, inventory):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD boards as AMD SMI lists them: an optional part of the inventory (extra ``amd``).
 
-They are listed and measured; tests lease NVIDIA boards only. Nothing here initialises HIP.
+These boards can be listed and measured, but tests lease only NVIDIA boards. This module never initialises
+HIP.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MICRO, MIB = 1e-6, 1 << 20
 
 @dataclass(frozen=True)
 class AmdBoard:
-    """A board, with the UUID of AMD SMI. Sizes are bytes; None stands for what AMD SMI does not report."""
+    """A board, with the UUID of AMD SMI and sizes in bytes. Values that AMD SMI does not report are None."""
 
     uuid: str
     name: str | None
@@ -66,13 +67,13 @@ def import_amdsmi() -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of AMD SMI, which may have several lines, as one."""
+    """Return the message of an AMD SMI error, which may have several lines, as one line."""
     return " ".join(str(error).split())
 
 
 def _board(smi: Any, handle: Any) -> AmdBoard:
     def read(function: Callable[[Any], Any]) -> Any:
-        # In a virtual machine most of these fail.
+        # Most of these queries fail in a virtual machine.
         with contextlib.suppress(smi.AmdSmiException):
             return function(handle)
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The condition of a board while it works: temperature, clock, throttling, and the processes on it."""
+"""The condition of a board at work: temperature, clock, throttling, and its processes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class BoardProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class Condition:
-    """A board at one moment.
+    """The condition of a board at one moment.
 
-    What the driver does not report is None, or missing from ``throttled_s``. That counts seconds of
-    throttling by reason since an arbitrary moment, so only differences are meaningful.
+    Values that the driver does not report are None, or missing from ``throttled_s``, which counts seconds of
+    throttling by reason since an arbitrary moment, so that only differences are meaningful.
     """
 
     temperature_c: float | None = None
@@ -48,9 +48,9 @@ class Condition:
 
 
 class ConditionReader:
-    """Reads the condition of boards, which it keeps open.
+    """Reads the condition of boards, which stay open.
 
-    A MIG instance has the condition of its board, and its own processes.
+    The condition of a MIG instance is that of its board, except for the processes, which are its own.
 
     Raises:
         DeviceError: There is no driver, or a board does not answer.
@@ -101,7 +101,7 @@ class ConditionReader:
 
 
 def list_processes(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
-    """Return all processes that compute or draw on a board or instance, directly or through MPS.
+    """Return all processes that compute or render on a board or instance, directly or through MPS.
 
     None if the driver does not report them.
     """
@@ -122,7 +122,7 @@ def list_processes(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
 
 def _read_process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
     if not sees_all_pids(proc):
-        # The pid is from another namespace; here it may name another process.
+        # The pid is from another namespace; in this one it may be that of another process.
         return None
     try:
         return (proc / str(pid) / "comm").read_text(errors="replace").strip()
@@ -135,13 +135,13 @@ def find_foreign_processes(
 ) -> tuple[BoardProcess, ...] | str:
     """Return the processes on a board that this run did not start, or the reason why they are unknown.
 
-    NVML numbers processes as the first PID namespace does. Inside a container its numbers mean nothing, and
-    an empty list may hide processes. A process that ``proc`` does not show may be one of this run that has
-    just ended.
+    NVML reports process ids of the first PID namespace. Inside a container these ids are meaningless, and an
+    empty list may hide processes. A process that ``proc`` does not show may belong to this run and have just
+    ended.
 
     Args:
         condition: The board.
-        own_pids: Processes of this run; by default this process and all that it started.
+        own_pids: Processes of this run; by default this process and its descendants.
         proc: Where the proc file system is mounted.
     """
     if condition.processes is None:
@@ -169,7 +169,7 @@ def sees_all_pids(proc: Path = Path("/proc")) -> bool:
 
 
 def own_process_tree(roots: Collection[int] = ()) -> set[int]:
-    """Return the ids of this process, of ``roots``, and of all living processes that they started."""
+    """Return the ids of this process, of ``roots``, and of all their living descendants."""
     import psutil
 
     pids = {os.getpid(), *roots}

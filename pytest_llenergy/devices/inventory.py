@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which NVIDIA GPUs the host has, read through NVML.
+"""NVIDIA GPUs of the host, read through NVML.
 
-CUDA is never asked: it would freeze ``CUDA_VISIBLE_DEVICES`` in this process.
+CUDA is never used, since it would fix ``CUDA_VISIBLE_DEVICES`` in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_llenergy.model.environment import Board
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the driver shows.
+    """Boards and MIG instances that the driver shows.
 
     Attributes:
         boards: Boards in PCI order.
@@ -27,10 +27,10 @@ class Inventory:
         driver: Driver version.
         mig_enabled: UUIDs of the boards in MIG mode, with or without instances.
         used_bytes: Memory in use by UUID, where the driver reports it.
-        driver_missing: Why there is no driver.
+        driver_missing: Why no driver is available; None if one is.
         lost: Error by PCI position for each board that is lost. Such a board keeps its position and is not in
             ``boards``.
-        errors: Everything else that failed; see ``read_answering``.
+        errors: Messages of all other failures; see ``read_answering``.
     """
 
     boards: tuple[Board, ...] = ()
@@ -52,7 +52,7 @@ class Inventory:
         return next((instance for instance in self.instances if instance.uuid == uuid), None)
 
     def instances_of(self, uuid: str) -> tuple[Instance, ...]:
-        """Return the instances of a board. A board that has any cannot be used as a whole."""
+        """Return the instances of a board. A board with instances cannot be used as a whole."""
         return tuple(instance for instance in self.instances if instance.board == uuid)
 
     def index(self, uuid: str) -> int:
@@ -80,19 +80,19 @@ class _LostError(DeviceError):
 
 
 def read_inventory(*, without_lost: bool = False) -> Inventory:
-    """Read all boards and MIG instances; without a driver there are none.
+    """Read all boards and MIG instances. Without a driver the inventory is empty.
 
     Args:
         without_lost: Leave lost boards out instead of failing.
 
     Raises:
-        DeviceError: A board or instance does not answer. To skip it would shift the positions of the others.
+        DeviceError: A board or instance does not answer. Skipping it would shift the positions of the others.
     """
     return _read_inventory(_LostError if without_lost else ())
 
 
 def read_answering() -> Inventory:
-    """Read what answers, for display only. ``lost`` and ``errors`` explain the rest; nothing is raised."""
+    """Read all boards that answer, for display only. ``lost`` and ``errors`` have the failures."""
     try:
         return _read_inventory(DeviceError)
     except DeviceError as error:
@@ -149,7 +149,7 @@ def _read_used(module: Any, uuid: str, version: int | None) -> int:
 def _list_boards(
     session: Session, tolerated: type[DeviceError] | tuple[()], lost: dict[int, str]
 ) -> list[Board]:
-    """Return the boards that answer, and note in ``lost`` those whose error is tolerated."""
+    """Return the boards that answer. Adds the tolerated errors of others to ``lost``."""
     module, boards = session.module, []
     try:
         count = int(module.nvmlDeviceGetCount())

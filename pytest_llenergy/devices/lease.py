@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lease: the devices that belong to one test while it runs, and the locks that it needs."""
+"""A lease: the devices that one test holds while it runs, and the locks on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CPU = "cpu"
 
 
 class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
-    """A lock on a device, exclusive or shared with other shared locks.
+    """A lock on a device, either exclusive or compatible with other shared locks.
 
-    A test that has a MIG instance locks the instance exclusively and its board shared. So an instance and its
-    whole board exclude each other, and two instances of one board do not.
+    A test on a MIG instance locks the instance exclusively and its board shared. Thus an instance and its
+    whole board exclude each other, but two instances of one board do not.
 
     Attributes:
         device: Full UUID of a board or MIG instance, or ``cpu``.
@@ -34,7 +34,7 @@ class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
 
 
 def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> bool:
-    """Return whether a lock of one side excludes one of the other."""
+    """Return whether any lock of ``first`` conflicts with any lock of ``second``."""
     by_device: dict[str, list[DeviceLock]] = {}
     for lock in first:
         by_device.setdefault(lock.device, []).append(lock)
@@ -44,7 +44,7 @@ def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> b
 class LockRequest(msgspec.Struct, frozen=True):
     """A request for all locks of ``always``, and for ``n`` of the ``choices``.
 
-    A choice is one device, with every lock that it takes; the lock of the device itself comes first.
+    A choice is one device with all locks that it needs; the lock of the device itself comes first.
     """
 
     always: tuple[DeviceLock, ...] = ()
@@ -52,13 +52,13 @@ class LockRequest(msgspec.Struct, frozen=True):
     choices: tuple[tuple[DeviceLock, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for an impossible request: tickets of other processes may hold anything."""
+        """Raise ``ValueError`` for an invalid request, as a ticket of another process may contain."""
         if self.n < 0 or not all(self.choices):
             raise ValueError("a request needs n >= 0 and choices that are not empty")
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that the request names; not the board of an instance, which is shared."""
+        """The devices that the request names, without the boards of MIG instances, which are shared."""
         named = [lock.device for lock in self.always if not lock.shared]
         named += [choice[0].device for choice in self.choices]
         return tuple(dict.fromkeys(named))
@@ -76,8 +76,8 @@ class LockRequest(msgspec.Struct, frozen=True):
         """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""
         if not is_possible(self.always):
             return None
-        found = [index for index, choice in enumerate(self.choices) if is_possible(choice)]
-        return tuple(found[: self.n]) if len(found) >= self.n else None
+        possible = [index for index, choice in enumerate(self.choices) if is_possible(choice)]
+        return tuple(possible[: self.n]) if len(possible) >= self.n else None
 
     def locks(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
         """Return all locks of these choices, each once, sorted the same way for every request."""
@@ -87,16 +87,16 @@ class LockRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Lease:
-    """Devices that belong to one test while it runs.
+    """Devices that one test holds while it runs.
 
     ``devices`` names one device per rank: the full UUID of a GPU or MIG instance, or ``cpu`` for each CPU
     rank. ``boards`` describes each leased GPU, ``indices`` gives its place in PCI order, and ``divided``
     names the boards that leased MIG instances are part of. ``fallback`` is ``"cpu"`` if GPUs were requested
     and the mark allowed CPU ranks instead.
 
-    Before the locks are taken, a lease is a plan: ``devices`` are the preferred ones, and ``choices`` are all
-    that would do, each as a lease of its own, the preferred first. Without choices the test needs exactly
-    ``devices``. Those that are taken keep the ``order`` of the environment.
+    Before the locks are taken, a lease is a plan: ``devices`` are the preferred devices, and ``choices`` has
+    a lease for each suitable device, the preferred first. Without choices the test needs exactly ``devices``.
+    The devices taken keep the ``order`` of the environment.
     """
 
     devices: tuple[str, ...]
@@ -126,8 +126,8 @@ class Lease:
     def locks(self) -> tuple[DeviceLock, ...]:
         """Exclusive locks on the devices, and shared locks on the boards of leased instances.
 
-        Tests on sibling instances run at the same time. Both measure the energy of the whole board, which the
-        flag ``shared-board`` states.
+        Tests on sibling instances may run at the same time. Both then measure the energy of the whole board,
+        which the flag ``shared-board`` reports.
         """
         devices = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
         return (*devices, *(DeviceLock(board, shared=True) for board in self.divided))
@@ -150,7 +150,7 @@ class Lease:
 
 
 def join_leases(leases: Sequence[Lease]) -> Lease:
-    """Return one lease of the devices of several."""
+    """Return one lease with the devices of several leases."""
     return Lease(
         devices=tuple(device for lease in leases for device in lease.devices),
         boards=tuple(board for lease in leases for board in lease.boards),

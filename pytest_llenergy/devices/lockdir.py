@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock directory that all users of a host share: how it is found, and which directories are refused."""
+"""Find the lock directory that all users of a host share, and reject unsafe directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pytest_llenergy.errors import DeviceError
 
 LOCK_DIR_VARIABLE = "LLENERGY_LOCK_DIR"
 
-#: Tried in this order; the same for every user, whatever their TMPDIR. Administrators may create the first.
+#: Tried in this order, which is the same for every user, whatever their TMPDIR. Administrators may create the
+#: first.
 #: Not /dev/shm: systemd-logind removes a user's files there at logout (``RemoveIPC=``, logind.conf(5)).
 CANDIDATES = ("/run/lock/llenergy", "/run/lock", "/tmp", "/private/tmp")
 
@@ -26,7 +27,7 @@ FILE_PREFIX = "llenergy-"
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-#: File systems whose locks are visible to other hosts, or to nobody. FUSE may be anything, including sshfs.
+#: File systems whose locks other hosts see, or nobody sees. FUSE may be anything, including sshfs.
 NETWORK_FILE_SYSTEMS = (
     r"(nfs4?|cifs|smb3|smbfs|ncpfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|coda|9p|fuse(\..*)?)$"
 )
@@ -37,7 +38,7 @@ CONTAINER_MARKERS = (".dockerenv", "run/.containerenv")
 
 @dataclass(frozen=True)
 class LockDirectory:
-    """The open lock directory. All access goes through ``descriptor``, even if the path is replaced."""
+    """The open lock directory. All access uses ``descriptor``, so that replacing the path has no effect."""
 
     path: Path
     descriptor: int
@@ -62,7 +63,7 @@ class LockDirectory:
 
 
 class _UnfitError(DeviceError):
-    """No user can share the directory; the next candidate may be tried."""
+    """The directory is unsuitable for every user, so that the next candidate may be tried."""
 
 
 def open_lock_directory(
@@ -72,15 +73,15 @@ def open_lock_directory(
 ) -> LockDirectory:
     """Open ``LLENERGY_LOCK_DIR``, or the first candidate that every user of the host would accept.
 
-    An acceptable directory is no symbolic link, lies on a local file system, belongs to root (or to this user
-    if the variable names it), and protects files from removal by others: it is sticky, or closed to others. A
-    candidate must also be open to others.
+    An acceptable directory is not a symbolic link, is on a local file system, belongs to root (or to this
+    user if the variable names it), and protects files from removal by others: it is sticky, or not writable
+    by others. A candidate must also be writable by others.
 
     Returns:
         The open directory, which the caller closes.
 
     Raises:
-        DeviceError: No directory is acceptable, or this user has no access to the one that others share.
+        DeviceError: No directory is acceptable, or this user cannot access the shared one.
     """
     named = environment.get(LOCK_DIR_VARIABLE)
     if named:
@@ -106,7 +107,7 @@ def _check_name(named: str) -> None:
         # Two runs from different directories would lock different files for one board.
         raise DeviceError(f"{LOCK_DIR_VARIABLE}={named!r} is not an absolute path")
     if not named.isprintable():
-        # Messages name the directory, and a message is one line.
+        # Messages, which are one line each, name the directory.
         raise DeviceError(f"{LOCK_DIR_VARIABLE}={named!r} contains unprintable characters")
 
 
@@ -146,7 +147,7 @@ def _permission_error(label: str, action: str, remedy: str) -> DeviceError:
 
 
 def _explain_closed(path: Path, named: bool) -> str | None:
-    """Explain why no other user shares a directory that cannot be opened; None if others may."""
+    """Explain why other users cannot share a directory that this user cannot open; None if they may."""
     try:
         return _find_fault(path.lstat(), named)
     except OSError:
@@ -210,27 +211,27 @@ def _parse_mount(line: str) -> Mount:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)
 
 
 def explain_uncoordinated(directory: Path, root: Path = Path("/")) -> str | None:
     """Explain why leases in this directory are invisible to the rest of the host; None if they are visible.
 
-    They are invisible in a container that does not share the directory with the host. Tests pass another
-    ``root``.
+    They are invisible if this is a container that does not share the directory with the host. ``root``
+    differs only in tests.
     """
-    sign = detect_container(root)
-    if sign is None or _is_mounted_from_host(find_mount(directory, root / "proc/self/mountinfo")):
+    evidence = detect_container(root)
+    if evidence is None or _is_mounted_from_host(find_mount(directory, root / "proc/self/mountinfo")):
         return None
     return (
-        f"GPU leases are not coordinated with the host: this is a container ({sign}) that does not share "
+        f"GPU leases are not coordinated with the host: this is a container ({evidence}) that does not share "
         f"{directory} with the host; mount a directory of the host, such as "
         f"-v {CANDIDATES[0]}:{CANDIDATES[0]}, and set {LOCK_DIR_VARIABLE} to it"
     )
 
 
 def detect_container(root: Path = Path("/")) -> str | None:
-    """Return the sign that this is a container, or None if there is none."""
+    """Return the evidence that this process runs in a container, or None."""
     for marker in CONTAINER_MARKERS:
         if (root / marker).exists():
             return f"/{marker}"
@@ -244,8 +245,8 @@ def detect_container(root: Path = Path("/")) -> str | None:
 def _is_mounted_from_host(mount: Mount | None) -> bool:
     """Return whether the mount shows part of a file system or a whole disk.
 
-    The file systems in memory that container runtimes create are mounted whole. A runtime's own ``/dev/shm``
-    has the source ``shm``; that of the host (``--ipc=host``) has another.
+    The in-memory file systems that container runtimes create are mounted whole. A ``/dev/shm`` of the runtime
+    has the source ``shm``; the one of the host (``--ipc=host``) has another source.
     """
     if mount is None or mount.point == Path("/"):
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One lock file per device; the kernel's ``flock`` decides who holds it.
+"""Lock devices with one file each; the kernel's ``flock`` decides which process holds the lock.
 
 Lock files are created once, never removed, and stay empty. They are opened for reading only, so that every
 user can lock a file that another user created.
@@ -23,13 +23,13 @@ from pytest_llenergy.devices.lockdir import FILE_PREFIX, LOCK_DIR_VARIABLE, READ
 from pytest_llenergy.devices.timeouts import LOCK_FILE_RETRY_S
 from pytest_llenergy.errors import DeviceError
 
-#: Non-blocking: opening must not wait for the other end of a named pipe that stands in the file's place.
+#: Non-blocking, so that opening does not wait for the other end if the file was replaced by a named pipe.
 OPEN_FLAGS = READ_FLAGS | os.O_NONBLOCK
 
-#: Readable by all, whatever the umask: others could not lock a file that they cannot open.
+#: Readable by all, whatever the umask, since others cannot lock a file that they cannot open.
 FILE_MODE = 0o644
 
-#: Another process may create, replace or remove the file between two of our system calls.
+#: Number of attempts, since another process may create, replace or remove the file between two system calls.
 ATTEMPTS = 10
 
 #: ``renameat2``: fail if the new name is taken (Linux: include/uapi/linux/fs.h).
@@ -58,7 +58,7 @@ def try_lock(directory: LockDirectory, lock: DeviceLock) -> int | None:
             return None
         if is_current(directory, name, descriptor):
             return descriptor
-        # The file was removed meanwhile: a lock on a file that others cannot find excludes nobody.
+        # The file has been removed: a lock on a file that others cannot find excludes nobody.
         os.close(descriptor)
     raise DeviceError(
         f"lock file {directory.path / name} is removed again and again; stop what removes it, or set "
@@ -80,7 +80,7 @@ def unlock(lock: DeviceLock, descriptor: int) -> None:
     if lock.device == CPU:
         # Frees the CPU even if another process still has a copy of the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    # A GPU is not unlocked explicitly: it stays locked while processes that use it have copies.
+    # A GPU is not unlocked explicitly: it stays locked while other processes that use it have copies.
     os.close(descriptor)
 
 
@@ -94,13 +94,13 @@ def is_current(directory: LockDirectory, name: str, descriptor: int) -> bool:
 
 
 def check_lock_file(directory: LockDirectory, device: str) -> None:
-    """Raise ``DeviceError`` if the lock file of a device cannot be trusted. Does not create a missing one."""
+    """Raise ``DeviceError`` if the lock file of a device exists and cannot be trusted."""
     with suppress(FileNotFoundError):
         os.close(open_lock_file(directory, lock_name(device), create=False))
 
 
 def open_lock_file(directory: LockDirectory, name: str, *, create: bool = True) -> int:
-    """Open a lock file, and create a missing one.
+    """Open a lock file; create it if it is missing.
 
     Raises:
         DeviceError: The file cannot be trusted, or cannot be opened.
@@ -164,7 +164,7 @@ def _open_or_create(directory: LockDirectory, name: str) -> int:
         return _open(directory, name)
     except FileNotFoundError:
         pass
-    # Named like a ticket that is being created: if this process dies here, the file is removed like one.
+    # Named like a new ticket, so that it is removed as an abandoned ticket if this process dies now.
     temporary = f"{FILE_PREFIX}new-{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
     descriptor = _create(directory, temporary)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take devices, all or none, in turn with every other process of the host.
+"""Lock devices, all or none, in turn with every other process of the host.
 
-The kernel's ``flock`` on the file of a device decides who has it (``lockfiles``), so a process that dies
-leaves nothing to clean up. Tickets decide who goes first (``queue``).
+The kernel's ``flock`` on the file of a device decides which process holds it (``lockfiles``), so a process
+that dies leaves nothing to clean up. Tickets decide the order (``queue``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytest_llenergy.devices.timeouts import (
 )
 from pytest_llenergy.errors import DeviceError
 
-#: Everything that this process holds. Locks belong to the process, so their list does too.
+#: All leases that this process holds. Locks belong to a process, so their list is global to it.
 _held: list[Held] = []
 
 
@@ -55,9 +55,9 @@ class Holding(Protocol):
 
 
 class Held:
-    """Devices that this process holds until ``release``, or until it and all who share its descriptors end.
+    """Devices held until ``release``, or until this process and all others with its descriptors end.
 
-    While ``idle`` they serve no test, and their user must release them when another process queues for them.
+    While ``idle``, the devices serve no test, and must be released when another process queues for them.
 
     Attributes:
         chosen: Indices of the choices of the request that were taken.
@@ -82,19 +82,20 @@ class Held:
 
     @property
     def locks(self) -> tuple[DeviceLock, ...]:
-        """What is held."""
+        """The locks that are held."""
         return tuple(self._locks)
 
     @property
     def directory(self) -> LockDirectory:
-        """The lock directory, which stays open while anything is held."""
+        """The lock directory, which stays open while any lock is held."""
         return self._directory
 
     def lend_descriptors(self) -> tuple[int, ...]:
-        """Return descriptors for processes that use the GPUs; while one of them has these, the lease lasts.
+        """Return descriptors for processes that use the GPUs. The lease lasts while any of them is open.
 
-        End these processes before ``release``; what they leave running keeps its GPUs. The CPU is never lent:
-        a process left running there would block every test of the host, including tests on GPUs.
+        End these processes before ``release``; a process left running keeps its GPUs locked. The lock of the
+        CPU is never lent: a process left running would block every test of the host, including tests on
+        GPUs.
         """
         gpus = tuple(descriptor for lock, descriptor in self._locks.items() if lock.device != CPU)
         if not gpus or self._ticket is None:
@@ -103,7 +104,7 @@ class Held:
         return (*gpus, self._ticket.descriptor)
 
     def intact(self) -> bool:
-        """Return whether the lock files still exist. A removed one has kept nobody else out."""
+        """Return whether the lock files still exist. A removed file does not exclude other processes."""
         return all(
             is_current(self._directory, lock_name(lock.device), descriptor)
             for lock, descriptor in self._locks.items()
@@ -115,7 +116,7 @@ class Held:
         self._show(test)
 
     def mark_idle(self) -> None:
-        """Show that no test uses the devices now: ranks wait on them for the next one."""
+        """Show that no test uses the devices, on which ranks wait for the next test."""
         self.idle = True
         if self._ticket is not None:
             self._show(f"idle ranks of {self._ticket.test}")
@@ -127,7 +128,7 @@ class Held:
                 self._ticket.set_test(test)
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
-        """Release all other locks; everything if none of these is held."""
+        """Release all locks except the wanted ones. Without any left, the lease ends."""
         if self._ticket is None or os.getpid() != self._pid:
             return
         unwanted = [lock for lock in self._locks if lock not in wanted]
@@ -158,7 +159,7 @@ class Held:
 
 
 class Borrowed:
-    """Part of what this process already holds, by one lease or several; it ends with these."""
+    """Some of the locks that leases of this process already hold. It ends with these leases (owners)."""
 
     def __init__(
         self, owners: Sequence[Held], locks: tuple[DeviceLock, ...], chosen: tuple[int, ...]
@@ -177,10 +178,10 @@ class Borrowed:
         return all(owner.intact() for owner in self._owners)
 
     def assign_to(self, test: str) -> None:
-        """Do nothing: the owners' tickets name the test that this one is part of."""
+        """Do nothing: the tickets of the owners already name the running test."""
 
     def mark_idle(self) -> None:
-        """Do nothing: the owners' own test goes on, so the devices are not idle."""
+        """Do nothing: the test of the owners continues, so the devices are not idle."""
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
         """Forget the other locks; the owners keep them."""
@@ -202,10 +203,10 @@ def acquire(
     open_directory: Callable[[], LockDirectory] = open_lock_directory,
     on_wait: Callable[[str], None] = ignore_message,
 ) -> Holding:
-    """Take the devices of a request, all or none, and wait in turn for them.
+    """Lock the devices of a request, all or none, and wait in turn for them.
 
-    A process that already holds devices gets part of these at once, and an error for any other: if two
-    processes each hold devices and wait for those of the other, both wait for ever.
+    A process that already holds devices may borrow from these at once, but gets an error for any other: two
+    processes that each hold devices and wait for those of the other would deadlock.
 
     Args:
         request: The locks to take.
@@ -215,7 +216,7 @@ def acquire(
         on_wait: Called every few seconds of the wait with one line that names the obstacles.
 
     Raises:
-        DeviceError: The wait was in vain; the message names all holders. Or the lock directory or a lock file
+        DeviceError: The wait timed out (the message names all holders), or the lock directory or a lock file
             cannot be trusted.
     """
     borrowed = _borrow(request)
@@ -246,7 +247,7 @@ def acquire(
 
 
 def _borrow(request: LockRequest) -> Borrowed | None:
-    # A test on warm ranks has two leases: one of their boards, and one of the CPU.
+    # A test on warm ranks has two leases: one for their boards, and one for the CPU.
     owners = [held for held in _held if not held.idle]
     if not owners:
         return None
@@ -294,10 +295,10 @@ def _try_lock_all(
     is_blocked: Callable[[tuple[DeviceLock, ...]], bool],
     locks: dict[DeviceLock, int],
 ) -> tuple[tuple[int, ...] | None, tuple[DeviceLock, ...]]:
-    """Lock all that the request needs, into ``locks``, or nothing.
+    """Take all locks that the request needs, or none, and add them to ``locks``.
 
     Returns:
-        The indices of the choices that were taken, or None, and the locks that others hold.
+        The indices of the choices that were taken, or None; and the locks that other processes hold.
     """
     refused: list[DeviceLock] = []
 

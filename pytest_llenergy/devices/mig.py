@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG instances: the parts that a board can be divided into, each a device to CUDA."""
+"""MIG instances: parts of a divided board, each of which is a device to CUDA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_INSTANCES = (
 )
 
 #: From this driver version on, a process sees one compute instance of each GPU instance; before, only one in
-#: all (NVIDIA MIG user guide, "CUDA Device Enumeration").
+#: total (NVIDIA MIG user guide, "CUDA Device Enumeration").
 SEVERAL_FROM_DRIVER = 570
 
 #: Profile names round memory to eighths of the board's (NVIDIA go-nvlib, ``getMigMemorySizeGB``).
@@ -50,7 +50,7 @@ class Instance:
 
     @property
     def legacy_name(self) -> str:
-        """Name that drivers before 470 gave it; CUDA still accepts it."""
+        """Name of the instance with drivers before 470, which CUDA still accepts."""
         return f"{MIG_PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
 
     @property
@@ -60,7 +60,7 @@ class Instance:
 
 
 def shown_to_one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Instance, ...]:
-    """Return those of the instances that CUDA shows to one process, in the same order."""
+    """Return the instances that CUDA shows to one process, in the given order."""
     major = (driver or "").partition(".")[0]
     if not major.isdecimal() or int(major) < SEVERAL_FROM_DRIVER:
         return tuple(instances[:1])
@@ -79,7 +79,7 @@ def is_mig_enabled(session: Session, uuid: str) -> bool | None:
 
 
 def list_instances(session: Session, board: Board) -> list[Instance]:
-    """Return the instances of a board in the driver's order; none if it is not divided.
+    """Return the instances of a board in the driver's order; empty for an undivided board.
 
     Raises:
         DeviceError: An instance exists and does not answer.
@@ -91,20 +91,20 @@ def list_instances(session: Session, board: Board) -> list[Instance]:
     except module.NVMLError:
         # The driver or the board does not support MIG.
         return []
-    found = []
+    instances = []
     for index in range(count):
         try:
-            instance = module.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            instance_handle = module.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except (module.NVMLError_NotFound, module.NVMLError_InvalidArgument, module.NVMLError_NotSupported):
             # The slot is empty.
             continue
         except module.NVMLError as error:
             raise _no_answer(index, board, error) from None
         try:
-            found.append(_instance(module, instance, board))
+            instances.append(_instance(module, instance_handle, board))
         except module.NVMLError as error:
             raise _no_answer(index, board, error) from None
-    return found
+    return instances
 
 
 def _no_answer(index: int, board: Board, error: Exception) -> DeviceError:

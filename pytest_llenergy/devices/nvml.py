@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session of NVML: the only place that opens it, finds boards and turns return codes into messages."""
+"""NVML sessions: open NVML, find boards, read fields, and turn return codes into messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def read_or_none(module: Any, read: Callable[[], T]) -> T | None:
-    """Return a value that NVML may not support, or None."""
+    """Return a value, or None if NVML does not support it."""
     try:
         return read()
     except module.NVMLError:
@@ -55,7 +55,7 @@ class BoardHandle(NamedTuple):
 class Quantity(NamedTuple):
     """A number that NVML reports for a board, in mJ or mW.
 
-    It is a field with its id and scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or a function of its own.
+    It is a field with an id and a scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or has its own function.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Session:
         except pynvml.NVMLError_DriverNotLoaded as error:
             raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
         except pynvml.NVMLError as error:
-            # A driver that refuses does not mean that the host has no GPU.
+            # If the driver refuses, the host may still have a GPU.
             raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
         self.module: Any = pynvml
         self._owner = os.getpid()
@@ -111,7 +111,7 @@ class Session:
         """Return the board with this UUID, or the board that the MIG instance with this UUID is part of.
 
         Raises:
-            DeviceError: Neither answers; the message has the UUID and the driver's words.
+            DeviceError: Neither answers; the message has the UUID and the driver's message.
         """
         try:
             device = handle = self.module.nvmlDeviceGetHandleByUUID(uuid)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find foreign processes on leased boards and wait until they have gone.
 
-A lease keeps out only those who ask for one. All others show by their processes or, where processes are not
-visible (in a container), by the memory that they hold.
+A lease excludes only processes that request leases too. Others are detected by their processes on the board
+or, where these are not visible (in a container), by the memory in use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_llenergy.devices.timeouts import (
 )
 from pytest_llenergy.model.record import Flag
 
-#: Every process that uses CUDA has this file open; one that uses only NVML has not.
+#: Every process that uses CUDA has this file open; a process that uses only NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
 
 ADVICE = "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
@@ -87,12 +87,12 @@ class Occupancy:
 
     @property
     def message(self) -> str:
-        """One line for a vain wait: who uses the boards, and what to do."""
+        """One line for a wait that timed out: who uses the boards, and what to do."""
         return f"{self._busy}, waited {_format_seconds(self.waited_s)} s; {ADVICE}"
 
     @property
     def waiting_message(self) -> str:
-        """One line for a wait that goes on."""
+        """One line for a wait in progress."""
         return f"waiting for {self._busy}"
 
     @property
@@ -118,15 +118,15 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Occupancy:
-    """Inspect the boards of a lease until nobody else uses them.
+    """Inspect the boards of a lease until no other process uses them.
 
-    An unknown state is not waited for, except that a process which has ended may leave the driver's list, for
-    up to ``ENDED_PROCESS_LISTED_S``.
+    An unknown state ends the wait, except that a process which has ended gets up to
+    ``ENDED_PROCESS_LISTED_S`` to disappear from the driver's list.
 
     Args:
         uuids: The boards or instances. Of a divided board only the leased instance counts.
         timeout_s: How long to wait at most (seconds).
-        own_pids: Processes of this run that this process did not start. What they started counts as ours too.
+        own_pids: Processes of this run that this process did not start; their descendants are included.
         on_wait: Called before each pause with one line that names the users of the boards.
         sleep: Replaces ``time.sleep`` in tests.
         clock: Replaces ``time.monotonic`` in tests.
@@ -141,16 +141,16 @@ def wait_until_free(
         boards = [session.open_board(uuid) for uuid in uuids]
         start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
-            found = Occupancy(tuple(inspect_board(session, board, own_pids) for board in boards))
+            occupancy = Occupancy(tuple(inspect_board(session, board, own_pids) for board in boards))
             waited_s = clock() - start_s
-            if found.state == "busy":
+            if occupancy.state == "busy":
                 busy_s, until_s = waited_s, timeout_s
             else:
-                until_s = min(timeout_s, busy_s + ENDED_PROCESS_LISTED_S) if found.ending else 0.0
+                until_s = min(timeout_s, busy_s + ENDED_PROCESS_LISTED_S) if occupancy.ending else 0.0
             if waited_s >= until_s:
-                return replace(found, waited_s=waited_s)
-            if found.state == "busy":
-                on_wait(found.waiting_message)
+                return replace(occupancy, waited_s=waited_s)
+            if occupancy.state == "busy":
+                on_wait(occupancy.waiting_message)
             sleep(min(pause_s, until_s - waited_s))
             pause_s = min(2 * pause_s, OCCUPANCY_POLL_LONGEST_S)
     finally:
@@ -160,7 +160,7 @@ def wait_until_free(
 def inspect_board(
     session: Session, board: BoardHandle, own_pids: Collection[int] = (), proc: Path = Path("/proc")
 ) -> BoardUse:
-    """Return who else uses a board, or one of its instances, now."""
+    """Return the present use of a board or instance by other processes."""
     uuid = board.lookup_uuid
     listed = list_processes(session.module, board.device)
     others = find_foreign_processes(
@@ -191,7 +191,7 @@ def describe_process(process: BoardProcess) -> str:
 def describe_command(pid: int, proc: Path = Path("/proc")) -> str | None:
     """Return a program and the script or module that it runs; None if unreadable.
 
-    Other arguments are left out: they may hold what must not be in a report.
+    Other arguments are left out, since they may contain secrets.
     """
     try:
         parts = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")

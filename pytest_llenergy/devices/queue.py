@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue for devices: tickets, whose turn it is, and messages that name holders and waiters.
 
-A ticket is a file in the lock directory. Its maker keeps it locked for as long as it waits for devices or
-holds them; a ticket that is not locked is dead, whatever it says. Tickets decide who goes first and what
-messages say. They do not decide who has a device: that is the device's own lock (``lockfiles``).
+A ticket is a file in the lock directory. Its maker keeps it locked while it waits for devices or holds them;
+a ticket that is not locked is dead, whatever its content. Tickets determine the order and the content of
+messages. The lock of a device (``lockfiles``) determines which process holds it.
 
 The state of a ticket is in its name, so that changing it is one ``rename`` and reading the queue starts with
 one directory listing. The states are ``new`` (being created), ``waiting`` (others may pass it), ``firm``
@@ -48,7 +48,7 @@ MAX_TICKET_BYTES = 1 << 18
 #: How many later requests may pass an earlier one that they conflict with: about one per board of a host.
 MAX_PASSES = 8
 
-#: One in this many leases also removes dead tickets, which nobody else may be reading at the time.
+#: One in this many leases also removes dead tickets, which may otherwise remain while nobody waits.
 CLEANUP_ONE_IN = 16
 
 #: The name of a test in another user's ticket is cut to this many characters.
@@ -60,15 +60,15 @@ ADVICE = "wait for it, or raise --energy-lease-timeout"
 
 
 class TicketContent(msgspec.Struct, frozen=True):
-    """What a ticket says.
+    """The content of a ticket.
 
     Attributes:
         pid: Process id of the maker, as numbered in ``namespace``.
         namespace: PID namespace of the maker.
         test: Node id of the test, for messages.
         since_s: When it started to wait or to hold (seconds since the epoch).
-        request: What it wants.
-        holds: What it holds.
+        request: The locks that it requests.
+        holds: The locks that it holds.
         left: Whether ``holds`` is held only by processes that outlived the test.
     """
 
@@ -97,14 +97,14 @@ class QueueEntry:
 
     @property
     def holds(self) -> tuple[DeviceLock, ...]:
-        """What is held. The CPU is released with its holder, whatever processes that leaves running."""
+        """The locks that are held. The CPU is free once its holder ends, even if its processes still run."""
         if not self.is_left:
             return self.content.holds
         return tuple(lock for lock in self.content.holds if lock.device != CPU)
 
     @property
     def is_left(self) -> bool:
-        """Whether only processes that the maker left running hold it, as far as visible from here."""
+        """Whether the locks are held only by processes that the maker left running, as far as visible."""
         content = self.content
         return content.left or (content.namespace == pid_namespace() and not _process_exists(content.pid))
 
@@ -141,12 +141,12 @@ class Ticket:
 
     @property
     def request(self) -> LockRequest:
-        """What is wanted."""
+        """The locks that are requested."""
         return self._content.request
 
     @property
     def test(self) -> str:
-        """The test that others read."""
+        """The name of the test that other processes show."""
         return self._content.test
 
     def set_state(self, state: TicketState) -> None:
@@ -156,28 +156,28 @@ class Ticket:
             parent = self._directory.descriptor
             os.rename(old, self.name, src_dir_fd=parent, dst_dir_fd=parent)
         except FileNotFoundError:
-            # Somebody cleaned the directory, so nobody sees the old file.
+            # The file was removed from the directory, so other processes no longer see it.
             os.close(self.descriptor)
             self.descriptor = self._create()
 
     def hold(self, locks: tuple[DeviceLock, ...]) -> None:
-        """Write what is held from now on."""
+        """Record the locks that are held from now on."""
         self._content = msgspec.structs.replace(self._content, holds=locks, since_s=time.time())
         self._write(self.descriptor)
         if self._state != "holding":
             self.set_state("holding")
 
     def set_test(self, test: str) -> None:
-        """Write which test holds the devices from now on."""
+        """Record which test holds the devices from now on."""
         self._content = msgspec.structs.replace(self._content, test=test, since_s=time.time())
         self._write(self.descriptor)
 
     def refresh(self) -> None:
-        """Show that this process still runs: one that is suspended must not block others."""
+        """Show that this process still runs, since a suspended process must not block others."""
         os.utime(self.descriptor)
 
     def close(self, *, lent: bool = False) -> None:
-        """Remove the ticket. A ``lent`` one that other processes still keep locked stays, and says so."""
+        """Remove the ticket. A ``lent`` ticket that other processes keep locked is marked as left."""
         if lent:
             os.close(self.descriptor)
             if read_entry(self._directory, self.name) is not None:
@@ -227,7 +227,7 @@ def list_entries(
         exclude: ``order`` of a ticket to leave out.
     """
     wanted = set(states)
-    found = []
+    entries = []
     for name in os.listdir(directory.descriptor):  # noqa: PTH208 - by descriptor
         match = TICKET_NAME.fullmatch(name)
         if match is None or match[2] == exclude:
@@ -235,8 +235,8 @@ def list_entries(
         if match[1] in wanted or (match[1] == "new" and _is_abandoned(int(match[3]))):
             entry = read_entry(directory, name)
             if entry is not None and entry.state in wanted:
-                found.append(entry)
-    return sorted(found, key=lambda entry: entry.order)
+                entries.append(entry)
+    return sorted(entries, key=lambda entry: entry.order)
 
 
 def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
@@ -251,7 +251,7 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
         if match is None or not stat.S_ISREG(state.st_mode) or state.st_mode & 0o022:
             return None
         try:
-            # A shared lock: two processes that read a dead ticket must not take each other for its maker.
+            # A shared lock, so that two readers of a dead ticket do not mistake each other for its maker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             content = msgspec.json.decode(os.pread(descriptor, MAX_TICKET_BYTES, 0), type=TicketContent)
@@ -261,14 +261,14 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
                 os.unlink(name, dir_fd=directory.descriptor)
         return None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Half written, or not a ticket; neither makes anybody wait.
+        # Half written, or not a ticket: nobody has to wait for it.
         return None
     finally:
         os.close(descriptor)
 
 
 def pid_namespace() -> str:
-    """Return the namespace in which our process id is valid; empty if the system does not say."""
+    """Return the namespace in which our process id is valid; empty if the system does not report it."""
     try:
         return Path("/proc/self/ns/pid").readlink().name
     except OSError:
@@ -294,15 +294,15 @@ def _is_abandoned(created_ns: int) -> bool:
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """The queue at one moment, as one waiter sees it: who came earlier, and who holds what."""
+    """The queue at one moment as one waiter sees it: the earlier requests, and the holders of devices."""
 
     ahead: tuple[QueueEntry, ...] = ()
     holding: tuple[QueueEntry, ...] = ()
 
     def is_blocked(self, locks: tuple[DeviceLock, ...]) -> bool:
-        """Return whether these locks must be left to somebody who came earlier.
+        """Return whether these locks must be left to an earlier request.
 
-        What is in use at this moment may become free in the next; then it is for those who waited for it.
+        A device in use may become free at any moment; it then belongs to the requests that waited for it.
         """
         rivals = [
             entry
@@ -330,14 +330,14 @@ class QueuePlace:
     started_s: float = field(default_factory=time.monotonic)
 
     def read_before_waiting(self) -> QueueSnapshot:
-        """Read the queue before joining it. Who holds what matters only if somebody waits."""
+        """Read the queue before joining it. Holders matter only if another request waits."""
         if random.randrange(CLEANUP_ONE_IN) == 0:
             list_entries(self.directory, ("holding",), self.ticket.order)
         ahead = list_entries(self.directory, ("waiting", "firm"), self.ticket.order)
         return self.read() if ahead else QueueSnapshot()
 
     def read(self) -> QueueSnapshot:
-        """Read the queue while waiting, and count who has passed."""
+        """Read the queue while waiting, and count the requests that have passed."""
         entries = list_entries(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
         waiting = tuple(entry for entry in entries if entry.state != "holding")
         ahead = tuple(entry for entry in waiting if entry.order < self.ticket.order)
@@ -356,7 +356,7 @@ class QueuePlace:
 
 
 def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait_s: float = 0.0) -> bool:
-    """Return whether somebody has waited that long for one of these locks and needs it to go on."""
+    """Return whether a request has waited at least ``min_wait_s`` and needs one of these locks."""
     waiting = [
         entry
         for entry in list_entries(directory, ("waiting", "firm"))
@@ -373,10 +373,10 @@ def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait
 def timeout_message(
     request: LockRequest, seconds: float, snapshot: QueueSnapshot, refused: Collection[DeviceLock] = ()
 ) -> str:
-    """Return one line for a vain wait: what was wanted, who holds it, who came earlier, what to do.
+    """Return one line for a wait that timed out: the request, the holders, earlier requests, and what to do.
 
     Args:
-        request: What was wanted.
+        request: The request.
         seconds: How long the process waited.
         snapshot: The last reading of the queue.
         refused: Locks that others held; their holders may have no ticket.
@@ -386,7 +386,7 @@ def timeout_message(
 
 
 def wait_message(request: LockRequest, snapshot: QueueSnapshot, refused: Collection[DeviceLock] = ()) -> str:
-    """Return one line for a wait that goes on."""
+    """Return one line for a wait in progress."""
     return f"waiting for {_describe_request(request)}: {_describe_obstacles(request, snapshot, refused)}"
 
 
@@ -402,7 +402,7 @@ def nested_request_message(held: Collection[DeviceLock], request: LockRequest) -
 def describe_entries(entries: Sequence[QueueEntry]) -> list[str]:
     """Return one line per ticket, without shared devices.
 
-    Tests on GPUs share the host; to list it would read as if others could not have it.
+    Tests on GPUs share the host; listing it would suggest that others cannot use it.
     """
     lines = []
     for entry in entries:

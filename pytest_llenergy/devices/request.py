@@ -78,22 +78,22 @@ def parse_memory(text: str) -> tuple[int, str]:
     Raises:
         PlanError: The text is not such a size.
     """
-    # A mark can hold anything, whatever its signature says.
+    # The argument of a mark may have any type.
     size_and_unit = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*"
-    found = re.fullmatch(size_and_unit, text.lower()) if isinstance(text, str) else None
-    size = float(found[1]) * UNITS[found[2]] if found is not None else 0.0
-    if found is None or not 0 < size < math.inf:
+    match = re.fullmatch(size_and_unit, text.lower()) if isinstance(text, str) else None
+    size = float(match[1]) * UNITS[match[2]] if match is not None else 0.0
+    if match is None or not 0 < size < math.inf:
         raise PlanError(
             f'memory is {text!r}, needs a number above 0 and a unit, such as "40 GB" or "40 GiB" '
             f"(units: {', '.join(SPELLING.values())})"
         )
-    return round(size), SPELLING[found[2]]
+    return round(size), SPELLING[match[2]]
 
 
 def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
-    """Format a size in this unit, or in the next smaller one if it is less than one of it.
+    """Format a size in this unit, or in the next smaller unit if it is less than 1 of this one.
 
-    It has one decimal and is never rounded up: what is too little must not look like enough.
+    The number has one decimal and is never rounded up, so that too little memory does not look sufficient.
     """
     if memory_bytes is None:
         return "unknown memory"

@@ -35,7 +35,7 @@ run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 class DriverReport(msgspec.Struct):
-    """What the driver reports.
+    """Boards, driver version and failures as the driver reports them.
 
     Attributes:
         boards: The boards that answer, in PCI order.
@@ -50,8 +50,9 @@ class DriverReport(msgspec.Struct):
 
 def describe_boards() -> DriverReport:
     """Query boards and driver version in this process."""
-    found = read_answering()
-    return DriverReport(list(found.boards), found.driver, [*found.lost.values(), *found.errors])
+    inventory = read_answering()
+    missing = [*inventory.lost.values(), *inventory.errors]
+    return DriverReport(list(inventory.boards), inventory.driver, missing)
 
 
 def query_boards() -> DriverReport:
@@ -105,9 +106,9 @@ def _query_error(reason: str) -> DeviceError:
 
 
 def _count_gpus(selection: str | None) -> int:
-    found = read_inventory(without_lost=True)
-    may = list_leasable(found, selection, os.environ)
-    models = Counter(found.device(uuid).name for uuid in may.uuids)
+    inventory = read_inventory(without_lost=True)
+    leasable = list_leasable(inventory, selection, os.environ)
+    models = Counter(inventory.device(uuid).name for uuid in leasable.uuids)
     return max(models.values(), default=0)
 
 

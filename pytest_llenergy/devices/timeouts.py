@@ -16,21 +16,22 @@ QUERY_TIMEOUT_S = 30.0
 
 #: A waiter reads the queue again after the first pause; each pause is longer than the last by the factor, up
 #: to the longest. So a device that passes from one test to the next stays unused for 0.1 s on average, 0.2 s
-#: at most. In a queue of eight, one look takes 0.1 ms of processor time: 0.1 % of a core per waiter.
+#: at most. In a queue of eight, one reading takes 0.1 ms of processor time: 0.1 % of a core per waiter.
 QUEUE_POLL_FIRST_S, QUEUE_POLL_LONGEST_S, QUEUE_POLL_GROWTH = 0.05, 0.2, 1.5
 
 #: A waiting test reports the reason after this time for the first time, and then at this interval.
 WAIT_MESSAGE_FIRST_S, WAIT_MESSAGE_EVERY_S = 1.0, 5.0
 
-#: After this time in the queue a request lets no later one pass, however few it has counted: a look at the
-#: queue can miss a short lease.
+#: After this time in the queue a request lets no later one pass, however few it has counted, since
+#: polling can miss a short lease.
 PATIENCE_S = 60.0
 
-#: A waiter touches its ticket between two looks. One that has not done so for this long is suspended, and
-#: others pass it; it keeps its place for when it resumes. Many times the longest pause, for a loaded machine.
+#: A waiter touches its ticket between two readings of the queue. One that has not done so for this long
+#: counts as suspended: others pass it, but it keeps its place. Many times the longest pause, for a loaded
+#: machine.
 SUSPENDED_AFTER_S = 2.0
 
-#: The maker of a ticket that has been in the making for this long has died.
+#: The maker of a ticket that is still being created after this time has died.
 TICKET_CREATION_LIMIT_S = 60.0
 
 #: Pause before the second attempt to open a lock file whose creator has not set its mode yet; grows linearly.

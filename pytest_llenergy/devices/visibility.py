@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs this process may use: parse ``CUDA_VISIBLE_DEVICES`` and ``--energy-gpus``.
+"""GPUs that this process may use: parse ``CUDA_VISIBLE_DEVICES`` and ``--energy-gpus``.
 
 ``CUDA_VISIBLE_DEVICES`` follows the CUDA programming guide and torch's parser: an element that is negative,
 out of range, ambiguous or unknown ends the list; the form of the first element (number, ``GPU-``, ``MIG-``)
@@ -30,7 +30,7 @@ BOARD_PREFIX = "GPU-"
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """Full UUIDs in the order of a list, and why they are fewer than the list names, if they are."""
+    """Full UUIDs in the order of a list, and the reason if some devices of the list are excluded."""
 
     uuids: tuple[str, ...]
     reason: str | None = None
@@ -49,9 +49,9 @@ def parse_visible_devices(environment: Mapping[str, str], inventory: Inventory) 
         return _parse_instances(value, inventory)
     if value.startswith(BOARD_PREFIX):
         return _parse_names(value, BOARD_PREFIX, [(uuid, uuid) for uuid in inventory.uuids])
-    found = _parse_numbers(value, inventory.uuids)
-    _check_order(value, environment, found, inventory)
-    return found
+    visible = _parse_numbers(value, inventory.uuids)
+    _check_order(value, environment, visible, inventory)
+    return visible
 
 
 def _parse_names(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> VisibleDevices:
@@ -155,10 +155,10 @@ def _instance_names(inventory: Inventory) -> list[tuple[str, str]]:
 
 
 def _check_order(
-    value: str, environment: Mapping[str, str], found: VisibleDevices, inventory: Inventory
+    value: str, environment: Mapping[str, str], visible: VisibleDevices, inventory: Inventory
 ) -> None:
     models = {board.name for board in inventory.boards}
-    is_part = 0 < len(found.uuids) < len(inventory.boards)
+    is_part = 0 < len(visible.uuids) < len(inventory.boards)
     if len(models) < 2 or not is_part or environment.get(DEVICE_ORDER) == "PCI_BUS_ID":
         return
     boards = [f"{board.name} {board.uuid}" for board in inventory.boards]
@@ -187,7 +187,7 @@ def explain_hidden(environment: Mapping[str, str], present: int, reason: str | N
 
 
 def describe_slurm(environment: Mapping[str, str]) -> str | None:
-    """Return what Slurm says it assigned, for messages only: its numbers may be those of the whole host."""
+    """Return the GPUs that Slurm reports, only for messages: its numbers may count the whole host."""
     assigned = [f"{name}={environment[name]}" for name in SLURM_VARIABLES if name in environment]
     return f"Slurm says {assigned[0]}" if assigned else None
 
