@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy doctor``: what is here, what may be used, what is wrong and what to do about it."""
+"""``llenergy doctor``: list devices, meters and backends, find faults, and recommend remedies."""

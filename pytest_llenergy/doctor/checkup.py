@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a host for ``llenergy doctor``: driver, boards, meters, backends, leases. Nothing here prints."""
+"""Check a host for ``llenergy doctor``: driver, boards, meters, backends and leases. Prints nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def list_broken_backends() -> tuple[BrokenEntryPoint, ...]:
 
 
 def list_broken_meters() -> tuple[BrokenEntryPoint, ...]:
-    """Return third-party entry points that provide no meter. While there is one, no test can be measured."""
+    """Return third-party entry points that provide no meter; one prevents every measurement."""
     return MeterRegistry().broken
 
 
@@ -138,9 +138,10 @@ def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what is missing or wrong, what was found, and what to do.
+    """One line: the fault, its evidence, and what to do.
 
-    ``misconfigured`` means that something exists and cannot be used as it is. A host without a GPU is not.
+    ``misconfigured`` means that something exists but cannot be used as it is; a host without a GPU is not
+    misconfigured.
     """
 
     text: str
@@ -165,7 +166,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """What the environment allows: the value of the variable, the UUIDs that it leaves, and why not more."""
+    """GPUs that the environment allows: the variable's value, their UUIDs, and why others are excluded."""
 
     value: str | None
     devices: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ SIGNAL_MEANINGS: dict[int, str] = {
 
 
 class StepProcess:
-    """A process that runs ``steps`` as one rank; ``died`` tells that it ended, or hung, in a step."""
+    """A process that runs ``steps`` as one rank. ``died`` is whether it ended or hung during a step."""
 
     def __init__(self, plan: RankPlan, steps: Sequence[str], directory: Path, rendezvous: str = "") -> None:
         self.plan = plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the steps on each device; the first step that fails names the fault, and later ones are not blamed."""
+"""Run the steps on each device until one fails: the first failed step identifies the fault."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def run_trial(
             raise WorkerError(
                 f"doctor: cannot create a directory for its files ({error}); set TMPDIR"
             ) from None
-        own = [name for name in names if name not in skips and name not in steps.RANK_STEPS]
-        alone = end.enter_context(closing(_run_single_process(device, own, timeout_s, directory, output)))
+        single = [name for name in names if name not in skips and name not in steps.RANK_STEPS]
+        alone = end.enter_context(closing(_run_single_process(device, single, timeout_s, directory, output)))
         for name in names:
             try:
                 if name in skips or stop:
@@ -173,7 +173,7 @@ Show = Callable[[str], None]
 
 
 def run_trials(checkup: Checkup, show: Show, timeout_s: float = STEP_TIMEOUT_S) -> Checkup:
-    """Run the steps on each device that may be used and that nobody measures on.
+    """Run the steps on each visible device that no other process has leased.
 
     All steps run on the first free device; on the others, those of a single process.
 
@@ -249,14 +249,14 @@ def _lease(
     """
     peer = next((other for other in others if other not in (None, device)), None)
     if checkup.leases.directory is None:
-        # Nobody can lease anything on this host; that is a finding of its own.
+        # Without a lock directory nothing can be leased on this host, which is a separate finding.
         yield None, peer
         return
     reason = None
     for second in dict.fromkeys((peer, None)):
-        claims = _list_locks(checkup, [device] if second is None else [device, second])
+        locks = _list_locks(checkup, [device] if second is None else [device, second])
         try:
-            held = acquire(LockRequest(always=claims), LEASE_WAIT_S, HOLDER)
+            held = acquire(LockRequest(always=locks), LEASE_WAIT_S, HOLDER)
         except DeviceError as error:
             reason = str(error).removeprefix("gpus: ").removesuffix(f"; {ADVICE}")
             continue
@@ -273,8 +273,10 @@ def _list_locks(checkup: Checkup, devices: Sequence[str | None]) -> tuple[Device
     if None in devices:
         return (DeviceLock(CPU),)
     boards = {part.uuid: gpu.uuid for gpu in checkup.gpus for part in gpu.instances}
-    own = [DeviceLock(device) for device in devices if device is not None]
+    exclusive = [DeviceLock(device) for device in devices if device is not None]
     divided = [
-        DeviceLock(boards[claim.device], shared=True) for claim in own if claim.device.startswith(MIG_PREFIX)
+        DeviceLock(boards[lock.device], shared=True)
+        for lock in exclusive
+        if lock.device.startswith(MIG_PREFIX)
     ]
-    return (*own, *divided, DeviceLock(CPU, shared=True))
+    return (*exclusive, *divided, DeviceLock(CPU, shared=True))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where it runs: process plan, rank entry, groups of ranks."""
+"""Ranks, the worker processes of a test: plan, start, requests, failures and end."""

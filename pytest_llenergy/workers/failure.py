@@ -57,7 +57,7 @@ Outputs = Sequence[tuple[RankPlan, list[str]]]
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's failure: its plan and pid, what it reported (or how it died), and its output."""
+    """The failure of one rank: its plan and pid, its report (or how it died), and its output."""
 
     plan: RankPlan
     pid: int
@@ -71,9 +71,9 @@ class Failure:
 
     @property
     def is_echo(self) -> bool:
-        """Whether it only reports that another rank is gone, in words of torch and not of the test.
+        """Whether it only reports that another rank is gone, with an error of torch and not of the test.
 
-        Before a rank is ready its report does not say who raised the error; it can only have been torch.
+        A report from the start of a rank lacks this field; such an error can only come from torch.
         """
         return bool(self.report.get("collective", True) and PEER_LOST.search(str(self.report["message"])))
 
@@ -137,7 +137,7 @@ def read_tail(log: Path, start: int) -> list[str]:
 
 
 def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
-    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with their stacks."""
+    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads."""
     names = ", ".join(f"rank {plan.rank} of {world_size} ({plan.device})" for plan in silent)
     raise WorkerError(
         f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
@@ -149,8 +149,8 @@ def raise_first_cause(
 ) -> NoReturn:
     """Raise the error that caused the others, with one line about each other failure at its end.
 
-    A rank in a collective often reports a lost peer before the peer's own end is seen, so such echoes come
-    last. Errors precede outcomes of pytest: where one rank skips and another fails, the test has failed.
+    A rank in a collective often reports a lost peer before the end of that peer is detected, so such echoes
+    come last. Errors precede outcomes of pytest: if one rank skips and another fails, the test has failed.
 
     Args:
         failures: all failures, at least one.
@@ -160,8 +160,8 @@ def raise_first_cause(
 
     Raises:
         OutcomeInRank: the first cause is a skip, an xfail or the end of the run.
-        LLEnergyError: it is an error class of this package, whose message suffices.
-        WorkerError: it is any other error, or the death of a rank.
+        LLEnergyError: the first cause is an error of this package, whose message suffices.
+        WorkerError: the first cause is any other error, or the death of a rank.
     """
     first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
     report = first.report
@@ -183,7 +183,7 @@ def raise_first_cause(
 
 
 def _describe_silent(silent: Sequence[RankPlan]) -> str:
-    """Text behind the reason of a skip: the ranks that were still at work might have failed."""
+    """Return a suffix for the reason of a skip that names unfinished ranks, which might have failed."""
     if not silent:
         return ""
     ranks = ", ".join(str(plan.rank) for plan in silent)
@@ -191,7 +191,7 @@ def _describe_silent(silent: Sequence[RankPlan]) -> str:
 
 
 def _describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line about all other failures; those that only lost a peer share the message of one of them."""
+    """Return one line about all other failures. Ranks that only lost a peer share one message."""
     alike: dict[tuple[str, str], list[Failure]] = {}
     for each in sorted(failures, key=lambda failure: failure.time_ns):
         if each is not first:

@@ -51,12 +51,12 @@ class _Rank:
         self.channel = Channel(started.connection, directory)
 
     def make_failure(self, report: dict[str, Any]) -> failure.Failure:
-        """Combine what the rank reported with its output."""
+        """Combine the report of the rank with its output."""
         return failure.Failure(self.plan, self.pid, report, self.output())
 
     def mark_log(self) -> None:
-        """Let the output of the current request begin here."""
-        # The log is gone if the supervisor is, which the request will report.
+        """Mark the start of the output of the next request."""
+        # If the supervisor is gone, so is the log; the request will report it.
         with suppress(FileNotFoundError):
             self.log_start = self.log_size()
             if self.log_start and not self.keeps_log:
@@ -65,17 +65,17 @@ class _Rank:
                 self.log_start = 0
 
     def output(self) -> list[str]:
-        """Return the last lines that it has printed since the current request."""
+        """Return the last lines that the rank printed since the current request began."""
         return failure.read_tail(self.log, self.log_start)
 
     def output_with_stacks(self, start: int) -> list[str]:
-        """Return its output with its stacks, or the reason why its log has none after ``start`` bytes."""
+        """Return the output with the stacks, or the reason why the log has none after ``start`` bytes."""
         if failure.has_stacks(self.log, start):
             return self.output()
         return [*self.output(), f"({failure.explain_missing_stacks(self.local_pid)})"]
 
     def owes_stacks(self, start: int) -> bool:
-        """Return whether it may still write its stacks."""
+        """Return whether the rank may still write its stacks."""
         return not failure.has_stacks(self.log, start) and failure.may_write_stacks(self.local_pid)
 
     @property
@@ -102,7 +102,7 @@ class RankGroup:
 
     Raises:
         WorkerError: a rank does not start.
-        WorkerPlacementError: the started ranks are not those of the plan.
+        WorkerPlacementError: the started ranks differ from the plan.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RankGroup:
                 self._start(hosts, descriptors, environment)
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
-            self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_ready())
+            self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_start())
         except BaseException:
             self.kill()
             raise
@@ -134,12 +134,12 @@ class RankGroup:
 
     @property
     def start_method(self) -> StartMethod:
-        """How the ranks were really started."""
+        """How the ranks were actually started."""
         return "forkserver" if all(rank.forked for rank in self._ranks) else "spawn"
 
     @property
     def has_dead_rank(self) -> bool:
-        """Whether a rank has ended while it was idle: living ones send nothing by themselves."""
+        """Whether a rank ended while idle. Living ranks only answer, so a readable connection is closed."""
         if not self.alive or self._busy.locked():
             return False
         return bool(wait([rank.channel.connection for rank in self._ranks], 0))
@@ -190,7 +190,7 @@ class RankGroup:
         return self.request(verb, [payload] * len(self._ranks), timeout_s)
 
     def close(self) -> None:
-        """Ask the ranks to stop, then kill what is left. Does nothing in a forked child of pytest."""
+        """Ask the ranks to stop, then kill the remaining ones. Does nothing in a forked child of pytest."""
         if not self.alive or os.getpid() != self._owner:
             return
         for rank in self._ranks:
@@ -232,7 +232,7 @@ class RankGroup:
         environment = activated_environment(environment, python)
         environments = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
-            # Before any is started: one supervisor serves all ranks of a host.
+            # Before any rank is started, since one supervisor serves all ranks of a host.
             hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload)
         address, port = first.master_address(self._name)
         master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
@@ -263,7 +263,7 @@ class RankGroup:
                     }
                 )
 
-    def _await_ready(self) -> list[dict[str, Any]]:
+    def _await_start(self) -> list[dict[str, Any]]:
         try:
             return self._collect_answers(timeouts.RANK_START_TIMEOUT_S)
         except WorkerError as error:
@@ -289,7 +289,7 @@ class RankGroup:
                 try:
                     state, value = rank.channel.receive()
                 except Exception:
-                    # The end, or an incomplete or malformed message.
+                    # The connection ended, or the message is incomplete or malformed.
                     state, value = "error", failure.describe_death(rank.host, self._name, rank.pid)
                 if state == "ok":
                     answers[rank.plan.rank] = value

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A parent process that cleans up after a process which may hang.
 
-A process that imports torch, or takes a step that may never end, cannot watch for the end of pytest
-meanwhile. Its guard does so, and adopts what it starts: however the process, its guard or pytest end, no
-descendant stays behind. Standard library only, one thread, and the guard imports nothing on behalf of others.
+A process that imports torch, or takes a step that may never end, cannot monitor pytest at the same time. Its
+guard does so, and adopts its descendants: however the process, its guard or pytest ends, no descendant is
+left behind. This module uses only the standard library and one thread, and the guard imports nothing for
+others.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
         descriptor: an open file that only the child keeps.
 
     Returns:
-        In the child, a descriptor. Once anything was written to it, the guard asks the child to end by
-        SIGTERM before it kills it.
+        In the child, a descriptor. After the child has written to it, the guard sends SIGTERM and waits
+        before it kills the child.
     """
     proctree.become_subreaper()
     pid = os.getpid()
@@ -68,7 +69,7 @@ class _Guard:
         self._parent_pid = parent_pid
         self._directory = directory
         self._child = child
-        #: Readable once the child handles SIGTERM by itself.
+        #: Readable once the child handles SIGTERM.
         self._handles_sigterm = handles_sigterm
         self._status: int | None = None
         self._must_end = False
@@ -84,7 +85,7 @@ class _Guard:
             self._parent_pidfd = os.pidfd_open(parent_pid)
 
     def run(self) -> NoReturn:
-        """Wait for the end of the child, and bring it about once this process or the parent has to end."""
+        """Wait for the end of the child; stop it if this process must end or the parent is gone."""
         poll = select.poll()
         for source in (self._signal_pipe, self._parent_pidfd):
             if source is not None:
@@ -94,12 +95,12 @@ class _Guard:
             if deadline_s is None and (self._must_end or self._is_orphan()):
                 deadline_s = time.monotonic() + timeouts.GUARDED_STOP_TIMEOUT_S
                 if self._parent_pidfd is not None:
-                    # It stays readable, so that poll would return at once for ever.
+                    # The descriptor stays readable, so that poll would return at once every time.
                     poll.unregister(self._parent_pidfd)
                 self._stop_child()
                 continue
             if deadline_s is not None and time.monotonic() > deadline_s:
-                # The child is stopped, or waits for something.
+                # The child is stopped or hangs.
                 proctree.kill_tree({self._child, *self._children()})
             polls = self._parent_pidfd is None or deadline_s is not None
             poll.poll(timeouts.ORPHAN_POLL_S * 1e3 if polls else None)
@@ -140,7 +141,7 @@ class _Guard:
             proctree.kill_tree(left)
             self._reap()
             time.sleep(pause_s)
-            # A process that is stuck in a driver may be so for hours.
+            # A process may be stuck in a driver for hours.
             pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
 
     def _children(self) -> list[int]:

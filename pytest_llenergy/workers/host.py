@@ -42,7 +42,7 @@ class Host(Protocol):
         """
 
     def directory(self, group: str) -> Path:
-        """Return a private directory that pytest and the ranks of this host share; it ends with the group."""
+        """Return a private directory shared by pytest and the ranks of this host, removed with the group."""
 
     def start(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the state that one test leaves in its rank from the next test.
+"""Isolate tests that share a rank: restore its state after a test, or detect that this is impossible.
 
 Environment, working directory and umask are restored. Whatever else is detected (threads, processes,
 settings of Python and torch, memory) ends the rank, so that the next test gets a new one.
@@ -74,17 +74,17 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class RestorableState:
-    """Environment, working directory and umask of this process, as they were when this object was made."""
+    """Environment, working directory and umask of this process when this object was created."""
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        # Kept open, so that it need not have a name any more.
+        # Kept open, so that it can be restored even if it is renamed.
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         self._umask = os.umask(0o077)
         os.umask(self._umask)
 
     def restore(self) -> None:
-        """Restore them."""
+        """Restore the saved state."""
         os.environ.clear()
         os.environ.update(self._environment)
         os.fchdir(self._directory)
@@ -92,7 +92,7 @@ class RestorableState:
 
 
 class Leftovers:
-    """Compares this process with its state when this object was made."""
+    """Compares this process with its state when this object was created."""
 
     def __init__(self) -> None:
         self._settings = _settings()
@@ -101,7 +101,7 @@ class Leftovers:
         self._children = set(_children())
 
     def find(self) -> list[str]:
-        """Return descriptions of what was left or changed; empty if there is nothing."""
+        """Return descriptions of leftover threads and processes and of changed settings."""
         deadline = time.monotonic() + timeouts.LEFTOVERS_TIMEOUT_S
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(timeouts.LEFTOVERS_POLL_S)
@@ -232,19 +232,19 @@ def _children() -> dict[int, str]:
     """Return the command lines of child processes, by pid, without those of ``KEPT_PROCESSES``."""
     if not _may_have_children():
         return {}
-    below, found = proctree.children_by_parent(), {}
+    below, children = proctree.children_by_parent(), {}
     for pid in below.get(os.getpid(), ()):
         command = _command(pid)
         if not any(kept in command for kept in KEPT_PROCESSES):
-            found[pid] = command
+            children[pid] = command
         elif not any(kept in command for kept in KEPT_PROCESS_TREES):
-            # Its forks have its command line, but belong to the test.
-            found.update((child, _command(child)) for child in below.get(pid, ()))
-    return found
+            # Forks of such a process have its command line, but belong to the test.
+            children.update((child, _command(child)) for child in below.get(pid, ()))
+    return children
 
 
 def _may_have_children() -> bool:
-    """Return quickly if there are none, however many processes the host has.
+    """Return quickly whether this process may have children, however many processes the host has.
 
     Not every kernel lists the children of a thread (proc_tid_children(5)).
     """

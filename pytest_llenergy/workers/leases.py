@@ -53,17 +53,17 @@ class LeaseKeeper:
         """Lock the devices of a test.
 
         Args:
-            lease: the devices that it may have.
+            lease: the devices that the test may use.
             wait_s: how long to queue for them.
             test: its name, which other waiting processes show.
-            also: further devices, such as the CPU beside a GPU.
+            also: further devices, such as the CPU in addition to a GPU.
             on_wait: called with a text about the holder of the devices while this process waits.
 
         Returns:
             The lease with the devices that were chosen.
 
         Raises:
-            DeviceError: they are not free in time, or cannot be locked.
+            DeviceError: the devices are not free in time, or cannot be locked.
         """
         request = lease.request(also)
         with self._lock:
@@ -80,7 +80,7 @@ class LeaseKeeper:
             try:
                 self._pool.finish_test()
             finally:
-                # Also if interrupted: nothing else would ever release them.
+                # Even after an interrupt, since nothing else would release the devices.
                 self._pool.descriptors = ()
                 for held in self._current:
                     gpus = {lock for lock in held.locks if lock.device != CPU}
@@ -102,18 +102,18 @@ class LeaseKeeper:
             self._current.clear()
 
     def _from_kept(self, request: LockRequest, test: str) -> tuple[int, ...] | None:
-        """Choose from the devices of warm ranks, or stop these and release their devices before it queues."""
+        """Choose from the devices of warm ranks, or stop these ranks and release their devices."""
         kept = self._kept
         if kept is None:
             return None
         rest = [lock for lock in request.always if lock not in kept.locks]
         chosen = LockRequest((), request.n, request.choices).select(set(kept.locks).issuperset)
-        # A process that queues for them came before this test.
+        # A process that already queues for the devices comes before this test.
         if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
             self._release_kept()
             return None
         if rest:
-            # Not waited for: two processes that wait while they hold devices could wait for each other.
+            # Without waiting, since two processes that hold devices and wait could deadlock.
             try:
                 self._current.append(acquire(LockRequest(tuple(rest)), 0.0, test, self._where))
             except DeviceError:
@@ -157,7 +157,7 @@ class LeaseKeeper:
         held.release()
 
     def _close_ranks(self, held: Holding) -> None:
-        """Close the ranks on its GPUs. Those on the CPU outlive their lease."""
+        """Close the ranks on the GPUs of a lease. Ranks on the CPU outlive their lease."""
         self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
 
     def _has_ranks(self, held: Holding) -> bool:
@@ -169,7 +169,7 @@ def _wants_gpus(request: LockRequest) -> bool:
 
 
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
-    # At worst others wait longer. If the directory is gone, the next test fails and reports it.
+    # On an error others merely wait longer. If the directory is gone, the next test reports it.
     with suppress(OSError):
         return is_awaited(held.directory, held.locks, least_s)
     return False

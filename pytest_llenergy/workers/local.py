@@ -49,11 +49,11 @@ class SupervisorClient:
     """A running supervisor and its guard, as pytest controls them; one request at a time.
 
     Args:
-        preload: modules that it imports.
-        environment: all of its environment variables.
+        preload: modules that the supervisor imports.
+        environment: all environment variables of the supervisor.
 
     Raises:
-        WorkerError: it cannot be started, or cannot import a module.
+        WorkerError: the supervisor cannot be started, or cannot import a module.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -93,11 +93,11 @@ class SupervisorClient:
                 "sys_path": [path for path in sys.path if isinstance(path, str)],
                 "flags": flags,
             }
-            # That of its guard, until the supervisor has answered.
+            # The pid of the guard until the supervisor has answered.
             self.pid: int = self._popen.pid
             self.pid = int(self._request(timeouts.SUPERVISOR_START_TIMEOUT_S, (), boot))
         except BaseException as error:
-            # Also on Ctrl-C: it would go on importing although nothing could request ranks of it.
+            # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
             self.close()
             if isinstance(error, WorkerError):
                 error.before_ready = True
@@ -110,16 +110,16 @@ class SupervisorClient:
 
     @property
     def alive(self) -> bool:
-        """Whether this process can use it: a forked child of pytest has no ranks."""
+        """Whether this process can use the supervisor; a forked child of pytest cannot."""
         return os.getpid() == self._owner and not self._broken and self._popen.poll() is None
 
     def close(self) -> None:
-        """Let the supervisor kill its ranks and end, or kill all of them if it does not."""
+        """Let the supervisor kill its ranks and end; if it does not, kill it and the ranks."""
         if os.getpid() != self._owner:
             return
         self._socket.close()
         try:
-            # It does not read its socket while it imports, and has shown that it does not if it was silent.
+            # Do not wait for a supervisor that is still importing, or that has failed to answer before.
             listens = self._booted and not self._silent
             self._await_end(timeouts.SUPERVISOR_STOP_TIMEOUT_S if listens else 0.0)
         except subprocess.TimeoutExpired:
@@ -150,7 +150,7 @@ class SupervisorClient:
             self._broken = True
             raise WorkerError(self._explain_end()) from None
         except BaseException:
-            # Such as Ctrl-C: the late answer would be taken for that to the next request.
+            # After Ctrl-C, for example, the late answer would be mistaken for that to the next request.
             self._broken = True
             raise
         self._booted = True
@@ -159,7 +159,7 @@ class SupervisorClient:
         return answer["ok"]
 
     def _await_end(self, timeout_s: float) -> None:
-        """Raise ``TimeoutExpired`` if it does not end, early if it or its guard is stopped."""
+        """Raise ``TimeoutExpired`` if the supervisor does not end, early if it or its guard is stopped."""
         deadline, stopped = time.monotonic() + timeout_s, 0
         while True:
             try:
@@ -195,7 +195,7 @@ class SupervisorClient:
 
 
 def _explain_start_failure(error: OSError, environment: Mapping[str, str]) -> WorkerError:
-    """Name the largest environment variable where the environment is too large; the kernel does not."""
+    """Return the error, which names the largest variable if the environment is too large."""
     message = f"the supervisor of the ranks cannot be started: {error.strerror or error}"
     if error.errno != errno.E2BIG or not environment:
         return WorkerError(message)
@@ -218,7 +218,7 @@ class LocalHost:
     def __init__(self, start_method: StartMethod = "spawn", logs: Path | None = None) -> None:
         self._start_method = start_method
         self._logs = logs
-        #: The most recently used one is last.
+        #: The most recently used supervisor is last.
         self._supervisors: list[tuple[ForkKey, SupervisorClient]] = []
         self._supervisor_of: dict[str, SupervisorClient] = {}
         self._logs_of: dict[str, Path] = {}
@@ -226,20 +226,20 @@ class LocalHost:
     def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         """Start or choose the supervisor for a group.
 
-        Libraries read their variables on import, so that a fork needs a supervisor with the same ones.
+        Libraries read environment variables on import, so a fork needs a supervisor with the same variables.
         """
         names = tuple(preload) if self._start_method == "forkserver" else ()
         shared = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
         key: ForkKey = (names, shared, tuple(sys.path)) if names else None
         self._close_where(lambda _, supervisor: not supervisor.alive)
-        found = [each for each in self._supervisors if each[0] == key]
-        if not found:
+        matches = [each for each in self._supervisors if each[0] == key]
+        if not matches:
             idle = [each for each in self._supervisors if each[1] not in self._supervisor_of.values()]
             spare = idle[: max(0, len(self._supervisors) + 1 - MAX_SUPERVISORS)]
             self._close_where(lambda _, supervisor: any(supervisor is each for _, each in spare))
-            found = [(key, SupervisorClient(names, shared))]
-        self._supervisors = [*(each for each in self._supervisors if each not in found), *found]
-        self._supervisor_of[group] = found[0][1]
+            matches = [(key, SupervisorClient(names, shared))]
+        self._supervisors = [*(each for each in self._supervisors if each not in matches), *matches]
+        self._supervisor_of[group] = matches[0][1]
 
     def rendezvous_url(self, group: str) -> str:
         """Return the URL of a file: no name to resolve, no port that others could take."""

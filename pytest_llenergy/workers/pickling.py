@@ -5,7 +5,7 @@ cloudpickle does the work. This module decides which of the user's modules are p
 the code of their functions and classes:
 
 - the modules of the called function, and of functions and classes among its arguments,
-- any other module of the user that a rank could not import, such as a helper beside a test file under
+- any other module of the user that a rank could not import, such as a helper next to a test file under
   ``--import-mode=importlib``.
 
 Installed packages, and the user's modules that a rank can import, are pickled by name.
@@ -44,7 +44,7 @@ IMPORT_ATTRIBUTES = {"__builtins__", "__loader__", "__spec__"}
 
 # cloudpickle has no type annotations.
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Registers modules as their definitions are met, and pickles what cloudpickle cannot."""
+    """Registers modules as it meets their definitions, and pickles types that cloudpickle cannot."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -85,17 +85,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _ResultUnpickler(pickle.Unpickler):
-    """Leaves the classes of the test as they are.
+    """Preserves the classes of the test.
 
-    cloudpickle recognises a class that came back from a rank, and would overwrite its methods and attributes
-    with the rank's copies of them. It has no option against that, hence this private name.
+    cloudpickle recognises a class that returns from a rank, and would overwrite its methods and attributes
+    with the rank's copies. No option prevents that, hence the private name.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        target = super().find_class(module, name)
         if (module, name) != ("cloudpickle.cloudpickle", "_class_setstate"):
-            return found
-        return lambda kind, state: kind if _lookup(kind) is kind else found(kind, state)
+            return target
+        return lambda kind, state: kind if _lookup(kind) is kind else target(kind, state)
 
 
 def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -149,7 +149,7 @@ def _make_cached_property(function: Callable[[Any], Any], name: str | None) -> f
 
 
 def _lookup(definition: Any) -> Any:
-    """What the module and qualified name of a function or class lead to."""
+    """Return the object that the module and qualified name of a function or class refer to."""
     with suppress(AttributeError, KeyError, TypeError):
         return attrgetter(definition.__qualname__)(sys.modules[definition.__module__])
     return None
@@ -208,7 +208,7 @@ def _find_file(module: str, _import_state: tuple[object, ...]) -> str | None:
     return spec.origin if spec is not None else None
 
 
-# Calls of these do none of their work, so that nothing would be measured.
+# A call of these only creates an object; it does no work that could be measured.
 LAZY_FUNCTIONS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 LAZY_RESULTS = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
 

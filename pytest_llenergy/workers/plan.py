@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process plan: how many ranks, and the devices, cores and environment of each; checks of started ranks.
 
-One function makes the plan, and everything else reads it.
+``plan_processes`` makes the plan; all other code only reads it.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class RankPlan:
 
     @property
     def device(self) -> str:
-        """Its devices, as messages and records show them."""
+        """The devices of the rank, as messages and records show them."""
         return ",".join(self.devices)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it has no GPU."""
+        """Whether the rank has no GPU."""
         return self.devices == (CPU,)
 
     def environment(self) -> dict[str, str]:
@@ -218,8 +218,8 @@ def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) 
     return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
 
 
-def check_placement(plan: ProcessPlan, found: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
-    """Check what each rank found (see ``rank.set_up``) against the plan, in rank order.
+def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
+    """Check the facts that each rank reports (see ``rank.set_up``) against the plan, in rank order.
 
     Returns:
         The ranks for the record.
@@ -227,10 +227,10 @@ def check_placement(plan: ProcessPlan, found: Sequence[Mapping[str, Any]]) -> tu
     Raises:
         WorkerPlacementError: a process, device or world differs from the plan.
     """
-    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, found, strict=True)}
+    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, reported, strict=True)}
     if len(pids) != len(plan.ranks):
         raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
-    for planned, facts in zip(plan.ranks, found, strict=True):
+    for planned, facts in zip(plan.ranks, reported, strict=True):
         devices = ",".join(facts["devices"])
         if devices != planned.device:
             raise WorkerPlacementError(
@@ -251,7 +251,7 @@ def check_placement(plan: ProcessPlan, found: Sequence[Mapping[str, Any]]) -> tu
             cpus=facts["cpus"],
             host=planned.host,
         )
-        for planned, facts in zip(plan.ranks, found, strict=True)
+        for planned, facts in zip(plan.ranks, reported, strict=True)
     )
 
 
@@ -281,11 +281,11 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
-    seen = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
+    actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
     if len(set(pids)) != planned or worlds != [degrees.tensor * degrees.pipeline]:
         raise WorkerPlacementError(
             f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
-            f"pipeline {degrees.pipeline}; found {seen}"
+            f"pipeline {degrees.pipeline}; found {actual}"
         )
     if rank.host == LOCALHOST:
         here = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
@@ -300,7 +300,7 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
 
 @dataclass(frozen=True)
 class Surroundings:
-    """State of pytest's process that ranks take over when they start."""
+    """State of pytest's process that ranks inherit when they start."""
 
     environment: dict[str, str]
     directory: str
@@ -328,7 +328,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def find_hazards() -> Iterator[str]:
-    """Yield warnings of states of pytest's process that users might mistake for faults of the ranks."""
+    """Yield warnings about states of pytest's process that users might mistake for faults of the ranks."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         chosen = multiprocessing.get_start_method(allow_none=True)

@@ -60,7 +60,7 @@ class Load:
 
 @dataclass
 class _WarmGroup:
-    """A group, and what a test must need to share it."""
+    """A group of ranks, and the requirements of a test that can share it."""
 
     group: RankGroup
     plan: ProcessPlan
@@ -72,7 +72,7 @@ class _WarmGroup:
 
 
 def _allow() -> None:
-    """Let any caller have ranks."""
+    """Allow every caller to use ranks."""
 
 
 class RankPool:
@@ -113,7 +113,7 @@ class RankPool:
         return frozenset(device for rank in shared.plan.ranks for device in rank.devices)
 
     def get_ranks(self, plan: ProcessPlan, check: Callable[[], None] = _allow) -> RankGroup:
-        """Return ranks without a backend. ``check`` raises if the caller may not have ranks any more."""
+        """Return ranks without a backend. ``check`` raises if the caller may no longer use ranks."""
         with self._lock:
             check()
             return self._share_or_start(plan, None).group
@@ -132,7 +132,7 @@ class RankPool:
             return shared.group, shared.info
 
     def finish_test(self) -> None:
-        """Keep clean ranks for the next test, and close others."""
+        """Keep the ranks for the next test if they are clean; otherwise close them."""
         with self._lock:
             shared = self._shared
             if shared is None:
@@ -148,7 +148,7 @@ class RankPool:
     def kill(self) -> None:
         """Kill the ranks at once, also while another thread waits for their answers."""
         if (shared := self._shared) is not None:
-            # Before taking the lock, which a thread that loads a model holds.
+            # Before taking the lock, which a thread that loads a model may hold.
             shared.group.kill()
         with self._lock:
             if self._shared is not None:

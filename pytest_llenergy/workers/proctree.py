@@ -29,7 +29,7 @@ CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker
 
 
 def become_subreaper() -> None:
-    """Become the parent of every descendant whose own parent ends, also of those in sessions of their own."""
+    """Become the parent of every descendant whose parent ends, even in another session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

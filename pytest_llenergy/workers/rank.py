@@ -23,7 +23,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
 
     Args:
         descriptor: the socket.
-        preloaded: whether this is a fork of a process that has imported torch, and not used it.
+        preloaded: whether this is a fork of a process that has imported torch without using it.
     """
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
@@ -54,7 +54,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
 
 
 def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
-    """Become the planned rank. Returns what it found, which pytest checks against the plan."""
+    """Become the planned rank. Returns facts that pytest checks against the plan."""
     if "torch" in sys.modules and not preloaded:
         raise RuntimeError(
             "torch was imported before the rank could set its devices (sitecustomize or .pth?)"
@@ -130,7 +130,7 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
 
 
 def _planned_name(uuid: str, planned: str, boot: dict[str, Any]) -> str:
-    """Return the device that CUDA calls by this UUID, named as in plans.
+    """Return the plan's name of the device with this UUID in CUDA.
 
     For a MIG instance some versions of CUDA return its own UUID and some that of its board.
     """

@@ -54,12 +54,12 @@ def check_accelerate_world() -> None:
     state, dist = sys.modules.get("accelerate.state"), sys.modules.get("torch.distributed")
     if state is None or dist is None or not dist.is_available() or not dist.is_initialized():
         return
-    seen, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
-    if seen is not None and seen != world_size:
+    count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
+    if count is not None and count != world_size:
         raise PlanError(
-            f"accelerate sees {seen} process{'es' if seen > 1 else ''} in a world of {world_size} ranks, so "
-            "each has done the work of all; on CPU ranks write PartialState(cpu=True), before anything else "
-            "of accelerate"
+            f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} ranks, "
+            "so each has done the work of all; on CPU ranks write PartialState(cpu=True), before anything "
+            "else of accelerate"
         )
 
 
@@ -121,7 +121,7 @@ class Server:
             except BaseException as error:
                 answer = ("error", _describe(error))
             if os.getpid() != self._pid:
-                # The function has forked, and the fork came back from it. Only one process may answer.
+                # The function has forked, and this is the fork. Only one process may answer.
                 os._exit(1)
             # The work may have closed or replaced them.
             with suppress(Exception):
@@ -155,7 +155,7 @@ class Server:
         self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
-        # What the backend starts and sets is not left over from a test.
+        # Processes and settings of the backend do not count as leftovers of a test.
         self._leftovers = Leftovers()
         load_s = time.monotonic() - start
         # Only such backends have the method.

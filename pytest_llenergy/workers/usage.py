@@ -31,11 +31,11 @@ def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
     The time of a child that was waited for counts for its parent (proc_pid_stat(5): cutime, cstime), in ticks
     of 10 ms. Processes that have ended are missing, as are all others where the system is not Linux.
     """
-    found = {0: time.process_time()}
+    times_s = {0: time.process_time()}
     for pid in others if sys.platform == "linux" else ():
         with suppress(OSError):
-            found[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _of_ended_children_s(pid)
-    return found
+            times_s[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _of_ended_children_s(pid)
+    return times_s
 
 
 def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
