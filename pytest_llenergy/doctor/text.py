@@ -26,13 +26,13 @@ from pytest_llenergy.doctor.checkup import (
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 
-UNKNOWN = "not said"
+UNKNOWN = "not stated"
 NEVER_RUN = "not run on hardware"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A capability in words, with the name of its field and how it is known (``source``)."""
+    """A capability in words, with the name of its field and the source of the statement."""
 
     name: str
     title: str

@@ -38,11 +38,11 @@ def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     lines = list(render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row)))
     assert lines[0] == "backend  mine: installed"
     actual = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
-    assert actual["launch"] == "launch engine [not said]"
-    assert actual["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not said]"
+    assert actual["launch"] == "launch engine [not stated]"
+    assert actual["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not stated]"
     assert actual["tensor"] == "tensor yes [tested]"
-    assert actual["timestamps"] == "timestamps each token, exact; its own [not said]"
-    assert actual["run on"] == "run on not run on hardware [not said]"
+    assert actual["timestamps"] == "timestamps each token, exact; its own [not stated]"
+    assert actual["run on"] == "run on not run on hardware [not stated]"
 
 
 def test_a_missing_backend_is_shown_with_its_install_command() -> None:
