@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import pytest_llenergy
 from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
 from pytest_llenergy.errors import LLEnergyError
+
+#: Exit status of a command whose reader has gone: that of a process ended by SIGPIPE.
+BROKEN_PIPE = 128 + 13
 
 #: Modules with ``add_parser``, which sets the default ``run``.
 COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
@@ -21,10 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = build_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except LLEnergyError as error:
         print(f"llenergy: {error}", file=sys.stderr)
         return USAGE
+    except BrokenPipeError:
+        # The reader, such as head, has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser("report", help="print the table of a report or journal")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a report or a journal")
+    parser.add_argument("file", metavar="FILE", help="a report or a journal: a file or a URL")
     parser.add_argument(
         "--html",
         type=Path,
@@ -45,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the table or write the page. Returns 0."""
     import shutil
 
-    from pytest_llenergy.report.store import check_not_overwritten, read_report
+    from pytest_llenergy.report.store import check_not_overwritten, parse_location, read_report
 
+    if args.history is not None and args.html is None:
+        raise PlanError("--history shows trends on a page; give --html=OUT.html too")
+    location = parse_location(args.file)
     if args.html is not None:
-        check_not_overwritten(args.html, [args.file])
-    report = read_report(args.file)
+        check_not_overwritten(args.html, [location])
+    report = read_report(location)
     if args.html is not None:
         return _write_page(report, args.html, args.history)
     from pytest_llenergy.cli.console import print_encodable, wants_color

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,24 @@ def test_the_table_of_a_report_shows_any_parameter(value: str, capsys: pytest.Ca
     name = "" if len(value) > 40 else "prompt="
     assert f"{name}{shown}" in "".join(out.split())
     assert all(each.isprintable() or each == "\n" for each in out)
+
+
+def test_a_reader_that_stops_early_causes_no_traceback() -> None:
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "report", "a.json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_history_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a.json", "--history=trends"]) == 2
+    assert capsys.readouterr().err == "llenergy: --history shows trends on a page; give --html=OUT.html too\n"
+
+
+def test_report_takes_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "file://" + str(Path("a.json").absolute())]) == 0
+    assert main(["report", "http://127.0.0.1:1/x.json"]) == 2
+    assert capsys.readouterr().err.startswith("llenergy: http://127.0.0.1:1/x.json: ")

@@ -258,6 +258,15 @@ def test_a_start_method_that_ranks_ignore_is_warned_of_once(pytester: pytest.Pyt
     result.stdout.fnmatch_lines([f"*LLEnergyWarning: {message} *"])
 
 
+def test_cuda_initialised_in_pytests_process_is_warned_of(pytester: pytest.Pytester) -> None:
+    hazard = "import torch; torch.cuda.is_initialized = lambda: True"
+    pytester.makepyfile(HAZARD.format(hazard=hazard))
+    without_torch(pytester.path)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(["*LLEnergyWarning: CUDA is initialised in pytest's own process, by a *"])
+
+
 def test_the_default_start_method_causes_no_warning(pytester: pytest.Pytester) -> None:
     hazard = "multiprocessing.Queue(); assert multiprocessing.get_start_method(allow_none=True)"
     pytester.makepyfile(HAZARD.format(hazard=hazard))
