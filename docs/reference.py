@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate the reference pages and the table of options: python docs/reference.py."""
+"""Generate the reference pages, the table of options and the published schemas: python docs/reference.py."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from describe.options import options_page  # noqa: E402
 from describe.schema import schema_page  # noqa: E402
 
 from pytest_llenergy.backends.registry import BUILTIN  # noqa: E402
+from pytest_llenergy.model import report  # noqa: E402
 
 
 def pages() -> dict[Path, str]:
-    """Return each page with the text that the code now gives."""
+    """Return each page and schema with the text that the code now gives."""
     options = DOCS / "options.md"
     directory = DOCS / "reference"
+    schemas = Path(report.__file__).parent / "schema"
     return {
         options: options_page(options.read_text()),
         directory / "backends.md": backends_page(BUILTIN),
@@ -33,6 +36,8 @@ def pages() -> dict[Path, str]:
         directory / "hooks.md": hooks_page(),
         directory / "marks.md": marks_page(),
         directory / "schema.md": schema_page(),
+        schemas / "report-1.json": json.dumps(report.json_schema(), indent=2, sort_keys=True) + "\n",
+        schemas / "ab-1.json": json.dumps(report.paired_schema(), indent=2, sort_keys=True) + "\n",
     }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.text import relative_path
 from pytest_llenergy.options import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
@@ -131,7 +132,7 @@ class Controller:
             self._config.hook.pytest_llenergy_report(config=self._config, report=report)
             succeeded = builder.write(report)
             if succeeded:
-                self._written += [f"energy report: {_relative(path)}" for path in self._paths]
+                self._written += [f"energy report: {relative_path(path)}" for path in self._paths]
                 self._written += _describe_left_journals(self._paths[0])
         if self._settings.html is not None:
             succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
@@ -150,7 +151,7 @@ class Controller:
         except ReportError as error:
             problems.append(str(error))
             return False
-        self._written.append(f"energy page: {_relative(path)}")
+        self._written.append(f"energy page: {relative_path(path)}")
         return True
 
     def _append_step_summary(self, report: Report) -> None:
@@ -260,7 +261,7 @@ def _describe_left_journals(path: Path) -> list[str]:
     from pytest_llenergy.report.store import find_journals
 
     return [
-        f"journal of a killed or running run: {_relative(journal)} (llenergy merge)"
+        f"journal of a killed or running run: {relative_path(journal)} (llenergy merge)"
         for journal in find_journals(path)
     ]
 
@@ -271,10 +272,3 @@ def _print_text(terminalreporter: Any, text: str) -> None:
     encoding = getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
     for line in encodable(text, encoding).splitlines():
         terminalreporter.line(line)
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -34,7 +34,7 @@ from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import escape_surrogates
+from pytest_llenergy.model.text import escape_surrogates, relative_path
 from pytest_llenergy.option_values import SAVED
 from pytest_llenergy.options import Settings, saved_as, settings_of
 from pytest_llenergy.report.provenance import collect_environment
@@ -115,7 +115,7 @@ class Gating:
                 f"compared with{found}; a baseline needs tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
-        return StoredBaseline(name if path is None else _relative(path), path, report, records)
+        return StoredBaseline(name if path is None else relative_path(path), path, report, records)
 
     def read_baseline_file(self) -> BaselineFile | None:
         """Return name and content of the baseline, for a worker that may not have the file."""
@@ -238,13 +238,6 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
             "it; the name of a file ends in .json)"
         )
     return path
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def describe_ungated(

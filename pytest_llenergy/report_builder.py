@@ -16,7 +16,7 @@ from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
-from pytest_llenergy.model.text import escape_surrogates
+from pytest_llenergy.model.text import escape_surrogates, format_time
 from pytest_llenergy.report.merge import describe_differences, merge_environments
 from pytest_llenergy.report.provenance import collect_environment, collect_source
 from pytest_llenergy.report.remote import redact_urls
@@ -119,7 +119,7 @@ class ReportBuilder:
         if not self._records:
             return None
         start = self._build_start()
-        finished_at = _format_time(datetime.now(timezone.utc))
+        finished_at = format_time(datetime.now(timezone.utc))
         run = msgspec.structs.replace(
             start.run, finished_at=finished_at, complete=complete, exit_status=exit_status
         )
@@ -146,7 +146,7 @@ class ReportBuilder:
             self._source = collect_source(self._root)
         run = RunInfo(
             id=self.run_id,
-            started_at=_format_time(self._started),
+            started_at=format_time(self._started),
             finished_at=None,
             complete=False,
             argv=self._argv,
@@ -183,7 +183,3 @@ class ReportBuilder:
             return first
         alike = all(each.key == first.key for each in others)
         return merge_environments([first, *others]) if alike else None
-
-
-def _format_time(moment: datetime) -> str:
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import pytest_llenergy
+from pytest_llenergy.model.environment import read_boot_id
 from pytest_llenergy.options import read_settings
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT = "version", "measured-tests", "begi
 #: Name of the flag of records that were measured on another host or in another Python than the controller's.
 ELSEWHERE = "elsewhere"
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 #: Overrides the number of workers of ``-n auto``.
 AUTO_WORKERS_VARIABLE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
@@ -87,11 +86,7 @@ def useful_workers(config: pytest.Config) -> int | None:
 @lru_cache(maxsize=1)
 def whereabouts() -> tuple[str, ...]:
     """Return host, boot, Python version and environment: equal for processes that run in the same place."""
-    try:
-        boot = BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = ""
-    return platform.node(), boot, platform.python_version(), sys.prefix
+    return platform.node(), read_boot_id(), platform.python_version(), sys.prefix
 
 
 @dataclass

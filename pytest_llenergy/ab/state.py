@@ -21,11 +21,12 @@ from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import StoredStruct, cache_directory
+from pytest_llenergy.model.environment import read_boot_id
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import format_time
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
 
 #: Changes at every boot (proc(5)).
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 DIRECTORY = "ab"
 
@@ -236,18 +237,6 @@ def discard_campaign(root: Path, key: str) -> bool:
     lock.release()
     shutil.rmtree(directory, ignore_errors=True)
     return True
-
-
-def read_boot_id() -> str:
-    """Return the id of the current boot, or an empty text if it is unknown."""
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return ""
-
-
-def format_time(moment: datetime) -> str:
-    """Format a time in UTC by RFC 3339."""
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _file_stem(turn: Turn) -> str:

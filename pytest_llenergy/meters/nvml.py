@@ -10,6 +10,7 @@ wide.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.meters.power_readings import IntegratedPower, Refresh, refresh_from_check
-from pytest_llenergy.meters.selfcheck import CheckCache, CheckedBoard, CheckResult, read_boot_id
+from pytest_llenergy.meters.selfcheck import CheckCache, CheckedBoard, CheckResult
+from pytest_llenergy.model.environment import read_boot_id
 from pytest_llenergy.model.record import Flag
 
 if TYPE_CHECKING:
@@ -407,7 +409,10 @@ def _meter(sources: Sources, result: CheckResult) -> NvmlMeter:
 
 
 def _check_boards(session: Session, boards: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
-    driver, boot = str(session.module.nvmlSystemGetDriverVersion()), read_boot_id()
+    driver, boot = (
+        str(session.module.nvmlSystemGetDriverVersion()),
+        read_boot_id() or f"process {os.getpid()}",
+    )
     keys = {
         sources.board.uuid: CheckedBoard(
             uuid=sources.board.uuid, driver=driver, boot=boot, sources=[one.label for one in sources.polled]

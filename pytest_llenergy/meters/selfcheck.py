@@ -380,14 +380,6 @@ class CheckCache:
         return self._directory / f"nvml-{re.sub('[^A-Za-z0-9-]', '_', board.uuid)}.json"
 
 
-def read_boot_id() -> str:
-    """Return Linux's identifier of this boot, or on other systems an identifier of this process."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return f"process {os.getpid()}"
-
-
 def _read(path: Path) -> _Entry | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Entry)

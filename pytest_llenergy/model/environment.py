@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import msgspec
 
@@ -66,3 +67,11 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     if missing:
         facts["gpus_missing"] = missing
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def read_boot_id() -> str:
+    """Return Linux's identifier of this boot, or an empty text if it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from datetime import datetime
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 #: Substitutes for encodings that lack a sign, of the same width, so that columns stay aligned.
@@ -139,3 +141,16 @@ def did_you_mean(unknown: Iterable[str], known: Collection[str]) -> str:
         name for each in unknown for name in get_close_matches(each, known, n=1, cutoff=MIN_SIMILARITY)
     ]
     return f"did you mean {' and '.join(dict.fromkeys(similar))}?" if similar else ""
+
+
+def format_time(moment: datetime) -> str:
+    """Format a time in UTC by RFC 3339, to the second."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def relative_path(path: Path) -> str:
+    """Return a path relative to the current directory, or unchanged if it is outside."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -10,7 +10,7 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import short_test_name, unique_function_names
 from pytest_llenergy.report.columns import Column, Layout
-from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
+from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
 from pytest_llenergy.report.terminal import (
     format_window_energy,
     has_values,
@@ -30,18 +30,18 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
     names = unique_function_names(record.id for record in records)
     foot = "\n".join(["", *_windows_and_failures(records), *_verdicts(records), *_notes(records, names), ""])
     # 100 bytes for the line that counts the omitted rows.
-    room = max_bytes - _size(head) - _size(foot) - 100
+    room = max_bytes - line_size(head) - line_size(foot) - 100
     if room < 0:
-        return f"{head}\n" if _size(head) <= max_bytes else ""
+        return f"{head}\n" if line_size(head) <= max_bytes else ""
     lines, omitted = [head], 0
     tabled = [record for record in records if has_values(record)]
     columns = layout.columns_of(tabled)
     for title, group in layout.groups(tabled).items():
         begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]
         rows = [_row(record, columns, names) for record in group]
-        room -= sum(map(_size, begin))
+        room -= sum(map(line_size, begin))
         kept: list[str] = []
-        while len(kept) < len(rows) and (room := room - _size(rows[len(kept)])) >= 0:
+        while len(kept) < len(rows) and (room := room - line_size(rows[len(kept)])) >= 0:
             kept.append(rows[len(kept)])
         lines += [*begin, *kept] if kept else []
         omitted += len(rows) - len(kept)
@@ -124,7 +124,3 @@ def _notes(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
     metered = [record for record in records if record.meters]
     text = [*summary_notes(metered), *(line for _, line in summary_flags(metered, names))]
     return ["", *(escape_markdown(each, MAX_REASON_LENGTH) + "  " for each in text)] if text else []
-
-
-def _size(text: str) -> int:
-    return len(text.encode()) + 1

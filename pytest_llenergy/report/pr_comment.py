@@ -68,7 +68,7 @@ def render_comment(compared: ComparedReports, max_bytes: int = MAX_COMMENT_BYTES
     names = unique_short_ids(each.id for each in compared.comparisons)
     rows = [(each.verdict, _row(each, names[each.id])) for each in urgent]
     unchanged = [(each.verdict, _row(each, names[each.id])) for each in groups["unchanged"]]
-    room = max_bytes - _size(head) - _size(foot) - 2000
+    room = max_bytes - line_size(head) - line_size(foot) - 2000
     kept, room = _fitting(rows, room)
     kept_unchanged, _ = _fitting(unchanged, room)
     parts = [head]
@@ -177,12 +177,13 @@ def _fitting(rows: Sequence[tuple[Verdict, str]], room: int) -> tuple[list[str],
     """Return the first rows that fit into ``room`` bytes, and the bytes that remain."""
     kept: list[str] = []
     for _, row in rows:
-        room -= _size(row)
+        room -= line_size(row)
         if room < 0:
             break
         kept.append(row)
     return kept, max(room, 0)
 
 
-def _size(text: str) -> int:
+def line_size(text: str) -> int:
+    """Return the bytes of a line with its end."""
     return len(text.encode()) + 1

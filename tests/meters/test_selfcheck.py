@@ -23,8 +23,8 @@ from pytest_llenergy.meters.selfcheck import (
     check_counters,
     evaluate_readings,
     is_settled,
-    read_boot_id,
 )
+from pytest_llenergy.model.environment import read_boot_id
 
 MS = 1_000_000
 Power = Callable[[float], float]

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_is_an_error(
 def test_the_published_schema_is_that_of_the_types() -> None:
     published = Path(pytest_llenergy.model.__file__).parent / "schema" / f"ab-{SCHEMA_VERSION}.json"
     written = json.loads(published.read_text("utf-8"))
-    assert in_order(written) == in_order(paired_schema()), "the types changed: write the schema anew"
+    assert in_order(written) == in_order(paired_schema()), "the types changed: run python docs/reference.py"
 
 
 def test_the_schema_accepts_what_is_written_and_no_field_more() -> None:

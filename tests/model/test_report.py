@@ -143,7 +143,7 @@ def test_the_schema_refuses_what_is_not_read(field: str, value: object) -> None:
 
 def test_the_published_schema_is_that_of_the_types() -> None:
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    assert in_order(published) == in_order(json_schema()), "the types changed: write the schema anew"
+    assert in_order(published) == in_order(json_schema()), "the types changed: run python docs/reference.py"
 
 
 def test_one_estimated_domain_makes_a_record_an_estimate() -> None:
