@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
+from pytest_llenergy.model.report import json_schema, paired_schema
+
 from .text import code, lines_of, page, prose, split_attributes, table
+
+#: The schema files, with what makes each.
+SCHEMAS = {"report-1.json": json_schema, "ab-1.json": paired_schema}
 
 #: The schema files, and what each describes.
 SCHEMAS = {
@@ -26,7 +29,7 @@ def schema_page() -> str:
     done: set[str] = set()
     parts: list[list[str]] = []
     for name, about in SCHEMAS.items():
-        schema = json.loads((files("pytest_llenergy.model") / "schema" / name).read_text())
+        schema = SCHEMAS[name]()
         parts.append(list(lines_of(f"## {name}", about)))
         for title, part in _objects(schema).items():
             if title not in done:
