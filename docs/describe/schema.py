@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +11,10 @@ from pytest_llenergy.model.report import json_schema, paired_schema
 
 from .text import code, lines_of, page, prose, split_attributes, table
 
-#: The schema files, with what makes each.
-SCHEMAS = {"report-1.json": json_schema, "ab-1.json": paired_schema}
-
-#: The schema files, and what each describes.
+#: The schema files, each with its schema and what it describes.
 SCHEMAS = {
-    "report-1.json": "`--energy-report` writes a `Report` ([explained](../report.md)).",
-    "ab-1.json": "`llenergy ab` writes a `PairedReport`, whose sides are reports as above.",
+    "report-1.json": (json_schema, "`--energy-report` writes a `Report` ([explained](../report.md))."),
+    "ab-1.json": (paired_schema, "`llenergy ab` writes a `PairedReport`, whose sides are reports as above."),
 }
 
 INTRODUCTION = """\
@@ -28,8 +26,8 @@ def schema_page() -> str:
     """Return the whole page. Objects that both files use appear once."""
     done: set[str] = set()
     parts: list[list[str]] = []
-    for name, about in SCHEMAS.items():
-        schema = SCHEMAS[name]()
+    for name, (make_schema, about) in SCHEMAS.items():
+        schema = make_schema()
         parts.append(list(lines_of(f"## {name}", about)))
         for title, part in _objects(schema).items():
             if title not in done:
