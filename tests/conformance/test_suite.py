@@ -17,7 +17,7 @@ DEGREE = "test_a_requested_degree_is_used_or_refused"
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project that contains the example."""
-    (pytester.path / "tiny_engine.py").write_text(BACKEND)
+    (pytester.path / "tiny_backend.py").write_text(BACKEND)
     pytester.makeconftest(HOOK)
     return pytester
 
@@ -458,4 +458,4 @@ def test_a_model_that_the_backend_refuses_is_reported(project: pytest.Pytester) 
 def test_a_backend_that_is_not_installed_is_skipped_with_the_pip_line(project: pytest.Pytester) -> None:
     result = check(project, AS_IT_IS, spec="requires=('no_such_module',)")
     result.assert_outcomes(skipped=16)
-    assert "derived is not available: no module no_such_module; pip install tiny-engine" in output_of(result)
+    assert "derived is not available: no module no_such_module; pip install tiny-backend" in output_of(result)

@@ -9,7 +9,7 @@ EXTENDING = ROOT / "docs" / "extending.md"
 
 #: The module, the hook and the class of tests of that page.
 BACKEND, HOOK, SUITE = (
-    block(EXTENDING, name).code for name in ("tiny_engine.py", "conftest.py", "test_tiny.py")
+    block(EXTENDING, name).code for name in ("tiny_backend.py", "conftest.py", "test_tiny.py")
 )
 
 #: A derived backend: ``code`` has the class ``Derived``. Data parallelism, which needs two ranks, is off by
@@ -18,15 +18,15 @@ DERIVED = """
 import os, random, signal, subprocess, sys, threading, time
 from dataclasses import replace
 import msgspec
-import tiny_engine
+import tiny_backend
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.errors import BackendError, ModelError
-from tiny_engine import TinyBackend, TinyJob
+from tiny_backend import TinyBackend, TinyJob
 
 {code}
 
-ROW = replace(tiny_engine.SPEC.capabilities, **{{'data': False, **dict({row})}})
-SPEC = replace(tiny_engine.SPEC, name="derived", factory="derived:Derived", capabilities=ROW, **dict({spec}))
+ROW = replace(tiny_backend.SPEC.capabilities, **{{'data': False, **dict({row})}})
+SPEC = replace(tiny_backend.SPEC, name="derived", factory="derived:Derived", capabilities=ROW, **dict({spec}))
 """
 SUITE_OF_DERIVED = """
 from pytest_llenergy.conformance import BackendConformance

@@ -50,7 +50,7 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--strict-config"\n',
         "stand_in.py": TEN_WATTS + block(EXTENDING, "conftest.py").code,
-        "tiny_engine.py": block(EXTENDING, "tiny_engine.py").code,
+        "tiny_backend.py": block(EXTENDING, "tiny_backend.py").code,
         "benchmarks/test_decode.py": BENCHMARK,
     }
     for name, text in files.items():
