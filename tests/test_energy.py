@@ -126,7 +126,7 @@ def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> N
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("pass", "the test asks for energy and has measured nothing; *"),
+        ("pass", "the test uses energy but measured nothing; *"),
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
         ("energy(int())", "LLEnergyError: energy: 0 is not callable; pass the function, not its result"),
         ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),

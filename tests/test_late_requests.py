@@ -283,6 +283,7 @@ class TestIt:
     result.assert_outcomes(errors=1, passed=2)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("gated", ["hook", "fixture", "held"])
 def test_late_gate_on_a_benchmark_is_checked_or_refused(pytester: pytest.Pytester, gated: str) -> None:
     pytest.importorskip("pytest_benchmark")

@@ -47,10 +47,10 @@ def test_the_verdict_picture_has_a_region_and_an_example_of_each_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = script("gate/gate_picture.py", monkeypatch)
-    assert {each.estimate.verdict for each in drawn.examples()} == set(drawn.COLOURS)
-    assert [drawn.estimate_of(shift, 0.005).verdict for shift in (-0.05, -0.02, 0.02, 0.05)] == [
+    assert {each.estimate.verdict for each in drawn.simulate_examples()} == set(drawn.COLOURS)
+    assert [drawn.estimate_at(shift, 0.005).verdict for shift in (-0.05, -0.02, 0.02, 0.05)] == [
         *("improved", "unchanged", "unchanged", "regressed")
     ]
-    assert drawn.estimate_of(0.03, 0.05).verdict == "inconclusive"
+    assert drawn.estimate_at(0.03, 0.05).verdict == "inconclusive"
     drawn.main(tmp_path / "verdicts.svg")
     assert "tolerance" in (tmp_path / "verdicts.svg").read_text()

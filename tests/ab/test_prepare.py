@@ -37,7 +37,7 @@ from .project import Project
         (["--base=HEAD", "--head=HEAD", "--metric=joules", "--", "pytest"], "unknown metric 'joules'"),
         (
             ["--base=HEAD", "--head=HEAD", "-o", "no/where.json", "--", "pytest"],
-            "--output=no/where.json: no directory no; make it",
+            "--output=no/where.json: no directory no; create it",
         ),
         (
             ["--base=HEAD", "--head=HEAD", "--a=-q", "--", "pytest"],

@@ -240,7 +240,7 @@ class TestOnBoards:
             (
                 999,
                 "CUDA_ERROR_UNKNOWN (999, unknown error)",
-                "load the module nvidia_uvm anew (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart "
+                "reload the module nvidia_uvm (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart "
                 "the host; under WSL2, wsl --shutdown",
             ),
             (4711, "error 4711", "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1"),

@@ -72,8 +72,8 @@ def test_the_input_file_is_not_overwritten(
     Path("hard.json").hardlink_to("a.json")
     assert main([each.replace("OUT", output).replace("HERE", str(Path.cwd())) for each in arguments]) == 2
     told = capsys.readouterr().err
-    assert f"{Path(output)}: the same file as " in told
-    assert told.endswith("a.json, which is read; name another\n")
+    assert f"{Path(output)}: the same file as the input " in told
+    assert told.endswith("a.json; choose another output\n")
     assert {each.name for each in Path().iterdir()} == {"a.json", "b.json", "hard.json", "link.json", "x"}
     assert Path("link.json").is_symlink()
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes() == REPORT
