@@ -143,7 +143,7 @@ def test_worker_crash_keeps_finished_records_and_reports_the_crash(
     quick: pytest.Pytester, read_report: Read
 ) -> None:
     quick.makepyfile(
-        """
+        test_it="""
         import os, time
         def test_a(energy):
             energy(time.sleep, 0.05)
@@ -164,7 +164,7 @@ def test_worker_crash_keeps_finished_records_and_reports_the_crash(
     }
     assert found["test_a"] == ("measured", None)
     assert found["test_b"][0] == "crashed"
-    assert "crashed while running 'test_worker_crash" in str(found["test_b"][1])
+    assert "crashed while running 'test_it.py" in str(found["test_b"][1])
     assert found["test_c"] == ("measured", None)
     assert set(found) == {"test_a", "test_b", "test_c"}
     result.stdout.fnmatch_lines(["CRASHED *::test_b: worker*"])

@@ -68,7 +68,7 @@ def pytest_collection_finish():
 KEEPS_JOURNAL = """
 import glob, shutil
 def pytest_llenergy_report(config, report):
-    shutil.copy(glob.glob("*.jsonl")[0], "kept.jsonl")
+    shutil.copy(glob.glob("*.jsonl")[0], "kept.journal.jsonl")
 """
 
 HOWS = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), 9)"}
@@ -124,9 +124,9 @@ def test_crash_in_any_phase_is_recorded_once(
     crashed = [line for line in result.outlines if line.startswith("CRASHED ")]
     assert len(crashed) == 1
     # The journal has two lines for a test that crashed after its result; its reader keeps one record.
-    kept, written = (load_report(quick.path / name) for name in ("kept.jsonl", "energy.json"))
+    kept, written = (load_report(quick.path / name) for name in ("kept.journal.jsonl", "energy.json"))
     assert list(kept.records) == list(written.records)
-    assert [path.name for path in quick.path.glob("*.jsonl")] == ["kept.jsonl"]
+    assert [path.name for path in quick.path.glob("*.jsonl")] == ["kept.journal.jsonl"]
 
 
 # Not loadgroup: with pytest 9.2, xdist 3.8 waits forever for a test that killed its worker.
