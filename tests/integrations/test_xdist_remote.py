@@ -321,6 +321,7 @@ class TestOtherPythons:
         assert all(f" in {Path(other).parents[1]};" in detail for detail in details.values())
 
 
+@pytest.mark.clock
 class TestOtherVersions:
     """Controller and workers with different versions of this package."""
 

@@ -147,6 +147,7 @@ def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready:
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("step", ["load", "prepare"])
 def test_a_load_by_a_thread_ends_with_its_test(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, step: str
