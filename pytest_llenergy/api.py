@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from threading import RLock
 from typing import Any, Literal
 
 import msgspec
-import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.models import ModelSource, resolve_model
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import (
     EMBED,
     GENERATE,
@@ -28,111 +26,31 @@ from pytest_llenergy.backends.tasks import (
     ServedLoad,
     Task,
 )
-from pytest_llenergy.devices.cpu import usable_cpus
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import BackendError, LLEnergyError, MeterError, PlanError
+from pytest_llenergy.context import TestContext, open_test_meters, raise_rank_outcomes
+from pytest_llenergy.errors import BackendError, LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.metrics import flops_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.prompts import digest_prompts
+from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import BackendInfo, Metric, Round
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
-from pytest_llenergy.options import Settings
-from pytest_llenergy.plan import TestPlan
 from pytest_llenergy.progress import describe_step
-from pytest_llenergy.recorder import Draft
-from pytest_llenergy.session import RunState, diagnose_failed_start
-from pytest_llenergy.workers.failure import OutcomeInRank
+from pytest_llenergy.recorder import ENERGY_RAISED
+from pytest_llenergy.round_options import (
+    PEDANTIC,
+    Arguments,
+    parse_arguments,
+    plan_pedantic_rounds,
+    plan_rounds,
+)
+from pytest_llenergy.session import diagnose_failed_start
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
-
-#: Longest wait at the end of a test for one of its threads, after the ranks that it used were killed.
-THREAD_TIMEOUT_S = 2.0
-
-
-@contextmanager
-def raise_rank_outcomes() -> Iterator[None]:
-    """Raise pytest outcomes of ranks, such as a skip, as outcomes of this process."""
-    try:
-        yield
-        return
-    except OutcomeInRank as error:
-        outcome, reason, exit_code = error.outcome, error.reason, error.exit_code
-    # Outside the except block, or pytest would show the rank's error as well.
-    if outcome == "Skipped":
-        # ``pytest.skip`` would report this line as the location of the skip.
-        raise pytest.skip.Exception(reason, _use_item_location=True)
-    if outcome == "XFailed":
-        pytest.xfail(reason)
-    if outcome == "Exit":
-        pytest.exit(reason, exit_code)
-    if outcome == "KeyboardInterrupt":
-        raise KeyboardInterrupt(reason)
-    pytest.fail(reason, pytrace=False)
-
-
-@dataclass(repr=False)
-class TestContext:
-    """Context that the fixtures of one test share: its plan, lease and draft, and the state of the run."""
-
-    __test__ = False  # pytest would collect a class of this name
-
-    state: RunState
-    plan: TestPlan
-    lease: Lease
-    draft: Draft
-    node_id: str
-    #: Whether the test has ended. Objects that outlive it must not use devices that others may lease again.
-    over: bool = False
-    #: Held while a thread uses the ranks.
-    lock: RLock = field(default_factory=RLock)
-
-    @property
-    def settings(self) -> Settings:
-        """Options of the run."""
-        return self.state.settings
-
-    def plan_ranks(self, capabilities: Capabilities, python: str | None = None) -> ProcessPlan:
-        """Plan the rank processes of a backend with these capabilities, in the interpreter ``python``.
-
-        Raises:
-            PlanError: The test has ended, or its degrees do not fit its devices.
-        """
-        self.check_running()
-        threads = self.settings.threads
-        return plan_processes(capabilities, self.plan.parallel, self.lease, usable_cpus(), threads, python)
-
-    def check_running(self) -> None:
-        """Raise ``PlanError`` if the test has ended."""
-        if self.over:
-            raise PlanError(
-                "the test of these workers has ended; use the fixtures in the test that asks for them"
-            )
-
-    def end(self) -> None:
-        """End the test's use of ranks, and kill them if one of its threads still uses them."""
-        self.over = True
-        if not self.lock.acquire(blocking=False):
-            self.state.pool.kill()
-            # Wait until the thread notices. It may continue in this process for ever, for example pickling,
-            # but its ranks are gone and it gets no others.
-            if not self.lock.acquire(timeout=THREAD_TIMEOUT_S):
-                return
-        self.lock.release()
-
-    def record_ranks(self, group: RankGroup) -> None:
-        """Describe the ranks in the draft, unless the test was already measured, with other ranks."""
-        draft, plan = self.draft, group.plan
-        if draft.experiment is None:
-            draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
-            draft.ranks, draft.start_s = group.ranks, group.start_s
 
 
 @dataclass(frozen=True)
@@ -245,7 +163,7 @@ class BackendHandle:
                 "would have no work"
             )
         load = Load.from_options(self.spec, self.model, {**self.spec.preset, **self.options})
-        with diagnose_failed_start(plan):
+        with diagnose_failed_start(self.context.state, plan):
             group, info = self.context.state.pool.get_loaded(plan, load, self.context.check_running)
         self.context.record_ranks(group)
         if self.context.draft.experiment is None:
@@ -284,7 +202,7 @@ class Call:
         return call_workload(group, self.function, self.args, self.kwargs, timeout_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Workers:
     """The ranks of this test, one process per device, which run functions of the test.
 
@@ -293,6 +211,9 @@ class Workers:
     """
 
     context: TestContext
+
+    def __repr__(self) -> str:
+        return f"<Workers: world size {self.world_size}>"
 
     @property
     def world_size(self) -> int:
@@ -303,7 +224,7 @@ class Workers:
         """Return the ranks, started on first use."""
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
         plan = self.context.plan_ranks(Capabilities(framework=framework, process_group=True, data=True))
-        with diagnose_failed_start(plan):
+        with diagnose_failed_start(self.context.state, plan):
             group = self.context.state.pool.get_ranks(plan, self.context.check_running)
         self.context.record_ranks(group)
         return group
@@ -346,39 +267,25 @@ class Workers:
         return Call(self, function, args, kwargs)
 
 
-def make_backend(context: TestContext, name: str, model: str) -> BackendHandle:
-    """Return the handle of a backend for one test.
-
-    Skips the test if the backend cannot read the model or run on the test's devices.
-
-    Args:
-        context: The test, whose plan has the load options.
-        name: Name of the backend.
-        model: Hub id, path or preset, as for ``--energy-model``.
-
-    Raises:
-        ModelError: The model does not exist.
-    """
-    spec, lease = context.state.backends[name], context.lease
-    source = resolve_model(model)
-    reason = spec.refuses(source)
-    if reason is None and lease.uuids and not spec.capabilities.gpu:
-        reason = f"{spec.name} does not run on GPUs here"
-    if reason is None and not lease.uuids and not spec.capabilities.cpu:
-        why = spec.capabilities.reasons.get("cpu", "")
-        reason = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
-    if reason is not None:
-        pytest.skip(reason)
-    return BackendHandle(spec, source, context, dict(context.plan.backend_options or {}))
-
-
 def _with_task(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
     return msgspec.structs.replace(
         info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
     )
 
 
-@dataclass(frozen=True)
+#: Metrics that ``repr(run)`` shows if the work has them.
+METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
+
+
+def _describe(name: str, metric: Metric) -> str:
+    """Return a value with its unit, or why the joules are missing; empty for another missing metric."""
+    if metric.value is None:
+        return f"no joules ({metric.reason})" if name == "energy_j" else ""
+    u = metric.uncertainty_absolute if "J" in metric.unit else None
+    return format_quantity(metric.value, u, metric.unit)
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
     """Result of ``energy``. Every metric is an attribute too, such as ``run.energy_per_output_token_j``.
 
@@ -393,7 +300,15 @@ class Run:
     metrics: dict[str, Metric]
     result: Any
 
+    def __repr__(self) -> str:
+        shown = [_describe(name, self.metrics[name]) for name in METRICS_OF_REPR if name in self.metrics]
+        rounds = f"{len(self.rounds)} round{'' if len(self.rounds) == 1 else 's'}"
+        kinds = {domain.kind for each in self.rounds for domain in each.by_domain.values()}
+        parts = [*filter(None, shown), *(["joules estimated"] if "estimated" in kinds else [])]
+        return f"<Run of {rounds}: {', '.join(parts)}>"
+
     def __getattr__(self, name: str) -> float:
+        __tracebackhide__ = True
         metrics = self.__dict__.get("metrics", {})
         if name not in metrics:
             raise AttributeError(f"a run has no {name}; metrics: {', '.join(metrics)}")
@@ -406,8 +321,14 @@ class Run:
 class Energy:
     """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
 
-    def __init__(self, context: TestContext) -> None:
+    def __init__(self, context: TestContext, options: Callable[[], Mapping[str, Any]]) -> None:
         self._context = context
+        self._options = options
+
+    @property
+    def extra_info(self) -> dict[str, Any]:
+        """Values that the test adds to its record: text, numbers, lists and dicts."""
+        return self._context.draft.extra_info
 
     def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
         """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
@@ -426,8 +347,75 @@ class Energy:
             LLEnergyError: Called twice in one test, or ``work`` is not callable.
             MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
         """
+        # Here and below: if the work raises, the traceback goes from the test to the work.
+        __tracebackhide__ = True
+        with self._errors_recorded():
+            plan = plan_rounds(self._context.settings, self._options())
+            return self._measure(plan, work, Arguments(args, kwargs))
+
+    def pedantic(
+        self,
+        target: Callable[..., Any] | Call,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        setup: Callable[[], Any] | None = None,
+        teardown: Callable[..., Any] | None = None,
+        rounds: int | None = None,
+        warmup_rounds: int | None = None,
+        iterations: int | None = None,
+    ) -> Run:
+        """Run exactly ``warmup_rounds`` and ``rounds`` of ``iterations`` calls, as pytest-benchmark does.
+
+        The target uncertainty and the budget add no rounds. Where a number is left out, that of the mark
+        ``energy_options`` applies, otherwise one round of one iteration without warm-up.
+
+        Args:
+            target: The work, as for ``energy(...)``.
+            args: Arguments for the call.
+            kwargs: Keyword arguments for the call.
+            setup: Called before each round, not measured. It may return ``(args, kwargs)`` for the call.
+                Requires one iteration, and a target that runs in this process.
+            teardown: Called after each round with the arguments of the call, not measured. Requires a target
+                that runs in this process.
+            rounds: Number of measured rounds.
+            warmup_rounds: Number of unmeasured rounds before them.
+            iterations: Number of calls in each round.
+
+        Returns:
+            Rounds, metrics and the result of the last round.
+
+        Raises:
+            LLEnergyError: An argument is invalid, or as for ``energy(...)``.
+            MeterError: As for ``energy(...)``.
+        """
+        __tracebackhide__ = True
+        with self._errors_recorded():
+            arguments = parse_arguments(args, kwargs, setup, teardown)
+            plan = plan_pedantic_rounds(
+                plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}),
+                rounds,
+                warmup_rounds,
+                iterations,
+                has_setup=setup is not None,
+            )
+            return self._measure(plan, target, arguments)
+
+    @contextmanager
+    def _errors_recorded(self) -> Iterator[None]:
+        """Record that a call of ``energy`` raised: the test may expect that and end without any energy."""
+        try:
+            yield
+        except BaseException as error:
+            self._context.draft.refusal = ENERGY_RAISED.format(error=type(error).__name__)
+            raise
+
+    def _measure(self, plan: RoundPlan, work: Callable[..., Any] | Call, arguments: Arguments) -> Run:
+        __tracebackhide__ = True
         context = self._context
         draft, settings = context.draft, context.settings
+        if context.state.is_ab_session:
+            # Its stages count rounds.
+            plan = replace(plan, rounds=settings.rounds)
         if draft.experiment is not None:
             raise LLEnergyError(
                 "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
@@ -440,7 +428,7 @@ class Energy:
             locked.enter_context(context.lock)
             try:
                 show(_describe_preparation(work))
-                workload, result = self._workload(work, args, kwargs)
+                workload, result = self._workload(work, arguments)
             except BaseException:
                 selection.close()
                 raise
@@ -448,7 +436,6 @@ class Energy:
                 # It runs in this process. Its threads may use the ranks, for which they need the lock.
                 draft.forget_ranks()
                 locked.close()
-            plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
             draft.experiment = measure(
                 workload, plan, selection, context.lease, lambda step: show(describe_step(step))
             )
@@ -462,18 +449,22 @@ class Energy:
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
     def _workload(
-        self, work: Callable[..., Any] | Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, work: Callable[..., Any] | Call, arguments: Arguments
     ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
         """Return the workload, and a function that returns its result."""
+        args, kwargs = arguments.args, arguments.kwargs
         handle = getattr(work, "__self__", None)
         task = handle.task_of(work) if isinstance(handle, BackendHandle) else None
+        if isinstance(work, Call) and (args or kwargs):
+            raise LLEnergyError("energy(workers.call(fn, ...)): pass the arguments to call, not to energy")
+        in_ranks = self._context.plan.gpus is not None
+        if in_ranks and task is None and not isinstance(work, Call) and callable(work):
+            work = Workers(self._context).call(work, *args, **kwargs)
+        if task is not None or isinstance(work, Call):
+            arguments.check_for_ranks()
         if isinstance(handle, BackendHandle) and task is not None:
             ranks = handle.workload(task, *_inputs(*args, **kwargs))
             return ranks, lambda: task.result.merge(ranks.results())
-        if not isinstance(work, Call) and callable(work) and self._context.plan.gpus is not None:
-            work = Workers(self._context).call(work, *args, **kwargs)
-        elif isinstance(work, Call) and (args or kwargs):
-            raise LLEnergyError("energy(workers.call(fn, ...)): pass the arguments to call, not to energy")
         if isinstance(work, Call):
             ranks = work.workload()
             return ranks, ranks.results
@@ -482,7 +473,17 @@ class Energy:
         if is_lazy(work):
             raise LLEnergyError(f"energy: {REFUSAL}, or use async with energy_meter(name)")
         function = work
-        local = CallWorkload(lambda: function(*args, **kwargs))
+
+        def prepare() -> None:
+            __tracebackhide__ = True
+            nonlocal args, kwargs
+            args, kwargs = arguments.prepare()
+
+        def call() -> Any:
+            __tracebackhide__ = True
+            return function(*args, **kwargs)
+
+        local = CallWorkload(call, prepare, arguments.clean_up)
         return local, lambda: check_finished(local.result, "energy")
 
 
@@ -541,6 +542,11 @@ class EnergyMeter:
         """
         return self._open().end(name)
 
+    @property
+    def extra_info(self) -> dict[str, Any]:
+        """Values that the test adds to its record: text, numbers, lists and dicts."""
+        return self._context.draft.extra_info
+
     def close(self) -> None:
         """Stop reading and close the meters."""
         if self._measuring is not None:
@@ -557,26 +563,6 @@ class EnergyMeter:
     def _add(self, window: Window) -> Window:
         self._context.draft.windows.append(window)
         return window
-
-
-def open_test_meters(context: TestContext) -> Selection:
-    """Open the meters for the devices of a test.
-
-    If no meter was requested and the host has none, the selection is empty and names the reason; the test's
-    record then has no energy.
-
-    Raises:
-        MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
-    """
-    settings = context.settings
-    required = settings.require == "measured"
-    targets = Targets(context.lease.uuids)
-    try:
-        return open_meters(settings.meter, context.state.meters, targets, require_measured=required)
-    except MeterError as error:
-        if required or settings.meter:
-            raise
-        return Selection((), (str(error),))
 
 
 def _inputs(inputs: Any, /, **params: Any) -> tuple[Any, dict[str, Any]]:

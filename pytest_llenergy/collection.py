@@ -12,10 +12,17 @@ from pytest_llenergy import marks
 from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
-from pytest_llenergy.plan import TestPlan, plan_of, valid_plan_of
+from pytest_llenergy.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
 from pytest_llenergy.recorder import draft_of, start_record
 from pytest_llenergy.session import lease_devices, lease_first, state_of
-from pytest_llenergy.stash import BACKEND_PARAMETER, LEASE, is_measured, is_worker, uses_fixture
+from pytest_llenergy.stash import (
+    BACKEND_PARAMETER,
+    ENERGY,
+    LEASE,
+    is_measured,
+    is_worker,
+    uses_fixture,
+)
 from pytest_llenergy.workers.plan import explain_degree_mismatch
 from pytest_llenergy.xdist import worker_input_of
 
@@ -23,13 +30,20 @@ from pytest_llenergy.xdist import worker_input_of
 BENCHMARK_PLUGINS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"
 
 #: Fixtures whose measurements a gate can check; the second is pytest-benchmark's.
-GATED_FIXTURES = ("energy", "benchmark")
-
-#: Fixtures that start ranks, to which degrees of parallelism apply.
-RANK_FIXTURES = (BACKEND_PARAMETER, "workers")
+GATED_FIXTURES = (ENERGY, "benchmark")
 
 GATE_WITHOUT_ENERGY = (
     "@pytest.mark.energy_gate checks what energy(...) measures, but the test does not use the fixture energy"
+)
+OPTIONS_WITHOUT_ENERGY = (
+    "@pytest.mark.energy_options sets how energy(...) measures, but the test does not use the fixture energy"
+)
+OPTIONS_OF_BENCHMARK = (
+    f"{OPTIONS_WITHOUT_ENERGY}; pytest-benchmark decides the rounds of the fixture benchmark"
+)
+PARALLEL_WITHOUT_RANKS = (
+    "@pytest.mark.parallel divides the work of a test among ranks, but the test has none; use the fixture "
+    "backend or workers, or energy with a mark gpus(n)"
 )
 MARK_WITHOUT_BACKEND = "is for the fixture backend, but the test does not use it"
 GPUS_VALUE = (
@@ -67,7 +81,7 @@ def check_function(metafunc: pytest.Metafunc) -> None:
     node = metafunc.definition
     try:
         plan = plan_of(node)
-        _check_effects(plan, metafunc.fixturenames)
+        _check_effects(node, plan, metafunc.fixturenames)
         if plan.gate is not None:
             register_benchmarks(metafunc.config)
         if BACKEND_PARAMETER in metafunc.fixturenames:
@@ -88,7 +102,7 @@ def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
         raise PlanError(refusal)
     params = []
     for spec in selected:
-        reason = explain_unmet(spec, plan.requirements, backends) or spec.missing()
+        reason = explain_unmet(spec, plan.requirements, backends) or spec.explain_unavailable()
         skip = [pytest.mark.skip(reason=reason)] if reason else []
         params.append(pytest.param(spec.name, id=spec.name, marks=skip))
     # Session scope makes pytest group the tests of a backend, which lets them share ranks.
@@ -97,7 +111,7 @@ def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
 
 def check_collected_tests(session: pytest.Session) -> None:
     """Check tests whose marks come from parameters and hooks; send the controller the tests that measure."""
-    _remove_wrong_degrees(session.config, session.items)
+    _remove_wrong_parallel(session.config, session.items)
     plans = [valid_plan_of(item) for item in session.items]
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
@@ -107,21 +121,25 @@ def check_collected_tests(session: pytest.Session) -> None:
         worker_input_of(session.config).send_tests(measured)
 
 
-def _remove_wrong_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Report a collection error for tests whose degrees do not multiply to their number of devices."""
+def _remove_wrong_parallel(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Report a collection error for each test with a wrong ``parallel`` mark.
+
+    It is not checked with the other marks of a function, since parameters and hooks may add ``gpus``.
+    """
     # One error for all parameters of a function.
     errors: dict[tuple[str, str], None] = {}
     for item in tuple(items):
-        plan = valid_plan_of(item) if any(uses_fixture(item, name) for name in RANK_FIXTURES) else None
-        if plan is None or plan.parallel is None:
+        plan = valid_plan_of(item)
+        if plan is None:
             continue
-        wrong = explain_degree_mismatch(plan.parallel, plan.device_count)
-        if wrong is not None:
-            errors[item.nodeid.partition("[")[0], wrong] = None
+        try:
+            _check_parallel(item, plan)
+        except PlanError as error:
+            errors[item.nodeid.partition("[")[0], str(error)] = None
             # xdist would run the test in spite of the error.
             items.remove(item)
     for place, wrong in errors:
-        report = pytest.CollectReport(place, "failed", f"{place}: @pytest.mark.{wrong}", [])
+        report = pytest.CollectReport(place, "failed", f"{place}: {wrong}", [])
         config.hook.pytest_collectreport(report=report)
 
 
@@ -155,6 +173,11 @@ def prepare_test(item: pytest.Item) -> None:
     if _has_gpus_value(item):
         raise PlanError(f"{item.nodeid}: {GPUS_VALUE}")
     plan = item.stash[PLAN_BEFORE_SETUP] = _checked_plan(item)
+    try:
+        # A hook may have added the mark since collection.
+        _check_parallel(item, plan)
+    except PlanError as error:
+        raise PlanError(f"{item.nodeid}: {error}") from None
     if plan.gate is not None:
         register_benchmarks(item.config)
     _check_backend(item, plan)
@@ -182,16 +205,21 @@ def check_late_marks(item: pytest.Item) -> None:
 def _checked_plan(item: pytest.Item) -> TestPlan:
     try:
         plan = plan_of(item)
-        _check_effects(plan, getattr(item, "fixturenames", ()))
+        _check_effects(item, plan, getattr(item, "fixturenames", ()))
     except LLEnergyError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     return plan
 
 
-def _check_effects(plan: TestPlan, fixtures: Collection[str]) -> None:
+def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str]) -> None:
     """Raise ``PlanError`` for a mark that has no effect on a test with these fixtures."""
+    energy, benchmark = GATED_FIXTURES
     if plan.gate is not None and not any(name in fixtures for name in GATED_FIXTURES):
         raise PlanError(GATE_WITHOUT_ENERGY)
+    # A mark on a class or module is for those of its tests that measure.
+    options = marks.energy_options.__name__
+    if energy not in fixtures and any(mark.name == options for mark in item.own_markers):
+        raise PlanError(OPTIONS_OF_BENCHMARK if benchmark in fixtures else OPTIONS_WITHOUT_ENERGY)
     if BACKEND_PARAMETER in fixtures:
         return
     for mark, value in (
@@ -200,6 +228,17 @@ def _check_effects(plan: TestPlan, fixtures: Collection[str]) -> None:
     ):
         if value is not None:
             raise PlanError(f"@pytest.mark.{mark.__name__} {MARK_WITHOUT_BACKEND}")
+
+
+def _check_parallel(item: pytest.Item, plan: TestPlan) -> None:
+    """Raise ``PlanError`` if a test has no ranks for its degrees, or they do not multiply to its devices."""
+    if plan.parallel is None:
+        return
+    if not runs_in_ranks(plan, getattr(item, "fixturenames", ())):
+        raise PlanError(PARALLEL_WITHOUT_RANKS)
+    wrong = explain_degree_mismatch(plan.parallel, plan.device_count)
+    if wrong is not None:
+        raise PlanError(f"@pytest.mark.{wrong}")
 
 
 def _check_backend(item: pytest.Item, plan: TestPlan) -> None:
@@ -226,8 +265,8 @@ def _has_gpus_value(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     if callspec is None or gpus.__name__ not in callspec.params:
         return False
-    # Only this private attribute tells which of several fixtures of a name a test uses. Only functions have
-    # parameters.
+    # Only this private attribute shows which of several fixtures with one name a test uses. Only functions
+    # have parameters.
     definitions: Sequence[pytest.FixtureDef[object]]
     definitions = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
     return bool(definitions) and definitions[-1].func.__module__ == gpus.__module__

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.text import relative_path
-from pytest_llenergy.options import saved_as, settings_of
+from pytest_llenergy.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ class Controller:
             )
         record = msgspec.convert(escape_surrogates(primitives), Record)
         worker = "" if node is None else str(node.gateway.id)
-        environment = self._workers.environment_of(node) if self._workers is not None else None
+        environment = self._workers.worker_environment(node) if self._workers is not None else None
         self._builder.add(record, worker=worker, environment=environment)
 
-    # A failure outside any test that is counted here still reaches the summary and the exit status.
+    # A failure outside any test that is counted here still reaches the summary and the exit code.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
@@ -166,7 +166,7 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         quiet = self._config.get_verbosity() < 0
         if self._builder is None:
-            for path in [] if quiet else filter(None, [*self._paths, self._settings.html]):
+            for path in filter(None, [*self._paths, self._settings.html]):
                 terminalreporter.write_line(f"energy report: no test was measured; {path} was not written")
             self._print_gates(terminalreporter)
             return
@@ -176,26 +176,25 @@ class Controller:
         self._print_gates(terminalreporter)
         for problem in self._builder.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
-        if not quiet:
-            last = self._last_attempts
-            notes = [*_count_elsewhere(last), *_count_earlier(self._builder.records, last)]
-            for note in [*notes, *self._builder.notes]:
-                terminalreporter.write_line(f"energy: {note}", yellow=True)
         if self._summary_error is not None:
             terminalreporter.write_line(f"energy: {self._summary_error}", yellow=True)
-        for line in [] if quiet else self._written:
+        # Also with -q, which hides the table: scripts and people look for the file.
+        for line in self._written:
             terminalreporter.write_line(line)
 
     def _print_table(self, terminalreporter: Any) -> None:
         from pytest_llenergy.report.terminal import render_summary
 
         writer = terminalreporter._tw
+        last = self._last_attempts
+        records, notes = ([], []) if self._builder is None else (self._builder.records, self._builder.notes)
         text = render_summary(
-            self._last_attempts,
+            last,
             writer.fullwidth,
             color=writer.hasmarkup,
             layout=self._settings.layout,
             verbosity=self._config.get_verbosity(),
+            notes=[*notes, *_count_elsewhere(last), *_count_earlier(records, last)],
         )
         if text:
             terminalreporter.section("energy")

@@ -29,6 +29,20 @@ TARGETS: tuple[Target, ...] = ("pytest-benchmark", "github-action-benchmark", "b
 #: Formats that can hold both sides of a paired file.
 WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
 
+#: Suffix of a metric, its replacement in the name of the gauge, and the unit in OpenMetrics.
+_UNITS = (
+    ("_tokens_per_s", "_rate", "tokens_per_second"),
+    ("requests_per_s", "request_rate", "requests_per_second"),
+    ("flops", "work", "flops"),
+    ("_bytes", "", "bytes"),
+    ("_j", "", "joules"),
+    ("_w", "", "watts"),
+    ("_s", "", "seconds"),
+)
+
+#: Words for percentiles, since Bencher allows no digits in the name of a measure.
+_PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
+
 
 @dataclass(frozen=True)
 class ExportSide:
@@ -38,7 +52,11 @@ class ExportSide:
     report: Report
 
     def records(self) -> list[Record]:
-        """Return the last attempt of each test. Raises ``ReportError`` if a report has an attempt twice."""
+        """Return the last attempt of each test.
+
+        Raises:
+            ReportError: If a report has an attempt twice.
+        """
         return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
     def measured(self) -> list[Record]:
@@ -88,21 +106,6 @@ def render_github_action_benchmark(side: ExportSide) -> str:
             extra = [f"{metric.n} rounds", record.kind, f"commit {commit}" if commit else None]
             entries.append({**entry, "extra": "\n".join(filter(None, extra))})
     return json.dumps(entries, indent=2) + "\n"
-
-
-#: Suffix of a metric, its replacement in the name of the gauge, and the unit in OpenMetrics.
-_UNITS = (
-    ("_tokens_per_s", "_rate", "tokens_per_second"),
-    ("requests_per_s", "request_rate", "requests_per_second"),
-    ("flops", "work", "flops"),
-    ("_bytes", "", "bytes"),
-    ("_j", "", "joules"),
-    ("_w", "", "watts"),
-    ("_s", "", "seconds"),
-)
-
-#: Words for percentiles, since Bencher allows no digits in the name of a measure.
-_PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
 
 
 def _gauge(metric: str) -> tuple[str, str]:
@@ -161,7 +164,7 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
                     uncertainties[name].append(Sample(labels, repr(metric.uncertainty)))
     families = []
     for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
-        text = f"{name} of a test, mean over its valid rounds."
+        text = f"{name} of a test, median over its valid rounds."
         families.append(Family(f"llenergy_{gauge}_{unit}", text, values[name], unit))
         text = f"Standard uncertainty (k=1) of {name}."
         families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", text, uncertainties[name], unit))
@@ -171,6 +174,7 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
 def render_pytest_benchmark(side: ExportSide) -> str:
     """Render the JSON of pytest-benchmark: seconds in ``stats``, all other metrics in ``extra_info``.
 
+    The test's own ``extra_info`` is there too; a metric of the same name replaces a value.
     Energy never goes into ``stats``: readers of the format take ``stats`` for seconds, and ``ops`` for
     iterations per second of which more is better.
     """
@@ -215,7 +219,7 @@ def _benchmark(record: Record) -> dict[str, Any] | None:
         "fullname": record.id,
         "params": record.params or None,
         "param": params.removesuffix("]") or None,
-        "extra_info": energy,
+        "extra_info": record.extra_info | energy,
         "options": {"disable_gc": False, "timer": "monotonic", "warmup": record.procedure is not None},
         "stats": _stats(seconds, record.procedure.iterations if record.procedure is not None else 1),
     }

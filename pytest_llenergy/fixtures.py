@@ -15,7 +15,9 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.stash import MEASURED, is_measured
 
 if TYPE_CHECKING:
-    from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, TestContext, Workers
+    from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Workers
+    from pytest_llenergy.backends.base import BackendSpec
+    from pytest_llenergy.context import TestContext
     from pytest_llenergy.devices.lease import Lease
     from pytest_llenergy.model.prompts import Prompts
 
@@ -31,7 +33,7 @@ def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
 
 @pytest.fixture
 def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[TestContext]:
-    from pytest_llenergy.api import TestContext
+    from pytest_llenergy.context import TestContext
     from pytest_llenergy.plan import plan_of
     from pytest_llenergy.recorder import draft_of
     from pytest_llenergy.session import state_of
@@ -56,20 +58,26 @@ def _llenergy_measured(request: pytest.FixtureRequest) -> None:
 def gpus(_llenergy_lease: Lease) -> Lease:
     """The leased devices of this test: uuids, indices, names, visible_devices.
 
-    Without a ``gpus`` mark the device is the CPU. Skips the test, with the reason, if there are too few GPUs.
+    Without a ``gpus`` mark: the CPU, but for energy of code in pytest's own process every GPU that it sees.
+    Skips the test, with the reason, if there are too few GPUs.
     """
     return _llenergy_lease
 
 
 @pytest.fixture
-def energy(_llenergy_measured: None, _llenergy_context: TestContext) -> Energy:
+def energy(
+    request: pytest.FixtureRequest, _llenergy_measured: None, _llenergy_context: TestContext
+) -> Energy:
     """Measure a call: run = energy(backend.generate, prompts, max_new_tokens=64); run.energy_j.
 
-    The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them.
+    The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them. The mark
+    ``energy_options`` changes that for a test, and ``energy.pedantic`` runs an exact number of calls.
     """
     from pytest_llenergy.api import Energy
+    from pytest_llenergy.plan import plan_of
 
-    return Energy(_llenergy_context)
+    # Read when the test measures, since hooks and fixtures may add marks until then.
+    return Energy(_llenergy_context, lambda: plan_of(request.node).energy_options or {})
 
 
 @pytest.fixture
@@ -111,16 +119,30 @@ def backend(_llenergy_backend: str, energy_model: str, _llenergy_context: TestCo
 
     ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
     """
-    from pytest_llenergy.api import make_backend
+    from pytest_llenergy.api import BackendHandle
+    from pytest_llenergy.backends.models import resolve_model
 
-    return make_backend(_llenergy_context, _llenergy_backend, energy_model)
+    context = _llenergy_context
+    spec, model = context.state.backends[_llenergy_backend], resolve_model(energy_model)
+    reason = spec.refuses(model) or _explain_missing_device(spec, has_gpu=bool(context.lease.uuids))
+    if reason is not None:
+        pytest.skip(reason)
+    return BackendHandle(spec, model, context, dict(context.plan.backend_options or {}))
+
+
+def _explain_missing_device(spec: BackendSpec, *, has_gpu: bool) -> str | None:
+    """Return why a backend cannot run on the test's devices, or None if it can."""
+    if has_gpu:
+        return None if spec.capabilities.gpu else f"{spec.name} does not run on GPUs here"
+    if spec.capabilities.cpu:
+        return None
+    why = spec.capabilities.reasons.get("cpu", "")
+    return f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
 
 
 @pytest.fixture
 def prompts(request: pytest.FixtureRequest) -> Prompts:
     """A small set of prompts of mixed lengths, or those of --energy-prompts=FILE."""
-    from pytest_llenergy.model.prompts import default_prompts, load_prompts
     from pytest_llenergy.session import state_of
 
-    path = state_of(request.config).settings.prompts
-    return default_prompts() if path is None else load_prompts(path)
+    return state_of(request.config).prompts

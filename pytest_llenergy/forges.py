@@ -19,7 +19,14 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from pytest_llenergy.errors import ForgeError
 
 #: One request to the forge.
-REQUEST_TIMEOUT_S = 30
+REQUEST_TIMEOUT_S = 30.0
+
+
+#: What to check if the forge does not accept the token.
+TOKEN_ADVICE = {
+    "GitHub": "the token in GITHUB_TOKEN needs the permission pull-requests: write",
+    "GitLab": "the token in LLENERGY_GITLAB_TOKEN needs the scope api",
+}
 
 
 class _RefuseRedirects(HTTPRedirectHandler):
@@ -37,7 +44,16 @@ class Forge(NamedTuple):
     headers: dict[str, str]
 
     def request(self, method: str, path: str, comment: str | None = None) -> Any:
-        """Send the text of a comment, or nothing, and decode the answer. Raises ``ForgeError``."""
+        """Send the text of a comment, or nothing, and decode the answer.
+
+        Args:
+            method: HTTP method.
+            path: Path below the address of the API.
+            comment: Text of a comment to send.
+
+        Raises:
+            ForgeError: If the forge refuses or does not answer.
+        """
         url = f"{self.url.rstrip('/')}/{path}"
         data = None if comment is None else json.dumps({"body": comment}).encode()
         headers = {"User-Agent": "pytest-llenergy", "Content-Type": "application/json", **self.headers}
@@ -50,13 +66,18 @@ class Forge(NamedTuple):
             with suppress(OSError, ValueError, AttributeError):
                 message = json.load(error).get("message") or message
             message = " ".join(str(message).split())[:300]
-            raise ForgeError(f"{self.name} refused {method} {url}: {error.code} {message}") from None
+            advice = f"; {TOKEN_ADVICE[self.name]}" if error.code in (401, 403) else ""
+            raise ForgeError(f"{self.name} refused {method} {url}: {error.code} {message}{advice}") from None
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
 
     def list(self, path: str) -> Iterator[Any]:
-        """Yield the entries of every page, 10,000 at most. Raises ``ForgeError``."""
+        """Yield the entries of every page, 10,000 at most.
+
+        Raises:
+            ForgeError: If the forge refuses or does not answer.
+        """
         for page in range(1, 101):
             entries = self.request("GET", f"{path}per_page=100&page={page}")
             if not entries:
@@ -110,10 +131,15 @@ def _variable(environ: Mapping[str, str], name: str, advice: str) -> str:
 
 def _find_merge_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
     """Return the API, the path of the notes, and the number of the merge request."""
-    advice = "run this in a pipeline of a merge request, or use --number or --dry-run"
-    number = number or int(_variable(environ, "CI_MERGE_REQUEST_IID", advice))
+    advice = "run this in a pipeline of a merge request, name it with --number=N, or print with --dry-run"
+    if number is None:
+        text = _variable(environ, "CI_MERGE_REQUEST_IID", advice)
+        if not text.isdecimal():
+            raise ForgeError(f"CI_MERGE_REQUEST_IID={text!r} is not a number; {advice}")
+        number = int(text)
+    advice = "run this in a job of GitLab CI, or print the comment with --dry-run"
     project = environ.get("CI_MERGE_REQUEST_PROJECT_ID") or _variable(environ, "CI_PROJECT_ID", advice)
-    advice = "store a project access token with the scope api in it; a job token may not write notes"
+    advice = "set it to a project access token with the scope api; a job token may not write notes"
     headers = {"PRIVATE-TOKEN": _variable(environ, "LLENERGY_GITLAB_TOKEN", advice)}
     forge = Forge("GitLab", environ.get("CI_API_V4_URL", "https://gitlab.com/api/v4"), headers)
     return forge, f"projects/{quote(project, safe='')}/merge_requests/{number}/notes", number
@@ -121,8 +147,12 @@ def _find_merge_request(environ: Mapping[str, str], number: int | None) -> tuple
 
 def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
     """Return the API, the path of the repository, and the number of the pull request."""
-    path = f"repos/{_variable(environ, 'GITHUB_REPOSITORY', 'run this in a workflow, or use --dry-run')}"
-    advice = "set it to ${{ github.token }}, in a job with the permission pull-requests: write"
+    advice = "run this in a job of GitHub Actions or GitLab CI, or print the comment with --dry-run"
+    path = f"repos/{_variable(environ, 'GITHUB_REPOSITORY', advice)}"
+    advice = (
+        "set it to ${{ github.token }} under env: of the step, in a job with the permission "
+        "pull-requests: write"
+    )
     headers = {"Authorization": f"Bearer {_variable(environ, 'GITHUB_TOKEN', advice)}"}
     forge = Forge("GitHub", environ.get("GITHUB_API_URL", "https://api.github.com"), headers)
     return forge, path, number or _read_event(forge, path, environ)

@@ -27,26 +27,29 @@ from pytest_llenergy.compare.comparison import (
     incomplete_run_note,
     select_last_attempts,
 )
-from pytest_llenergy.compare.gate import Gate, Inconclusive, check_floor, rule_with_floor, select_criteria
+from pytest_llenergy.compare.gate import Gate, check_floor, rule_with_floor, select_criteria
+from pytest_llenergy.defaults import Inconclusive
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import escape_surrogates, relative_path
+from pytest_llenergy.model.text import count_tests, escape_surrogates, relative_path
 from pytest_llenergy.option_values import SAVED
-from pytest_llenergy.options import Settings, saved_as, settings_of
+from pytest_llenergy.options import Settings
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.remote import is_url
 from pytest_llenergy.report.store import (
     JOURNAL_SUFFIX,
     Location,
     decode_report_or_journal,
+    find_journals,
     location_name,
     read_file,
     read_report,
 )
+from pytest_llenergy.settings import option_source, saved_as, settings_of
 from pytest_llenergy.xdist import BaselineFile, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
@@ -88,7 +91,8 @@ class Gating:
     def stored(self) -> StoredBaseline | None:
         """The baseline; None without ``--energy-compare``.
 
-        Raises ``pytest.UsageError`` if the file is not a usable baseline.
+        Raises:
+            pytest.UsageError: If the file is not a usable baseline.
         """
         text = self._settings.compare
         if text is None:
@@ -99,19 +103,20 @@ class Gating:
             name, data = sent
             report = decode_report_or_journal(data, name, lean=True)
             return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
+        source = option_source(self._config, "compare")
         place = _resolve_baseline(self._config, text)
         name = text if isinstance(place, Path) else location_name(place)
         try:
             report = read_report(place, lean=True)
             records = select_last_attempts(report.records, location_name(place))
         except ReportError as error:
-            raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
+            raise pytest.UsageError(f"{source}={name}: {str(error).removeprefix(f'{name}: ')}") from None
         if not has_measurements(records):
             statuses = Counter(record.status for record in records.values())
             counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
             found = f" ({counts})" if counts else ""
             raise pytest.UsageError(
-                f"--energy-compare={name}: {location_name(place)}: none of its {len(records)} tests can be "
+                f"{source}={name}: {location_name(place)}: none of its {len(records)} tests can be "
                 f"compared with{found}; a baseline needs tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
@@ -178,24 +183,26 @@ def check_gate_options(config: pytest.Config) -> None:
     try:
         check_floor(settings.fail_on, settings.floor)
     except PlanError as error:
-        raise pytest.UsageError(f"--energy-fail-on: {error}") from None
+        raise pytest.UsageError(f"{option_source(config, 'fail_on')}: {error}") from None
     metrics = [each.metric for each in settings.fail_on]
     for metric in metrics:
         if metrics.count(metric) > 1:
-            raise pytest.UsageError(f"--energy-fail-on names {metric} twice; keep one of them")
+            raise pytest.UsageError(
+                f"{option_source(config, 'fail_on')}: {metric} is named twice; keep one of them"
+            )
     stored = gating_of(config).stored
     assert stored is not None
     if stored.path is None:
         return
     if settings.report is not None and _same(settings.report, stored.path):
-        _refuse_overwriting(f"--energy-report={settings.report}", stored.path)
+        _refuse_overwriting(f"{option_source(config, 'report')}={settings.report}", stored.path)
     if settings.save is not None and _same(saved_as(config, settings.save), stored.path):
-        _refuse_overwriting(f"--energy-save={settings.save}", stored.path)
+        _refuse_overwriting(f"{option_source(config, 'save')}={settings.save}", stored.path)
 
 
 def _refuse_overwriting(option: str, path: Path) -> None:
     raise pytest.UsageError(
-        f"{option} would replace the baseline {path} that --energy-compare reads; write to another name"
+        f"{option}: this would replace the baseline {path} that --energy-compare reads; write to another name"
     )
 
 
@@ -230,12 +237,19 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
         given = config.getoption("energy_compare", None) is not None
         return (config.invocation_params.dir if given else config.rootpath) / text
     path = saved_as(config, text)
-    if not path.exists():
+    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
+    if not os.path.exists(path):  # noqa: PTH110
+        source = f"{option_source(config, 'compare')}={text}: there is no {SAVED}/{text}.json"
+        journals = [relative_path(each) for each in find_journals(path)]
+        if journals:
+            raise pytest.UsageError(
+                f"{source}, only the journal of a killed or running run; "
+                f"llenergy merge {' '.join(journals)} -o {relative_path(path)} writes it"
+            )
         names = sorted(each.stem for each in path.parent.glob("*.json"))
         known = f"saved: {', '.join(names)}" if names else f"nothing is saved in {path.parent}"
         raise pytest.UsageError(
-            f"--energy-compare={text}: there is no {SAVED}/{text}.json; {known} (--energy-save={text} writes "
-            "it; the name of a file ends in .json)"
+            f"{source}; {known} (--energy-save={text} writes it; the name of a file ends in .json)"
         )
     return path
 
@@ -243,11 +257,17 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
 def describe_ungated(
     stored: StoredBaseline | None, records: Sequence[Record], inconclusive: Inconclusive
 ) -> list[str]:
-    """Return a line for each reason why gates did not cover, or could not decide on, some tests."""
+    """Return a line for each reason why gates did not cover, or could not decide on, some tests.
+
+    Args:
+        stored: The baseline; None without one.
+        records: Records of the run.
+        inconclusive: How inconclusive comparisons are treated.
+    """
     comparisons = [each for record in records for each in record.comparisons]
     waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
     lines = (
-        [f"not gated: {_count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
+        [f"not gated: {count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
     )
     if stored is None:
         return lines
@@ -261,7 +281,7 @@ def describe_ungated(
         )
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
-        lines.append(f"not compared: {_count_tests(windows)} with windows of energy_meter only")
+        lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
     absent = stored.describe({record.id for record in records}).absent
     if absent:
         named = ", ".join(_function_name(name) for name in absent[:MAX_NAMES])
@@ -293,10 +313,6 @@ def explain_nothing_gated(
         states = Counter(record.status for record in records)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"nothing was gated: {counts}"
-
-
-def _count_tests(count: int) -> str:
-    return f"{count} test{'' if count == 1 else 's'}"
 
 
 def _function_name(name: str) -> str:

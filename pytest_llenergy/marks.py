@@ -37,14 +37,28 @@ def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: in
     """parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees of parallelism; they multiply to the \
 number of devices. placement is the number of devices over which one process \
 spreads the layers of a model; they work in turn."""
-    from pytest_llenergy.errors import PlanError
     from pytest_llenergy.model.record import Parallel
+    from pytest_llenergy.option_values import whole_number
 
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline, "placement": placement}
-    for kind, degree in degrees.items():
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise PlanError(f"{kind} is {degree!r}, needs a whole number, 1 or more")
-    return Parallel(**degrees)
+    return Parallel(**{kind: whole_number(kind, degree, 1) for kind, degree in degrees.items()})
+
+
+def energy_options(
+    *,
+    rounds: int | None = None,
+    warmup: int | str | None = None,
+    target: float | str | None = None,
+    budget: float | None = None,
+    iterations: int | None = None,
+) -> dict[str, Any]:
+    """energy_options(*, rounds=None, warmup=None, target=None, budget=None, iterations=None): how \
+energy(...) measures the test. rounds, warmup, target and budget override --energy-rounds, \
+--energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round. A setting \
+that the mark leaves out comes from the class, then the module, then the option."""
+    from pytest_llenergy.round_options import parse_round_options
+
+    return parse_round_options(rounds, warmup, target, budget, iterations)
 
 
 def energy_gate(
@@ -84,7 +98,14 @@ backends whose capability row has this: a task, a kind of key-value cache, batch
     return parse_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
 
 
-MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, backend_options, backend_needs, energy_gate)
+MARKS: tuple[Callable[..., Any], ...] = (
+    gpus,
+    parallel,
+    energy_options,
+    backend_options,
+    backend_needs,
+    energy_gate,
+)
 NAMES = frozenset(mark.__name__ for mark in MARKS)
 
 

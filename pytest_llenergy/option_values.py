@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of option values: each converts text to a value, or raises ValueError that names what is valid."""
+"""Parsers of option values: each converts text to a value, or raises ValueError that names what is valid.
+
+``whole_number`` checks an argument of a mark or call, which is no text.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
 #: Directory for reports of ``--energy-save=NAME``, in the root directory.
 SAVED = ".llenergy"
 
+#: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
+MAX_NAME_BYTES = 200
+
 
 def integer(minimum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
@@ -25,6 +33,13 @@ def integer(minimum: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def whole_number(name: str, value: object, minimum: int) -> int:
+    """Return an argument that is a whole number. Raises ``PlanError`` with its name."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise PlanError(f"{name} is {value!r}, needs a whole number, {minimum} or more")
+    return value
 
 
 def seconds(text: str) -> float:
@@ -42,14 +57,27 @@ def warmup_iterations(text: str) -> int | None:
 
 
 def share(text: str) -> float:
+    value = _share(text)
+    if not 0 < value < 1:
+        raise ValueError("needs a share between 0 and 1, such as 2% or 0.02")
+    return value
+
+
+def floor(text: str) -> float:
+    value = _share(text)
+    if not 0 <= value < 1:
+        raise ValueError("needs a share from 0 to below 1, such as 1% or 0.01")
+    return value
+
+
+def _share(text: str) -> float:
+    """Parse a share or a percentage; the result is NaN if it is neither."""
     number, _, rest = text.strip().partition("%")
     try:
         value = float(number) / 100 if "%" in text else float(number)
     except ValueError:
-        value = -1.0
-    if rest or not 0 < value < 1:
-        raise ValueError("needs a share between 0 and 1, such as 2% or 0.02")
-    return value
+        return nan
+    return nan if rest else value
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -71,6 +99,13 @@ def _names(parts: Sequence[str], text: str) -> tuple[str, ...]:
     if "auto" in selected and len(selected) > 1:
         raise ValueError("auto chooses the meters, so it stands alone")
     return () if selected == ("auto",) else selected
+
+
+def gpus(text: str) -> str:
+    elements = [element.strip() for element in text.split(",")]
+    if not all(elements) or ("all" in elements and len(elements) > 1):
+        raise ValueError("needs all, or indices and UUIDs separated by commas, such as 0,2")
+    return ",".join(elements)
 
 
 def command(text: str) -> str:
@@ -104,11 +139,18 @@ def flops_switch(text: str) -> bool:
 
 
 def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:
-    """Parse a file to write. A test path is an error: it was meant to follow an option without a value."""
+    """Parse a file to write. A test path is an error: it was meant to follow an option without a value.
+
+    Args:
+        what: What the file holds, for messages.
+        flag: The option.
+        default: Default name, whose suffix is required.
+    """
     suffix = Path(default).suffix
 
     def read(text: str) -> Path:
         path = Path(text)
+        _check_length(path.name)
         if path.is_dir() or "::" in text or path.suffix == ".py":
             raise ValueError(
                 f"names a test path, not a {what}; did you mean: pytest {text} {flag} "
@@ -127,7 +169,13 @@ def saved_name(text: str) -> str:
             f"needs a plain name, such as main: it becomes {SAVED}/main.json; "
             "--energy-report=FILE.json writes to any other place"
         )
+    _check_length(text)
     return text
+
+
+def _check_length(name: str) -> None:
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ValueError(f"the name is too long; it may have {MAX_NAME_BYTES} bytes")
 
 
 def backend_python(text: str) -> tuple[str, Path]:

@@ -3,25 +3,29 @@
 
 The field ``rounds`` defines the option ``--energy-rounds`` and the ini key ``energy_rounds``. Defaults
 belong to the ini keys; on the command line they are ``None``, so that a default never hides an ini value.
+Commands of ``llenergy`` share some rows, so this module does not import pytest; ``settings`` reads values.
 """
 # ruff: noqa: RUF009 - dataclass fields are declared by calls of ``option``
 
 from __future__ import annotations
 
-import os
+import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import pytest
-
+from pytest_llenergy import defaults
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.option_values import (
     SAVED,
     backend_python,
     columns,
     command,
+    floor,
     flops_switch,
+    gpus,
     groups,
     integer,
     meters,
@@ -38,6 +42,8 @@ from pytest_llenergy.option_values import (
 )
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_llenergy.compare.gate import Threshold
     from pytest_llenergy.report.columns import Layout
 
@@ -92,7 +98,40 @@ class Option:
         text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
         escaped = text.replace("%", "%%")
         group.addoption(self.flag, dest=self.ini, default=None, metavar=self.metavar, help=escaped, **details)
-        parser.addini(self.ini, f"Default of {self.flag}", default=self.default or "")
+        # The first clause says what the setting does; the help of the option has the rest.
+        summary = re.split(r"[.:;] ", self.help)[0]
+        parser.addini(self.ini, f"{summary} (default of {self.flag})", default=self.default or "")
+
+    def add_argument(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+        """Add the option to a command of ``llenergy``, without the prefix ``energy-``.
+
+        The parsed value is text, or None without the option: ``read_argument`` converts it.
+        """
+        details: dict[str, Any] = {"action": "append", "default": []} if self.repeatable else {}
+        notes = [*(["repeatable"] if self.repeatable else [])]
+        notes += [f"default: {self.default}"] if self.default else []
+        text = self.help.replace("--energy-", "--")
+        text = text[:1].lower() + text[1:] + (f" ({'; '.join(notes)})" if notes else "")
+        parser.add_argument(
+            self._argument, dest=self.name, metavar=self.metavar, help=text.replace("%", "%%"), **details
+        )
+
+    def read_argument(self, text: str | None) -> Any:
+        """Convert the value of an argument of ``llenergy``; None gives the default.
+
+        Raises:
+            PlanError: If the value is invalid; the message names the argument.
+        """
+        if text is None:
+            return None if self.default is None else self.read(self.default)
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise PlanError(f"{self._argument}={text}: {error}") from None
+
+    @property
+    def _argument(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
 
 
 def option(default: str | None, read: Callable[[str], Any], metavar: str, help: str, **details: Any) -> Any:  # noqa: A002
@@ -123,7 +162,7 @@ class Settings:
         bare=DEFAULT_PAGE,
         is_path=True,
     )
-    rounds: int = option("6", integer(1), "N", "Least number of measured rounds of each test")
+    rounds: int = option("6", integer(1), "N", "Minimum number of measured rounds of each test")
     warmup: int | None = option(
         "auto",
         warmup_iterations,
@@ -131,7 +170,7 @@ class Settings:
         "Unmeasured iterations before the first round; auto: until durations have settled",
     )
     gap: float = option(
-        "0.25", seconds, "SECONDS", "Least quiet time around each round; slow counters extend it"
+        "0.25", seconds, "SECONDS", "Minimum quiet time around each round; slow counters extend it"
     )
     target: float = option(
         "2%",
@@ -143,13 +182,14 @@ class Settings:
         "20",
         seconds,
         "SECONDS",
-        "Measuring time of a test after which no round is added beyond the least number",
+        "Measuring time of a test after which no round is added beyond the minimum number",
     )
     model: str = option(
         "",
         str,
         "MODEL",
-        "Hub id, directory, .gguf file or random:PRESET. Without it: SmolLM2-135M-Instruct",
+        "Hub id, directory, .gguf file or random:PRESET. Without it: "
+        f"{defaults.MODEL_HUB_ID.rpartition('/')[2]}",
         may_be_path=True,
     )
     backend: tuple[str, ...] = option("", names, "NAME[,NAME]", "Run only these backends. Without it: all")
@@ -163,7 +203,7 @@ class Settings:
     )
     gpus: str | None = option(
         None,
-        str.strip,
+        gpus,
         "GPUS",
         "GPUs to use regardless of the environment: all, indices in PCI order, or UUIDs of boards or MIG "
         "instances",
@@ -176,14 +216,14 @@ class Settings:
     start_method: Literal["spawn", "forkserver"] = option(
         "spawn",
         word("spawn", "forkserver"),
-        "METHOD",
+        "{spawn,forkserver}",
         "Start ranks as fresh interpreters (spawn) or as forks of a process that has imported their "
         "libraries (forkserver)",
     )
     isolation: Literal["test", "backend", "run"] = option(
         "backend",
         word("test", "backend", "run"),
-        "WORD",
+        "{test,backend,run}",
         "Which tests share ranks: those of one backend and model (backend), all (run), or none (test)",
     )
     rank_logs: Path | None = option(
@@ -192,7 +232,7 @@ class Settings:
     timeout: float = option("600", seconds, "SECONDS", "Longest wait for a rank")
     lease_timeout: float = option("1800", seconds, "SECONDS", "Longest wait for a device")
     busy: Literal["fail", "skip"] = option(
-        "fail", word("fail", "skip"), "WORD", "Fail or skip a test whose GPU another process uses"
+        "fail", word("fail", "skip"), "{fail,skip}", "Fail or skip a test whose GPU another process uses"
     )
     busy_timeout: float = option(
         "60", seconds, "SECONDS", "Longest wait for other processes to leave the GPU"
@@ -224,19 +264,19 @@ class Settings:
         columns,
         "NAME[,NAME]",
         "Columns of the summary: backend, model, device, meter, rounds or metrics. Without it: those of "
-        "backend,energy_j,energy_per_output_token_j,output_tokens_per_s,meter that are not empty",
+        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty",
     )
     sort: str | None = option(
         None,
         sort_key,
-        "WORD",
+        "KEY",
         "Sort the summary by name, fullname or a metric, or by -METRIC for the largest first. Without it: in "
         "the order of the run",
     )
     group_by: tuple[str, ...] | None = option(
         None,
         groups,
-        "WORD[,WORD]",
+        "KEY[,KEY]",
         "Group the summary by name, func, fullfunc, param, param:NAME, backend, model or device",
     )
     server_command: str = option(
@@ -262,22 +302,22 @@ class Settings:
         "Name of the model in the server's API. Without it: the first that the server lists",
     )
     floor: float = option(
-        "1%",
-        share,
+        f"{defaults.FLOOR * 100:g}%",
+        floor,
         "PERCENT",
         "Difference between two runs of the same code on this machine: smaller changes do not count",
     )
-    inconclusive: Literal["warn", "fail", "pass"] = option(
+    inconclusive: defaults.Inconclusive = option(
         "warn",
-        word("warn", "fail", "pass"),
-        "WORD",
-        "What to do with a test if --energy-fail-on is inconclusive: warn, fail or pass",
+        word(*get_args(defaults.Inconclusive)),
+        f"{{{','.join(get_args(defaults.Inconclusive))}}}",
+        "What to do with a test if --energy-fail-on is inconclusive",
     )
     flops: bool = option(
         "off",
         flops_switch,
-        "WORD",
-        "Count floating-point operations in a separate pass after the rounds: on or off",
+        "{on,off}",
+        "Count floating-point operations in a separate pass after the rounds. Without a value: on",
         bare="on",
     )
 
@@ -296,68 +336,24 @@ class Settings:
 
     @property
     def names_something(self) -> bool:
-        """Whether the options name a model, backend, Python, meter or server to check before any test."""
-        return bool(self.model or self.backend or self.python or self.meter or self.server_url)
+        """Whether the options name something to check before any test, such as GPUs or a model."""
+        return bool(self.gpus or self.prompts or self.names_plugins)
+
+    @property
+    def names_plugins(self) -> bool:
+        """Whether one of the options concerns a backend or meter, which a plugin may provide."""
+        server = self.server_url or self.server_command
+        return bool(self.model or self.backend or self.python or self.meter or server)
+
+    @property
+    def writes_something(self) -> bool:
+        """Whether the run writes files or directories that the options name."""
+        return any(each is not None for each in (self.report, self.html, self.save, self.rank_logs))
 
 
 OPTIONS = tuple(Option(name=each.name, **each.metadata) for each in fields(Settings))
-SETTINGS = pytest.StashKey[Settings]()
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Register every option with pytest."""
-    group = parser.getgroup("llenergy", "energy of LLM inference")
-    for each in OPTIONS:
-        each.register(parser, group)
-
-
-def settings_of(config: pytest.Config) -> Settings:
-    """Return the settings of a run, read on first use. Raises like ``read_settings``."""
-    if SETTINGS not in config.stash:
-        config.stash[SETTINGS] = read_settings(config)
-    return config.stash[SETTINGS]
-
-
-def read_settings(config: pytest.Config) -> Settings:
-    """Read each option from the command line, else the ini file, else its default.
-
-    Raises:
-        pytest.UsageError: A value is invalid; the message names the option or ini key.
-    """
-    return Settings(**{each.name: _read_option(each, config) for each in OPTIONS})
-
-
-def _read_option(option: Option, config: pytest.Config) -> Any:
-    given = config.getoption(option.ini, default=None)
-    if given is not None:
-        source, base = option.flag, config.invocation_params.dir
-        texts = [str(each) for each in (given if isinstance(given, list) else [given])]
-        if not all(text.strip() for text in texts):
-            raise pytest.UsageError(f"{source}= has no value; add one, or leave the option out")
-    else:
-        source, base, text = f"ini key {option.ini}", config.rootpath, str(config.getini(option.ini))
-        texts = [line for line in text.splitlines() if line.strip()] if option.repeatable else [text]
-    values = [_read_text(option, source, text) for text in texts]
-    if option.repeatable:
-        return tuple((name, base / path) for name, path in values) if option.is_path else tuple(values)
-    (value,) = values
-    if option.is_path and value is not None:
-        return base / value
-    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
-    if option.may_be_path and value and os.path.exists(base / value):  # noqa: PTH110
-        return str(base / value)
-    return value
-
-
-def _read_text(option: Option, source: str, text: str) -> Any:
-    if option.default is None and not text.strip():
-        return None
-    try:
-        return option.read(text.strip() if option.repeatable else text)
-    except ValueError as error:
-        raise pytest.UsageError(f"{source}={text}: {error}") from None
-
-
-def saved_as(config: pytest.Config, name: str) -> Path:
-    """Return the file of ``--energy-save=NAME``."""
-    return config.rootpath / SAVED / f"{name}.json"
+def option_row(name: str) -> Option:
+    """Return the option of a field of Settings."""
+    return next(each for each in OPTIONS if each.name == name)

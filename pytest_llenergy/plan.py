@@ -2,13 +2,15 @@
 """TestPlan: the requirements of one test, parsed once from its marks and parameters and kept on the test.
 
 If a test has several marks of a kind, the closest counts: a parameter's, then its function's, its class's,
-its module's. ``get_closest_marker`` cannot be used: pytest puts a function's marks before those of its
-parameter, and those of a base class before those of the derived class.
+its module's. For ``energy_options`` this holds for each of its settings. ``get_closest_marker`` cannot be
+used: pytest puts a function's marks before those of its parameter, and those of a base class before those of
+the derived class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from operator import is_
@@ -20,7 +22,7 @@ from pytest_llenergy import marks
 from pytest_llenergy.backends.registry import Requirements
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.stash import BACKEND_PARAMETER
+from pytest_llenergy.stash import BACKEND_PARAMETER, ENERGY, RANK_FIXTURES
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
@@ -38,6 +40,7 @@ class TestPlan:
     Attributes:
         gpus: Devices to lease.
         parallel: Degrees of parallelism.
+        energy_options: Fields of the test's ``RoundPlan`` that differ from the options of the run.
         backend_options: Load options of the backend.
         backend_needs: Required capabilities of the backend.
         gate: Limits for the test's metrics.
@@ -48,6 +51,7 @@ class TestPlan:
 
     gpus: GpuRequest | None = None
     parallel: Parallel | None = None
+    energy_options: Mapping[str, Any] | None = None
     backend_options: Mapping[str, Any] | None = None
     backend_needs: Requirements | None = None
     gate: Gate | None = None
@@ -105,9 +109,16 @@ def valid_plan_of(item: pytest.Item) -> TestPlan | None:
 
 
 def parse_plan(item: pytest.Item) -> TestPlan:
-    """Parse all of this plugin's marks on a test, including overridden ones. Raises ``PlanError``."""
+    """Parse all of this plugin's marks on a test, including overridden ones.
+
+    Raises:
+        PlanError: If a mark has invalid arguments, or two marks in one place disagree.
+    """
     levels = list(mark_levels(item))
-    values = {mark.__name__: _closest(levels, mark) for mark in marks.MARKS}
+    found = {mark.__name__: _parse_levels(levels, mark) for mark in marks.MARKS}
+    values = {name: parsed[0] if parsed else None for name, parsed in found.items()}
+    if options := found[marks.energy_options.__name__]:
+        values[marks.energy_options.__name__] = dict(ChainMap(*options))
     callspec = getattr(item, "callspec", None)
     name = callspec.params.get(BACKEND_PARAMETER) if callspec is not None else None
     backend = name if isinstance(name, str) else None
@@ -132,7 +143,15 @@ def mark_levels(item: pytest.Item) -> Iterator[list[pytest.Mark]]:
         yield from (by_place[place] for place in sorted(by_place))
 
 
-def params_of(item: pytest.Item) -> dict[str, Primitive]:
+def runs_in_ranks(plan: TestPlan, fixtures: Collection[str]) -> bool:
+    """Whether the work of a test with these fixtures runs in ranks, among which ``parallel`` divides it.
+
+    With a ``gpus`` mark, ``energy(fn)`` runs ``fn`` in ranks.
+    """
+    return any(name in fixtures for name in RANK_FIXTURES) or (plan.gpus is not None and ENERGY in fixtures)
+
+
+def record_params(item: pytest.Item) -> dict[str, Primitive]:
     """Return the parameters of a test for its record: primitives, or a short text."""
     callspec = getattr(item, "callspec", None)
     values: Mapping[str, Any] = callspec.params if callspec is not None else {}
@@ -163,8 +182,8 @@ def _as_marks(given: object) -> list[pytest.Mark]:
     return [getattr(each, "mark", each) for each in several]
 
 
-def _closest(levels: Sequence[Sequence[pytest.Mark]], mark: Callable[..., Any]) -> Any:
-    """Parse the marks of a kind on all levels; return the value of the closest, or None if there is none."""
+def _parse_levels(levels: Sequence[Sequence[pytest.Mark]], mark: Callable[..., Any]) -> list[Any]:
+    """Parse the marks of a kind on all levels; return one value per level that has any, the closest first."""
     values = []
     for level in levels:
         of_kind = [each for each in level if each.name == mark.__name__]
@@ -175,7 +194,7 @@ def _closest(levels: Sequence[Sequence[pytest.Mark]], mark: Callable[..., Any]) 
                     f"{_format_mark(other)} and {_format_mark(of_kind[0])} are on the same level; remove one"
                 )
         values += parsed[:1]
-    return values[0] if values else None
+    return values
 
 
 def _parse(given: pytest.Mark, mark: Callable[..., Any]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Generator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.options import add_options, saved_as, settings_of
+from pytest_llenergy.settings import add_options, settings_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,
     ENVIRONMENT,
@@ -90,46 +89,18 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
-    if settings.report is not None:
-        _check_writable(settings.report, "--energy-report")
-    if settings.html is not None:
-        from pytest_llenergy.report.html.svg import require_html_extra
+    if settings.writes_something:
+        from pytest_llenergy.option_checks import check_outputs
 
-        _check_writable(settings.html, "--energy-html")
-        try:
-            require_html_extra()
-        except LLEnergyError as error:
-            raise pytest.UsageError(f"--energy-html: {error}") from None
-    if settings.save is not None:
-        _check_savable(saved_as(config, settings.save))
+        check_outputs(config)
     if settings.compare is not None or settings.fail_on:
         from pytest_llenergy.gating import check_gate_options
 
         check_gate_options(config)
     if settings.names_something:
-        from pytest_llenergy.session import check_names
+        from pytest_llenergy.option_checks import check_names
 
         check_names(config)
-
-
-def _check_writable(path: Path, flag: str) -> None:
-    """Check that a file can be written, without creating it."""
-    if path.exists() and not os.access(path, os.W_OK):
-        raise pytest.UsageError(f"{flag}={path}: the file exists and cannot be written")
-    directory = path.parent
-    if not directory.is_dir():
-        raise pytest.UsageError(f"{flag}={path}: no directory {directory}; create it first")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"{flag}={path}: no permission to write in {directory}")
-
-
-def _check_savable(path: Path) -> None:
-    """Check that a saved report can be written, whose directory may not exist yet."""
-    directory = path.parent if path.parent.is_dir() else path.parent.parent
-    if path.exists() and not os.access(path, os.W_OK):
-        raise pytest.UsageError(f"--energy-save={path.stem}: {path} exists and cannot be written")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"--energy-save={path.stem}: no permission to write in {directory}")
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -165,6 +136,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    # Otherwise this frame would head the traceback of each fixture of a conftest that fails.
+    __tracebackhide__ = True
     try:
         # Hooks may have added marks or tests since collection.
         if is_measured(item) or uses_fixture(item, LEASE) or marks.has_energy_marks(item):
@@ -184,6 +157,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    __tracebackhide__ = True
     stash = item.config.stash
     # A test may run other tests of this run within its body.
     outer = stash.get(ITEM_IN_CALL, None)
@@ -192,8 +166,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         result = yield
         if is_measured(item):
             from pytest_llenergy.plan import plan_of
-            from pytest_llenergy.recorder import check_gates
+            from pytest_llenergy.recorder import check_extra_info, check_gates
 
+            check_extra_info(item)
             check_gates(item, plan_of(item).gate)
         return result
     except LLEnergyError as error:
@@ -232,7 +207,13 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 
 
 def as_failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:
-    """Turn an error of this package into a failure of a few lines, with rank output as report sections."""
+    """Turn an error of this package into a failure of a few lines, with rank output as report sections.
+
+    Args:
+        item: The test.
+        when: The phase, such as ``call``.
+        error: The error.
+    """
     for title, text in getattr(error, "sections", ()):
         item.add_report_section(when, title, text)
     lines = [f"{type(error).__name__}: {error}"]

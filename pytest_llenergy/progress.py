@@ -2,11 +2,13 @@
 """Show progress while a test waits or is measured: one line redrawn in place, or single lines.
 
 Only the process that runs the tests shows progress, and only if it has the terminal to itself: workers of
-pytest-xdist are silent. No thread redraws the line, since it would run during measured rounds.
+pytest-xdist are silent, as is ``-q``. Both still show what a test waits for. No thread redraws the line,
+since it would run during measured rounds.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -16,7 +18,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import pytest
 
+from pytest_llenergy.model.quantity import format_energy
 from pytest_llenergy.model.text import one_line, short_test_name, shorten
+from pytest_llenergy.stash import is_worker
 
 if TYPE_CHECKING:
     from pytest_llenergy.measure.remaining_time import Step
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 #: How progress is shown.
 DisplayMode: TypeAlias = Literal["silent", "lines", "live"]
 
-#: Least width of the name of a test (characters).
+#: Minimum width of the name of a test (characters).
 MIN_NAME_WIDTH = 12
 
 #: Time before the first line of the mode ``lines``, and between further ones.
@@ -47,7 +51,7 @@ def describe_step(step: Step) -> str:
         # An added round: rounds are added until the target or the budget is reached.
         parts[0] += f", u {step.reached:.1%} for {step.target:.1%}"
     if step.energy_j is not None:
-        parts.append(f"{step.energy_j:.3g} J{' (estimated)' if step.estimated else ''} so far")
+        parts.append(f"{format_energy(step.energy_j)}{' (estimated)' if step.estimated else ''} so far")
     if step.left_s is not None:
         parts.append(f"{format_duration(step.left_s)} left")
     return ", ".join(parts)
@@ -147,8 +151,10 @@ class Progress:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        self._in_worker = is_worker(config)
         self._mode = select_display_mode(config, self._reporter)
         self._line: LiveLine | None = None
+        self._waiting_s = -math.inf
 
     @contextmanager
     def track(self, test: str) -> Iterator[Callable[[str], None]]:
@@ -175,6 +181,32 @@ class Progress:
         finally:
             self._end_line()
 
+    @contextmanager
+    def track_wait(self, test: str) -> Iterator[Callable[[str], None]]:
+        """Show what a test waits for, even with ``-q``: a silent wait looks like a hang.
+
+        Yields a function to call with who holds it, before anything is measured.
+        """
+        if self._mode == "live":
+            with self.track(test) as show:
+                yield show
+            return
+        start_s = time.monotonic()
+
+        def say(step: str) -> None:
+            now_s = time.monotonic()
+            # Workers of pytest-xdist often wait for each other, which is no news.
+            first_s = start_s if not self._in_worker else start_s + FIRST_LINE_S
+            if now_s >= max(first_s, self._waiting_s + NEXT_LINE_S):
+                self._waiting_s = now_s
+                elapsed = format_duration(now_s - start_s)
+                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({elapsed} so far)")
+
+        # A new wait is shown at once, further lines of it as seldom as others; workers share the terminal.
+        if not self._in_worker:
+            self._waiting_s = -math.inf
+        yield say
+
     def stop_live(self) -> None:
         """Stop redrawing, since a debugger writes to the terminal from now on."""
         self._line = None
@@ -199,8 +231,13 @@ class Progress:
 
     def _print(self, line: str) -> None:
         with suppress(OSError, ValueError), self._uncaptured():
-            self._reporter.write_line(line)
-            self._reporter.flush()
+            if self._in_worker:
+                # Its standard output is not shown; its standard error is that of the controller.
+                sys.stderr.write(f"\n{line}\n")
+                sys.stderr.flush()
+            elif self._reporter is not None:
+                self._reporter.write_line(line)
+                self._reporter.flush()
         time.sleep(DRAWING_S)
 
     def _write(self, text: str) -> None:
@@ -239,11 +276,11 @@ def select_display_mode(config: pytest.Config, reporter: Any) -> DisplayMode:
     """Decide how a run shows progress.
 
     Returns:
-        ``"silent"`` with ``-q`` and in workers of pytest-xdist, which have no reporter. ``"live"`` on a
+        ``"silent"`` with ``-q`` and in workers of pytest-xdist, whose output is not shown. ``"live"`` on a
         terminal to which nothing else writes during a test: with pytest's own reporter, without live logs or
         ``--setup-show``, and with output captured at file descriptors. Otherwise ``"lines"``.
     """
-    if reporter is None or config.get_verbosity() < 0:
+    if reporter is None or is_worker(config) or config.get_verbosity() < 0:
         return "silent"
     others = (
         type(reporter).__module__ != "_pytest.terminal"

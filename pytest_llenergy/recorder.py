@@ -6,7 +6,8 @@ pytest-xdist sends each report to the controller at once, so a worker that dies 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,21 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import BackendInfo, Flag, MeterInfo, Parallel, RankInfo, Record, Status
-from pytest_llenergy.model.text import escape_invisible, escape_surrogates
-from pytest_llenergy.options import settings_of
-from pytest_llenergy.plan import params_of
+from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
+from pytest_llenergy.plan import record_params
+from pytest_llenergy.settings import settings_of
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
+ENERGY_RAISED = "energy(...) raised {error}, so the test has no energy"
 
 LEASE_LOST = Flag(
     name="lease-lost",
@@ -61,11 +64,15 @@ class Draft:
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
+    #: What the test wrote; any objects, converted by ``json_values``.
+    extra_info: dict[str, Any] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
     failed_subtests: int = 0
     #: Why a benchmark of another plugin was not measured, which does not fail the test.
     unmeasured: str | None = None
+    #: Why ``energy`` measured nothing although the test called it. Fails a test that expects the exception.
+    refusal: str | None = None
     #: Whether the measured code runs in this process, on every device that this process may use.
     in_process: bool = False
 
@@ -85,7 +92,7 @@ def draft_of(item: pytest.Item) -> Draft:
 
 def announce(item: pytest.Item) -> None:
     """Tell the controller that a measuring test begins, so that it can record a crash of this worker."""
-    worker_input_of(item.config).send_begin(item.nodeid, attempt_of(item))
+    worker_input_of(item.config).send_begin(item.nodeid, attempt_number(item))
 
 
 def start_record(item: pytest.Item) -> None:
@@ -96,13 +103,19 @@ def start_record(item: pytest.Item) -> None:
     item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PROPERTY)]
 
 
-def attempt_of(item: pytest.Item) -> int:
+def attempt_number(item: pytest.Item) -> int:
     """Return the number of this attempt from 1, as counted by plugins that rerun tests."""
     return getattr(item, "execution_count", 1)
 
 
 def build_record(item: pytest.Item, status: Status, reason: str | None) -> Record:
-    """Build the record of a test from its draft."""
+    """Build the record of a test from its draft.
+
+    Args:
+        item: The test.
+        status: Its status.
+        reason: Why it was not measured, failed or was skipped.
+    """
     draft, worker = draft_of(item), worker_input_of(item.config)
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
@@ -111,10 +124,11 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
-        attempt=attempt_of(item),
+        attempt=attempt_number(item),
         status=status,
         reason=reason,
-        params=params_of(item),
+        params=record_params(item),
+        extra_info=json_values(draft.extra_info)[0],
         backend=draft.backend,
         parallel=draft.parallel or Parallel(),
         ranks=list(draft.ranks),
@@ -139,6 +153,29 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     )
 
 
+def json_values(info: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Copy values as JSON has them: tuples become lists, keys text.
+
+    Returns:
+        The values that JSON can hold, and why the first other cannot be held, if there is one.
+    """
+    values: dict[str, Any] = {}
+    refusal = None
+    for name, value in list(info.items()):
+        try:
+            values |= json.loads(json.dumps({name: value}, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            refusal = refusal or f"extra_info[{name!r}] cannot be stored as JSON: {error}"
+    return values, refusal
+
+
+def check_extra_info(item: pytest.Item) -> None:
+    """Raise ``LLEnergyError`` if a test wrote a value into ``extra_info`` that JSON cannot hold."""
+    refusal = json_values(draft_of(item).extra_info)[1]
+    if refusal is not None:
+        raise LLEnergyError(one_line(refusal))
+
+
 def check_gates(item: pytest.Item, gate: Gate | None) -> None:
     """Check a test whose body has passed against its budget and its baseline.
 
@@ -153,7 +190,7 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
     if draft.failed_subtests or getattr(item, "_excinfo", None):
         return
     if draft.experiment is None and not draft.windows and draft.unmeasured is None:
-        pytest.fail(NOTHING_MEASURED, pytrace=False)
+        pytest.fail(draft.refusal or NOTHING_MEASURED, pytrace=False)
     failures = [*_check_budget(draft, gate), *_check_baseline(item, draft, gate)]
     if failures:
         draft.failed_gate = True
@@ -262,7 +299,7 @@ def _status_of_passed(draft: Draft) -> tuple[Status, str | None]:
     if windows:
         missing = [window.reason for window in windows if window.energy_j is None]
         return ("invalid", missing[0]) if missing else ("measured", None)
-    return "invalid", draft.unmeasured or NOTHING_MEASURED
+    return "invalid", draft.unmeasured or draft.refusal or NOTHING_MEASURED
 
 
 def _first_line(report: pytest.TestReport) -> str:

@@ -115,7 +115,13 @@ class ReportBuilder:
         return msgspec.structs.replace(record, attempt=attempt)
 
     def build(self, exit_status: int, *, complete: bool, baseline: Baseline | None = None) -> Report | None:
-        """Build the report, or return None if nothing was measured."""
+        """Build the report, or return None if nothing was measured.
+
+        Args:
+            exit_status: Exit code of pytest.
+            complete: Whether every test ran.
+            baseline: The report that the run was compared with.
+        """
         if not self._records:
             return None
         start = self._build_start()

@@ -7,9 +7,9 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import pytest
@@ -18,12 +18,12 @@ from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import load_backends, select_backends
-from pytest_llenergy.backends.server.process import find_family
+from pytest_llenergy.backends.server.process import ProcessFamily, find_family
 from pytest_llenergy.backends.server.settings import parse_local_url
 from pytest_llenergy.devices.allocation import ShortageError, request_visible, select_devices
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
-from pytest_llenergy.devices.occupancy import wait_until_free
+from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.doctor.steps import TEST_STEP_TIMEOUT_S
 from pytest_llenergy.doctor.trial import run_trial
@@ -38,11 +38,13 @@ from pytest_llenergy.errors import (
 )
 from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
-from pytest_llenergy.meters.select import check_names as check_meters
-from pytest_llenergy.options import Settings, settings_of
+from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
+from pytest_llenergy.options import Settings
+from pytest_llenergy.plan import plan_of
 from pytest_llenergy.progress import Progress, progress_of
 from pytest_llenergy.recorder import Draft, draft_of
-from pytest_llenergy.stash import ENVIRONMENT
+from pytest_llenergy.settings import settings_of
+from pytest_llenergy.stash import ENVIRONMENT, RANK_FIXTURES, is_measured, uses_fixture
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
@@ -67,6 +69,12 @@ class RunState:
         #: Environment of the process when the run began.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
+        self._diagnoses: dict[tuple[str, bool], str] = {}
+
+    @property
+    def is_ab_session(self) -> bool:
+        """Whether ``llenergy ab`` started this run. It decides the rounds of each test."""
+        return bool(self._config.getoption("llenergy_ab", False))
 
     @property
     def backends(self) -> dict[str, BackendSpec]:
@@ -89,7 +97,11 @@ class RunState:
 
     @property
     def selected_backends(self) -> list[BackendSpec]:
-        """Backends that ``--energy-backend`` allows. Raises ``BackendError`` for an unknown name."""
+        """Backends that ``--energy-backend`` allows.
+
+        Raises:
+            BackendError: If a name is unknown.
+        """
         return select_backends(self.settings.backend, self.backends)
 
     @property
@@ -99,8 +111,17 @@ class RunState:
 
     @cached_property
     def model(self) -> ModelSource:
-        """The model that ``--energy-model`` names. Raises ``ModelError``."""
+        """The model that ``--energy-model`` names.
+
+        Raises:
+            ModelError: If there is no such model.
+        """
         return resolve_model(self.settings.model)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The prompts of ``--energy-prompts``, else those that ship with the plugin."""
+        return default_prompts() if self.settings.prompts is None else load_prompts(self.settings.prompts)
 
     @cached_property
     def progress(self) -> Progress:
@@ -114,12 +135,17 @@ class RunState:
         return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
 
     @property
+    def server(self) -> ProcessFamily | None:
+        """The processes of the server at ``--energy-server-url``; None without one."""
+        if self.settings.server_command or not self.settings.server_url:
+            return None
+        return find_family(parse_local_url(self.settings.server_url))
+
+    @property
     def servers(self) -> frozenset[int]:
         """Pid of the server at ``--energy-server-url``, which may use the devices of the tests."""
-        if self.settings.server_command or not self.settings.server_url:
-            return frozenset()
-        root = find_family(parse_local_url(self.settings.server_url)).root
-        return frozenset(() if root is None else (root,))
+        server = self.server
+        return frozenset(() if server is None or server.root is None else (server.root,))
 
     @property
     def warm(self) -> frozenset[str]:
@@ -140,8 +166,8 @@ class RunState:
         """Leases that this process holds."""
         return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment))
 
-    def warn_uncoordinated(self) -> None:
-        """Warn once if other users of the host cannot see the leases of GPUs."""
+    def warn_uncoordinated(self, item: pytest.Item) -> None:
+        """Warn once, at the first test on GPUs, if other users of the host cannot see their leases."""
         if self._warned:
             return
         self._warned = True
@@ -149,7 +175,19 @@ class RunState:
         directory.close()
         message = explain_uncoordinated(directory.path)
         if message is not None:
-            warnings.warn(message, UncoordinatedLeaseWarning, stacklevel=2)
+            # ``Item.warn`` needs a line, which items that are not functions may lack.
+            line = (item.location[1] or 0) + 1
+            warnings.warn_explicit(message, UncoordinatedLeaseWarning, str(item.path), line)
+
+    def diagnose_start(self, device: str, *, several_ranks: bool) -> str:
+        """Return the first doctor step that fails on a device, found once in a run."""
+        key = device, several_ranks
+        if key not in self._diagnoses:
+            gpu = None if device == CPU else device
+            reason = "the ranks are on the CPU"
+            trial = run_trial(gpu, TEST_STEP_TIMEOUT_S, ranks=several_ranks, reason=reason)
+            self._diagnoses[key] = trial.summary
+        return self._diagnoses[key]
 
     def close(self) -> None:
         """Release every lease and stop all ranks."""
@@ -163,6 +201,12 @@ def call_spec_hook(
     config: pytest.Config, hook: str, kind: type[Spec], error: type[LLEnergyError]
 ) -> list[Spec]:
     """Return the specs that plugins provide through a hook.
+
+    Args:
+        config: Configuration of the run.
+        hook: Name of the hook.
+        kind: Class of the specs.
+        error: Class of the error to raise.
 
     Raises:
         LLEnergyError: A plugin returns something else. The error is an ``error`` that names the plugin.
@@ -203,28 +247,6 @@ def _close_state(config: pytest.Config) -> None:
     config.stash[STATE].close()
 
 
-def check_names(config: pytest.Config) -> None:
-    """Check the model, backends, interpreters, meters and server that the options name.
-
-    Raises:
-        pytest.UsageError: One of them does not exist, or no selected backend can read the model.
-    """
-    state = state_of(config)
-    try:
-        if state.settings.server_url:
-            parse_local_url(state.settings.server_url)
-        check_meters(state.settings.meter, state.meters)
-        refusals = [spec.refuses(state.model) for spec in state.selected_backends]
-        if state.settings.python:
-            for spec in select_backends([name for name, _ in state.settings.python], state.backends):
-                # Raises if the interpreter is missing. A missing module only skips tests.
-                spec.missing()
-    except LLEnergyError as error:
-        raise pytest.UsageError(str(error)) from None
-    if state.settings.model and all(refusals):
-        raise pytest.UsageError(f"--energy-model: {'; '.join(filter(None, refusals))}")
-
-
 @contextmanager
 def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
     """Lease the devices of a test until the block ends.
@@ -245,6 +267,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     draft.lease = None
     settings = state.settings
     try:
+        draft.in_process = draft.in_process or _runs_in_process(item)
         # Code in this process may run on any device that this process sees.
         every = request is None and draft.in_process
         wanted = request_visible(settings.gpus, state.environment) if every else request
@@ -254,24 +277,62 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         pytest.skip(str(error))
     draft.fallback = possible.fallback
     if possible.uuids:
-        state.warn_uncoordinated()
+        state.warn_uncoordinated(item)
     # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
-    draft.host_exclusive = not possible.uuids or state.measures_host
+    draft.host_exclusive = not possible.uuids or every or state.measures_host
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
     start_s = time.monotonic()
     try:
-        with state.progress.track(item.nodeid) as show:
+        with state.progress.track_wait(item.nodeid) as show:
             lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
     finally:
         # Also if the wait failed.
         draft.lease_wait_s = time.monotonic() - start_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
-        with state.progress.track(item.nodeid) as show:
+        with state.progress.track_wait(item.nodeid) as show:
             _wait_until_free(lease, state, draft, show)
-        yield lease
+        with restrict_this_process(lease) if draft.in_process and request is not None else nullcontext():
+            yield lease
     finally:
         state.keeper.finish_test()
+
+
+def _runs_in_process(item: pytest.Item) -> bool:
+    """Whether the measured code of a test runs in this process instead of in ranks."""
+    # ``energy`` calls functions in ranks if the test has a ``gpus`` mark.
+    ranks = RANK_FIXTURES if plan_of(item).gpus is None else (*RANK_FIXTURES, "energy")
+    return is_measured(item) and not any(uses_fixture(item, name) for name in ranks)
+
+
+@contextmanager
+def restrict_this_process(lease: Lease) -> Iterator[None]:
+    """Let code in this process use only the leased GPUs until the block ends.
+
+    ``CUDA_VISIBLE_DEVICES`` has an effect only until CUDA is initialised. After that, the contexts of this
+    process are compared with the lease.
+
+    Raises:
+        DeviceError: At the start or end of the block this process uses a GPU that is not leased.
+    """
+    _check_own_boards(lease)
+    visible = lease.visible_devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        patch.setenv("HIP_VISIBLE_DEVICES", visible)
+        patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        yield
+    _check_own_boards(lease)
+
+
+def _check_own_boards(lease: Lease) -> None:
+    other = find_own_boards() - {*lease.uuids, *lease.divided}
+    if other:
+        raise DeviceError(
+            f"this process uses {', '.join(sorted(other))}, but the test has leased "
+            f"{lease.visible_devices or CPU}; CUDA keeps the GPUs that it saw first: run the work in ranks "
+            "(fixture workers), or each test in a pytest process of its own"
+        )
 
 
 def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable[[str], None]) -> None:
@@ -304,10 +365,10 @@ def _is_function_scoped(item: pytest.Function, name: str) -> bool:
 
 
 @contextmanager
-def diagnose_failed_start(plan: ProcessPlan) -> Iterator[None]:
+def diagnose_failed_start(state: RunState, plan: ProcessPlan) -> Iterator[None]:
     """Add a diagnosis to the error of ranks that failed to start: the first doctor step that fails here.
 
-    Each device is diagnosed once per process. The failed ranks have ended, and the test still has its lease.
+    Each device is diagnosed once per run. The failed ranks have ended, and the test still has its lease.
     """
     try:
         yield
@@ -318,14 +379,7 @@ def diagnose_failed_start(plan: ProcessPlan) -> Iterator[None]:
         if error.before_ready and plan.framework == "torch":
             # An error in the diagnosis must not hide the cause.
             with suppress(LLEnergyError, OSError):
-                diagnosis = _diagnose_start(plan.ranks[0].devices[0], several_ranks=len(plan.ranks) > 1)
+                first, several_ranks = plan.ranks[0].devices[0], len(plan.ranks) > 1
+                diagnosis = state.diagnose_start(first, several_ranks=several_ranks)
                 error.details = "\n".join(filter(None, (f"stepwise check: {diagnosis}", error.details)))
         raise
-
-
-@cache
-def _diagnose_start(device: str, *, several_ranks: bool) -> str:
-    gpu = None if device == CPU else device
-    return run_trial(
-        gpu, TEST_STEP_TIMEOUT_S, ranks=several_ranks, reason="the ranks are on the CPU"
-    ).sentence

@@ -20,8 +20,14 @@ MEASURED = pytest.StashKey[bool]()
 #: fixture depends on them, so users may wrap or override public fixtures under any name.
 LEASE, CONTEXT, MEASURING = "_llenergy_lease", "_llenergy_context", "_llenergy_measured"
 
+#: The fixture that measures a call.
+ENERGY = "energy"
+
 #: The fixture whose parameter names the backend of a test.
 BACKEND_PARAMETER = "_llenergy_backend"
+
+#: Fixtures that start ranks: devices and degrees of parallelism of the test are those of its ranks.
+RANK_FIXTURES = (BACKEND_PARAMETER, "workers")
 
 
 def uses_fixture(item: pytest.Item, name: str) -> bool:

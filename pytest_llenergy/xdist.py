@@ -21,7 +21,7 @@ import pytest
 
 import pytest_llenergy
 from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.options import read_settings
+from pytest_llenergy.settings import read_settings
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag
@@ -179,6 +179,11 @@ def record_id(node_id: str, *, label: str | None = None, grouped: bool = False) 
     """Return the id of a test's record: its node id without the group of ``--dist=loadgroup``.
 
     A label follows the name of the function: ``test_x.py::test_it@gw0[8]``.
+
+    Args:
+        node_id: Node id of the test.
+        label: Distinguishes workers that run the same tests; None without.
+        grouped: Whether xdist adds group names to node ids.
     """
     if grouped:
         node_id = _without_group(node_id)
@@ -269,10 +274,16 @@ class WorkerTracker:
         return 1 if attempt is None and node_id in self._measured_tests.get(worker, ()) else attempt
 
     def record_id(self, node: Any, node_id: str) -> str:
-        """Return the id of the record of a test that a worker has run."""
+        """Return the id of the record of a test that a worker has run.
+
+        Args:
+            node_id: Node id of the test.
+            label: Distinguishes workers that run the same tests; None without.
+            grouped: Whether xdist adds group names to node ids.
+        """
         return record_id(node_id, label=self._label(node), grouped=self._dist == "loadgroup")
 
-    def environment_of(self, node: Any) -> bytes | None:
+    def worker_environment(self, node: Any) -> bytes | None:
         """Return the encoded environment of a worker, or None if it is that of this process."""
         return None if node is None else self._environments.get(node.gateway.id)
 

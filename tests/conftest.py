@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,26 @@ from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
 __all__ = ["nvml_attach", "nvml_children", "nvml_library"]
 
 pytest_plugins = ["pytester"]
+
+#: Modules that in-process inner runs use; some need an extra that may not be installed.
+USED_BY_INNER_RUNS = [
+    "torch",
+    "rich.table",
+    "rich._emoji_codes",
+    "pytest_llenergy.api",
+    "pytest_llenergy.collection",
+    "pytest_llenergy.controller",
+    "pytest_llenergy.gating",
+    "pytest_llenergy.integrations.benchmark",
+    "pytest_llenergy.report.ci",
+    "pytest_llenergy.report.markdown",
+    "pytest_llenergy.report.pr_comment",
+    "pytest_llenergy.report.terminal",
+    "pytest_llenergy.report.verdicts",
+    "pytest_llenergy.report_builder",
+    *(f"pytest_llenergy.meters.{name}" for name in ("amd", "codecarbon", "command", "hwmon", "nvml")),
+    *(f"pytest_llenergy.meters.{name}" for name in ("perf_events", "rapl", "selfcheck", "zeus")),
+]
 
 #: Source of a conftest with a meter that always reads ten watts.
 TEN_WATTS = """
@@ -78,13 +99,35 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 def _modules_stay(request: pytest.FixtureRequest) -> None:
     """Import torch and the package before in-process inner runs.
 
-    pytester drops the modules that an inner run imports. torch crashes when it is imported again, and what a
-    test patches in a module of the package would not be in the copy that the inner run imports.
+    pytester drops the modules that an inner run imports. torch crashes when it is imported again, what a test
+    patches in a module of the package would not be in the copy that the inner run imports, and importing
+    takes longer than most inner runs.
     """
     if "pytester" in request.fixturenames:
-        import_module("pytest_llenergy.api")
-        with suppress(ImportError):
-            import_module("torch")
+        for name in USED_BY_INNER_RUNS:
+            with suppress(ImportError):
+                import_module(name)
+
+
+@pytest.fixture
+def few_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let inner runs load no other plugins than those that tests of ranks and devices use.
+
+    To find and import all installed ones takes a third of the CPU time of a short run.
+    """
+    if "pytester" in request.fixturenames:
+        # First, because it unsets the variable.
+        request.getfixturevalue("pytester")
+        used = {"llenergy": "pytest_llenergy", "xdist": "xdist", "timeout": "pytest_timeout"}
+        found = (name for name, module in used.items() if find_spec(module) is not None)
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p {name}" for name in found))
+
+
+@pytest.fixture
+def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the variable of an outer worker: inner runs and pytest-benchmark would believe to be one."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
 @pytest.fixture

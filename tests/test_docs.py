@@ -21,7 +21,7 @@ def test_every_output_format_and_export_target_is_documented() -> None:
     assert [target for target in TARGETS if f"| `{target}` |" not in exporting] == []
 
 
-def test_the_architecture_lists_the_rooms_of_each_tier() -> None:
+def test_the_architecture_page_lists_the_modules_of_each_tier() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     listed: list[set[str]] = [set() for _ in TIERS]
     for number, names in re.findall(r"^\|(\d+)\|([^|]+)\|", page, re.MULTILINE):

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.recorder import NOTHING_MEASURED
+from pytest_llenergy.recorder import ENERGY_RAISED, NOTHING_MEASURED
 
 from .conftest import TEN_WATTS
 
@@ -67,9 +67,11 @@ def test_callable_is_measured_in_this_process(quick: pytest.Pytester, read_repor
 def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
+        import time
         def test_it(energy):
             calls = []
-            run = energy(lambda: calls.append(1) or len(calls))
+            # Longer than the shortest round, so that each round is one call.
+            run = energy(lambda: time.sleep(0.12) or calls.append(1) or len(calls))
             assert run.result == 5 and len(run.rounds) == 2
         """
     )
@@ -77,7 +79,7 @@ def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
 
 
 def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pytester, read_report: Read) -> None:
-    pytester.makepyfile(SLEEPY.split("assert 1.9")[0])
+    pytester.makepyfile("def test_it(energy): energy(sum, range(5_000_000))")
     result = pytester.runpytest(
         "--energy-report",
         "--energy-rounds=2",
@@ -86,9 +88,9 @@ def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pyteste
         "--energy-meter=estimate",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*estimated*", "estimated, not measured: *Cloud Carbon Footprint*"])
+    result.stdout.fnmatch_lines(["*estimated*", "joules estimated, not measured: *Cloud Carbon Footprint*"])
     (record,) = read_report()["records"]
-    domain = record["rounds"][0]["by_domain"]["cpu:host"]
+    domain = record["rounds"][0]["by_domain"]["cpu:processes"]
     assert domain["kind"] == "estimated"
     assert 0 < domain["low_j"] < domain["energy_j"] < domain["high_j"]
     assert record["meters"][0]["kind"] == "estimated"
@@ -127,6 +129,14 @@ def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> N
     ("body", "message"),
     [
         ("pass", "the test uses energy but measured nothing; *"),
+        (
+            "with __import__('pytest').raises(ValueError): energy(int, 'k')",
+            "energy(...) raised ValueError, so the test has no energy",
+        ),
+        (
+            "with __import__('pytest').raises(ValueError): energy.pedantic(int, ('k',))",
+            "energy(...) raised ValueError, so the test has no energy",
+        ),
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
         ("energy(int())", "LLEnergyError: energy: 0 is not callable; pass the function, not its result"),
         ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),
@@ -159,6 +169,13 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
             assert 0
         def test_never(energy):
             pass
+        def test_refused(energy):
+            with pytest.raises(ValueError):
+                energy(int, "x")
+        def test_refused_then_measured(energy):
+            with pytest.raises(ValueError):
+                energy(int, "x")
+            energy(sum, [1])
         def test_skips(energy):
             pytest.skip("not today")
         @pytest.mark.skip(reason="never")
@@ -169,7 +186,7 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
         """
     )
     result = quick.runpytest("--energy-report")
-    result.assert_outcomes(failed=3, xfailed=1, passed=1, skipped=2)
+    result.assert_outcomes(failed=4, xfailed=1, passed=2, skipped=2)
     found = {
         record["id"].split("::")[1]: (record["status"], record["reason"], len(record["rounds"]))
         for record in read_report()["records"]
@@ -179,6 +196,8 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
         "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 0),
         "test_expected": ("failed", "xfail: known", 2),
         "test_never": ("failed", f"Failed: {NOTHING_MEASURED}", 0),
+        "test_refused": ("failed", f"Failed: {ENERGY_RAISED.format(error='ValueError')}", 0),
+        "test_refused_then_measured": ("measured", None, 2),
         "test_skips": ("skipped", "not today", 0),
         "test_marked": ("skipped", "never", 0),
     }

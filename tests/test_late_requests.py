@@ -36,7 +36,7 @@ def test_after(): pass
 
 
 def run(pytester: pytest.Pytester, tests: str, *args: str) -> tuple[pytest.RunResult, list[Any]]:
-    """Run pytest in a process of its own; return its result and the finished records."""
+    """Run pytest in a separate process; return its result and the finished records."""
     pytester.makeconftest(WRITE_RECORDS)
     pytester.makepyfile(tests)
     result = pytester.runpytest_subprocess(*args)
@@ -139,6 +139,7 @@ MARKS = [
     "backend_options(dtype='x')",
     "backend_needs(task='nonsense')",
     "energy_gate(budget='1 J')",
+    "energy_options(rounds=3)",
 ]
 
 
@@ -189,9 +190,6 @@ def test_mark_added_by_a_hook_is_checked_at_setup(pytester: pytest.Pytester, mar
     result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
     if mark == "gpus(2)":
         result.assert_outcomes(skipped=1)
-    elif mark == "parallel(data=7)":
-        # A test without ranks: degrees are not checked.
-        result.assert_outcomes(passed=1)
     else:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
@@ -284,6 +282,7 @@ class TestIt:
 
 
 @pytest.mark.clock
+@pytest.mark.usefixtures("no_xdist")
 @pytest.mark.parametrize("gated", ["hook", "fixture", "held"])
 def test_late_gate_on_a_benchmark_is_checked_or_refused(pytester: pytest.Pytester, gated: str) -> None:
     pytest.importorskip("pytest_benchmark")

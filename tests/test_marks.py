@@ -37,7 +37,7 @@ def test_budget_fails_in_the_call_phase(quick: pytest.Pytester, read_report: Rea
     result.assert_outcomes(passed=1, failed=2, xfailed=1)
     result.stdout.fnmatch_lines(
         [
-            "energy_gate: energy_j is * ± * J, over the budget of 500 mJ",
+            "energy_gate: energy_j is * ± *J, over the budget of 500 mJ",
             "energy_gate: energy_per_output_token_j has no value (*), so its budget cannot be checked",
         ]
     )
@@ -120,11 +120,11 @@ def test_contradicting_marks_are_refused(quick: pytest.Pytester, first: str, sec
     quick.makepyfile(f"import pytest\n{marks}def test_it(energy): pass\n")
     result = quick.runpytest()
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    told = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} are on the same level; remove one"
-    assert told in result.stdout.str().replace("\nE", "")
+    reported = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} are on the same level; remove one"
+    assert reported in result.stdout.str().replace("\nE", "")
 
 
-def test_gate_of_a_parameter_overrules_its_functions(quick: pytest.Pytester) -> None:
+def test_gate_of_a_parameter_overrides_that_of_its_function(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
         import time, pytest
@@ -157,7 +157,7 @@ def test_help_of_a_mark_begins_with_its_signature(mark: Callable[..., Any]) -> N
 
 def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy): energy(int)\n")
-    # A process of its own, since another test may have loaded a simulated NVML.
+    # In a separate process, since another test may have loaded a simulated NVML.
     result = pytester.runpytest_subprocess("--energy-report", "-rs")
     result.assert_outcomes(skipped=1)
     reason = read_report()["records"][0]["reason"]
@@ -167,7 +167,7 @@ def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester,
 
 @pytest.mark.parametrize("xdist", [[], ["-n1"]])
 @pytest.mark.parametrize(
-    ("marks", "told"),
+    ("marks", "reported"),
     [
         ("parallel(tensor=2)", "parallel(tensor=2) needs 2 devices and the lease has 1; make gpus(n) their "),
         (
@@ -176,20 +176,23 @@ def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester,
         ),
     ],
 )
+@pytest.mark.parametrize("fixture", ["workers", "energy"])
 def test_degrees_that_contradict_devices_are_a_collection_error(
-    quick: pytest.Pytester, marks: str, told: str, xdist: list[str]
+    quick: pytest.Pytester, marks: str, fixture: str, reported: str, xdist: list[str]
 ) -> None:
+    if "gpus" not in marks and fixture == "energy":
+        reported = "parallel divides the work of a test among ranks, but the test has none; "
     if xdist:
         pytest.importorskip("xdist")
     quick.makepyfile(
         f"import pytest\n@pytest.mark.parametrize('i', [0, 1])\n@pytest.mark.{marks}\n"
-        "def test_it(workers, i): pass\ndef test_good(): pass\n"
+        f"def test_it({fixture}, i): pass\ndef test_good(): pass\n"
     )
     result = quick.runpytest(*xdist)
     # xdist runs the other tests in spite of a collection error.
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if xdist else pytest.ExitCode.INTERRUPTED)
     result.assert_outcomes(errors=1, passed=1 if xdist else 0)
-    result.stdout.fnmatch_lines([f"*::test_it: @pytest.mark.{told}*"])
+    result.stdout.fnmatch_lines([f"*::test_it: @pytest.mark.{reported}*"])
 
 
 def test_degrees_are_checked_with_marks_of_parameters_and_hooks(quick: pytest.Pytester) -> None:
@@ -210,7 +213,25 @@ def test_degrees_are_checked_with_marks_of_parameters_and_hooks(quick: pytest.Py
         @pytest.mark.parallel(data=2)
         def test_hooked(workers): pass
         @pytest.mark.parallel(data=2)
-        def test_no_ranks(): pass
+        @pytest.mark.parametrize("i", [pytest.param(0, marks=TWO)])
+        def test_energy(energy, i): assert len(energy(int).result) == 2
         """
     )
     quick.runpytest().assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize(
+    ("marks", "fixtures"),
+    [
+        ("parallel(tensor=2)", "energy"),
+        ("parallel(tensor=2)", ""),
+        ("gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)", "energy_meter"),
+    ],
+)
+def test_degrees_without_ranks_are_a_collection_error(
+    quick: pytest.Pytester, marks: str, fixtures: str
+) -> None:
+    quick.makepyfile(f"import pytest\n@pytest.mark.{marks}\ndef test_it({fixtures}): pass\n")
+    result = quick.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*::test_it: @pytest.mark.parallel divides the work of a test among ranks*"])

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN
-from pytest_llenergy.options import OPTIONS, read_settings
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.options import OPTIONS, option_row
+from pytest_llenergy.settings import read_settings
 
 BACKENDS = ", ".join(spec.name for spec in BUILTIN)
 
@@ -70,18 +74,22 @@ def test_blank_gpus_in_an_ini_file_are_unset(
         ),
         (["--energy-columns=,"], "--energy-columns=,: no name given"),
         (["--energy-require=all"], "--energy-require=all: must be measured"),
-        (["--energy-backend=tranformers"], f"unknown backend 'tranformers'; known: {BACKENDS}"),
+        (
+            ["--energy-backend=tranformers"],
+            f"--energy-backend: unknown backend 'tranformers'; known: {BACKENDS}",
+        ),
         (
             ["--energy-meter=nvlm"],
-            "unknown meter 'nvlm'; known: auto, nvml, rapl, estimate, amd, zeus, codecarbon, hwmon, command",
+            "--energy-meter: unknown meter 'nvlm'; known: auto, nvml, rapl, estimate, amd, zeus, codecarbon, "
+            "hwmon, command",
         ),
         (
             ["--energy-model=/no/such/model"],
-            "model '/no/such/model': no such file or directory, and not a hub id (owner/name)",
+            "--energy-model: '/no/such/model': no such file or directory, and not a hub id (owner/name)",
         ),
         (
             ["--energy-model=random:huge"],
-            "model 'random:huge': unknown preset; known: llama-tiny, llama-135m, bert-tiny",
+            "--energy-model: 'random:huge': unknown preset; known: llama-tiny, llama-135m, bert-tiny",
         ),
         (
             ["--energy-model=random:llama-tiny", "--energy-backend=openvino"],
@@ -96,13 +104,51 @@ def test_invalid_value_is_a_usage_error(pytester: pytest.Pytester, args: list[st
 
 
 @pytest.mark.parametrize(
+    ("text", "value"), [(" 2.5 % ", 0.025), ("8%", 0.08), ("0%", 0.0), ("0", 0.0), ("0.02", 0.02)]
+)
+def test_floor_is_a_share_in_pytest_and_in_commands(
+    pytester: pytest.Pytester, text: str, value: float
+) -> None:
+    assert read_settings(pytester.parseconfig(f"--energy-floor={text}")).floor == pytest.approx(value)
+    assert option_row("floor").read_argument(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["2", "-1%", "100%", "nan%", "2%%", "much"])
+def test_malformed_floor_is_refused_in_pytest_and_in_commands(pytester: pytest.Pytester, text: str) -> None:
+    message = f"floor={text}: needs a share from 0 to below 1, such as 1% or 0.01"
+    with pytest.raises(pytest.UsageError) as of_pytest:
+        read_settings(pytester.parseconfig(f"--energy-floor={text}"))
+    with pytest.raises(PlanError) as of_command:
+        option_row("floor").read_argument(text)
+    assert (str(of_pytest.value), str(of_command.value)) == (f"--energy-{message}", f"--{message}")
+
+
+def test_commands_do_not_import_pytest() -> None:
+    code = "import sys; from pytest_llenergy import cli; cli.build_parser(); print('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
     ("option", "first"), [("columns", "backend, model, device, "), ("sort", "name, fullname, energy_j, ")]
 )
 def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester, option: str, first: str) -> None:
     pytester.makepyfile(MEASURED)
-    told = usage_error(pytester, f"--energy-{option}=joules")
-    assert told.startswith(f"--energy-{option}=joules: unknown: joules; known: {first}")
-    assert "energy_per_output_token_j" in told
+    reported = usage_error(pytester, f"--energy-{option}=joules")
+    assert reported.startswith(f"--energy-{option}=joules: unknown: joules; known: {first}")
+    assert "energy_per_output_token_j" in reported
+
+
+def test_help_fits_80_columns_with_whole_words(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = pytester.runpytest("--help")
+    text = " ".join(result.stdout.str().split())
+    for option in OPTIONS:
+        assert option.help in text, "a word is broken"
+        assert f"(default of {option.flag})" in text
+    result.stdout.fnmatch_lines(["  --energy-busy={fail,skip}", "  --energy-flops=[[]{on,off}]"])
 
 
 def test_invalid_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:

@@ -34,7 +34,7 @@ def environments() -> set[str]:
     return {stem + ending for stem, endings in found for ending in endings.split(",")}
 
 
-def test_every_python_that_is_claimed_is_tested() -> None:
+def test_every_supported_python_is_tested() -> None:
     project = text("pyproject.toml")
     claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     assert f'requires-python = ">={claimed[0]}"' in project
@@ -87,6 +87,6 @@ def test_contributing_has_the_commands_of_the_readme(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "README.md"])
-def test_links_to_files_lead_somewhere(name: str) -> None:
+def test_links_to_files_lead_to_existing_files(name: str) -> None:
     links = re.findall(r"\]\((?!https?://)([^)#]+)", text(name))
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -14,7 +14,7 @@ PLUGIN = Path(__file__).parents[1] / "benchmarks" / "plugin"
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Load a drawing script with the modules beside it."""
+    """Load a drawing script with the modules next to it."""
     path = PLUGIN / name
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
     spec = importlib.util.spec_from_file_location(path.stem, path)

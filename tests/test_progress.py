@@ -57,7 +57,7 @@ def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
     assert seen.code == 0
     for step in ("preparing", "warm-up 1 of 1", "round 1 of 2", "round 2 of 2, "):
         assert seen.showed(f"test_it.py::test_measured: {step}"), step
-    assert seen.showed(" J so far, ")
+    assert seen.showed(" so far, ")
     assert seen.showed(" s left")
     assert seen.showed("test_it.py::test_also_measured: round 1 of 2")
     assert not [line for line in seen.screen if "round" in line and "::" in line]
@@ -237,7 +237,7 @@ def test_long_work_without_a_terminal_prints_lines(quick: pytest.Pytester, captu
     # There is a first line only if the machine is slow.
     assert len(lines) <= 2
     message = (
-        r"energy: test_it.py::test_measured: round 2 of 2, .* J so far, \d+ s left \(\d+ s since it began\)"
+        r"energy: test_it.py::test_measured: round 2 of 2, .*J so far, \d+ s left \(\d+ s since it began\)"
     )
     assert re.fullmatch(message, lines[-1])
     assert "\x1b" not in result.stdout.str()
@@ -398,3 +398,25 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
     assert seen.showed(f"test_it.py::test_measured: {message}")
     assert seen.showed("(other.py::test_of_others)")
     assert f"energy: test_it.py::test_measured: {message}" in lines
+
+
+@pytest.mark.parametrize("arguments", [["-q"], ["-qq"], ["-n1"]])
+def test_a_wait_for_devices_is_shown_even_if_progress_is_silent(
+    quick: pytest.Pytester, arguments: list[str]
+) -> None:
+    quick.makeconftest(SOON)
+    quick.makepyfile(test_it=AMONG_OTHERS)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        result = quick.runpytest_subprocess("test_it.py", *ONE, "--energy-lease-timeout=1.5", *arguments)
+        holder.stdin.close()
+    message = f"energy: test_it.py::test_measured: waiting for cpu: held by process {holder.pid} of "
+    seen = result.stderr if arguments == ["-n1"] else result.stdout
+    (line,) = (line for line in seen.lines if line.startswith(message))
+    assert "(other.py::test_of_others)" in line
+    assert "round 1" not in result.stdout.str()

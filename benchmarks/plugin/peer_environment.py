@@ -13,7 +13,7 @@ from pathlib import Path
 from pytest_llenergy.model.base import cache_directory
 
 #: Oldest Python for which the pinned versions exist.
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def peer_python(peers: Peers) -> Path:
     python, finished = directory / "bin" / "python", directory / "finished"
     if finished.exists():
         return python
-    if sys.version_info < LEAST_PYTHON:
-        least = ".".join(map(str, LEAST_PYTHON))
+    if sys.version_info < MIN_PYTHON:
+        least = ".".join(map(str, MIN_PYTHON))
         raise SystemExit(
             f"the pinned peers need Python {least}; give --peer-python with an existing environment"
         )

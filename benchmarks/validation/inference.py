@@ -22,7 +22,7 @@ BUDGET_S = 86.0
 PAIRS = 4
 
 #: Smallest acceptable throughput with metering over that without.
-LEAST_RATIO = 0.99
+MIN_RATIO = 0.99
 
 #: Metrics in the table, with the unit shown there and the factor to it.
 SHOWN = (
@@ -78,8 +78,8 @@ def _check_metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> N
     notebook.data["metered_over_not"] = {"ratio": found.value, "u": found.u, "pairs": found.pairs}
     detail = f"{found.value:.4f} ± {found.u:.4f} of the throughput without ({found.pairs} pairs)"
     low, high = found.value - 2 * found.u, found.value + 2 * found.u
-    known = True if low > LEAST_RATIO else False if high < LEAST_RATIO else None
-    notebook.check(f"throughput with metering is above {LEAST_RATIO:.1%} of that without", known, detail)
+    known = True if low > MIN_RATIO else False if high < MIN_RATIO else None
+    notebook.check(f"throughput with metering is above {MIN_RATIO:.1%} of that without", known, detail)
 
 
 def _report(notebook: Notebook, records: list[Record]) -> None:

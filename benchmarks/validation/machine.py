@@ -47,7 +47,7 @@ def first_gpu() -> tuple[str | None, str]:
         allowed = parse_visible_devices(os.environ, found)
     except DeviceError as error:
         return None, str(error)
-    whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.instances_of(uuid)]
+    whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.board_instances(uuid)]
     if whole:
         return whole[0], ""
     return None, found.driver_missing or allowed.reason or "no whole board is visible"

@@ -32,7 +32,7 @@ OUTLIER = 3.0
 MAD_TO_SIGMA = 1.4826
 
 #: Lower limit of the noise: shares of a noise of zero are undefined.
-LEAST_NOISE = 1e-5
+MIN_NOISE = 1e-5
 
 #: Number of rounds at the start of the session that the ramp is fitted to.
 RAMP_ROUNDS = 4
@@ -55,7 +55,7 @@ def fit_machine(values: Sequence[float]) -> Machine:
     ramp = median(later) - median(logs[:RAMP_ROUNDS])
     level = _fit_line(logs)
     rest = [log - on for log, on in zip(logs, level, strict=True)]
-    noise = max(MAD_TO_SIGMA * median(abs(one) for one in rest), LEAST_NOISE)
+    noise = max(MAD_TO_SIGMA * median(abs(one) for one in rest), MIN_NOISE)
     high = [one / noise for one in rest if one > OUTLIER * noise]
     calm = [max(-OUTLIER * noise, min(OUTLIER * noise, one)) for one in rest]
     squares = math.fsum(one * one for one in calm)

@@ -48,7 +48,7 @@ PAUSE_JITTER = 0.3
 COVERAGE_U = 0.25
 
 #: Below this share of explained variance a fit is ignored.
-LEAST_R2 = 0.7
+MIN_R2 = 0.7
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _check_coverage(
     measured = model.coverage(period_s)
     notebook.check(
         "the plugin assumes no more coverage than the sensor has",
-        assumed <= measured * (1 + COVERAGE_U) if model.r2 >= LEAST_R2 else None,
+        assumed <= measured * (1 + COVERAGE_U) if model.r2 >= MIN_R2 else None,
         f"assumed {assumed:.2f} ({source}), measured {measured:.2f} by the {best}",
     )
     _report_scatter(notebook, waves, model, period_s, *ticks[best])

@@ -37,7 +37,7 @@ def measure_rounds(work: Steps, steps: int, rounds: int, each_s: float) -> Exper
     lease = select_devices(GpuRequest(1))
     warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
     # Without a budget, exactly ``rounds`` rounds of one iteration are measured.
-    plan = RoundPlan(rounds=rounds, warmup=warmup, budget_s=0.0)
+    plan = RoundPlan(rounds, warmup, gap_s=0.25, target=0.02, budget_s=0.0, iterations=1)
     selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     return measure(CallWorkload(lambda: work.run(steps)), plan, selection, lease)
 

@@ -51,8 +51,8 @@ def _run_benchmarks(notebook: Notebook) -> None:
     )
     if not notebook.dry:
         kinds = {record.kind for record in on_gpu}
-        told = f"{len(on_gpu)} of {len(measured)}; kinds {sorted(map(str, kinds))}"
-        notebook.check("the tests were measured on the GPU", bool(on_gpu) and kinds == {"measured"}, told)
+        message = f"{len(on_gpu)} of {len(measured)}; kinds {sorted(map(str, kinds))}"
+        notebook.check("the tests were measured on the GPU", bool(on_gpu) and kinds == {"measured"}, message)
 
 
 def _run_ab(notebook: Notebook) -> None:

@@ -14,6 +14,8 @@ from .text import capital, code, help_text, lines_of, page, table, typed
 SEE = {
     "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases)",
     "parallel": "[several GPUs](../several-gpus.md)",
+    "energy_options": "[settings of one test](../writing-tests.md#settings-of-one-test), "
+    "[procedure](../how-it-measures.md#the-procedure)",
     "backend_options": "[backends](../backends.md#selecting-backends-for-a-test)",
     "backend_needs": "[backends](../backends.md#selecting-backends-for-a-test), [capabilities](backends.md)",
     "energy_gate": "[comparing](../comparing.md#in-pytest), [budgets](../writing-tests.md#budgets)",

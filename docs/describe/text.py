@@ -63,12 +63,16 @@ def _section(title: str, body: str, *, inline: bool) -> str:
         text = " ".join(body.split())
         return f"{title} {text[:1].lower()}{text[1:]}"
     if title == "Raises":
-        entries = [(f"Raises `{name}`", text) for name, text in entries]
+        lines = [f"Raises `{name}`{_condition(text)}" for name, text in entries]
     else:
-        entries = [(f"`{name}`", text) for name, text in entries]
+        lines = [f"`{name}`: {text}" for name, text in entries]
     if inline:
-        return " ".join(f"{name}: {text.rstrip('.')}." for name, text in entries)
-    return "\n".join(f"- {name}: {text}" for name, text in entries)
+        return " ".join(f"{line.rstrip('.')}." for line in lines)
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _condition(text: str) -> str:
+    return f" {text[:1].lower()}{text[1:]}" if text.startswith("If ") else f": {text}"
 
 
 def help_text(text: str) -> str:

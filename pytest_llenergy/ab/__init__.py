@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy ab``: two sides, measured in turn."""
+"""``llenergy ab``: measure two sides alternately."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run sessions of both sides in turn, stage by stage, until every test has a verdict."""
+"""Run sessions of both sides alternately, stage by stage, until every test has a verdict."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
+from pytest_llenergy.model.text import count_tests
 from pytest_llenergy.report.remote import redact_urls
 
 #: Most names of tests in one line.
@@ -55,7 +56,7 @@ class FailureCounts:
         self._counts.update(names)
         self._sessions += 1
 
-    def line(self, side: str) -> str | None:
+    def note(self, side: str) -> str | None:
         """Return a note on the failures, or ``None`` if there are none."""
         if not self._counts:
             return None
@@ -65,16 +66,16 @@ class FailureCounts:
 
 
 class StageEstimator:
-    """Decides verdicts by stage for ``compare_reports``. ``open`` are the tests that need more pairs."""
+    """Estimator that decides stage by stage; ``open`` collects the tests that need more pairs."""
 
-    def __init__(self, stages: Stages, stage_of: Callable[[str], int]) -> None:
+    def __init__(self, stages: Stages, test_stage: Callable[[str], int]) -> None:
         self._stages = stages
-        self._stage_of = stage_of
+        self._test_stage = test_stage
         self.open: set[str] = set()
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
         """Decide on a metric at the current stage of its test."""
-        step = decide_stage(base, head, self._stage_of(record.id), self._stages, rule, better)
+        step = decide_stage(base, head, self._test_stage(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)
         return step.estimate
@@ -90,7 +91,7 @@ class Plan:
         schedule: The order of sessions.
         criteria: Metrics and rules.
         across: Whether the workloads differ on purpose.
-        renamed: Whether options were given to the sides, which may have changed the ids of tests.
+        renamed: Whether the sides have their own options, which may change the ids of tests.
         notes: Notes for the report.
     """
 
@@ -104,11 +105,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CampaignCallbacks:
     """Callbacks of a campaign.
 
     Attributes:
-        say: Receives lines about the progress.
+        say: Receives progress lines.
         show: Receives the output of sessions.
         before: Called before each session. Raises ``PlanError`` to stop.
         check: Called after the first session of a side with the lists of its imports. Raises ``PlanError`` to
@@ -122,12 +123,12 @@ class Progress:
 
 
 @dataclass
-class _Clock:
+class _RemainingTime:
     """Estimates the remaining time from the durations of sessions."""
 
     durations_s: list[float] = field(default_factory=list)
 
-    def left(self, sessions: int) -> str:
+    def describe(self, sessions: int) -> str:
         if not sessions:
             return ""
         left_s = sessions * sum(self.durations_s) / len(self.durations_s)
@@ -138,10 +139,10 @@ class _Clock:
 class Campaign:
     """All sessions of one comparison."""
 
-    def __init__(self, plan: Plan, state: State, watcher: Progress) -> None:
+    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks) -> None:
         self._plan = plan
         self._state = state
-        self._watcher = watcher
+        self._callbacks = callbacks
         self._gathered: dict[SideName, SideSessions] = {
             "base": SideSessions("base"),
             "head": SideSessions("head"),
@@ -149,31 +150,35 @@ class Campaign:
         self._failed: dict[SideName, FailureCounts] = {"base": FailureCounts(), "head": FailureCounts()}
         self._order: list[SideSessions] = []
         self._boots: dict[str, None] = {}
-        self._clock = _Clock()
+        self._remaining = _RemainingTime()
         #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
 
     def run(self) -> PairedReport:
-        """Run the sessions that are still missing and compare. Raises ``PlanError`` if a session fails."""
+        """Run the sessions that are still missing and compare.
+
+        Raises:
+            PlanError: If a session fails.
+        """
         schedule = self._plan.schedule
         for stage in range(1, len(schedule.pairs) + 1):
             self._stage = stage
             for pair in schedule.turns(self._stage):
-                if self._gathered["base"].reports and not self._open:
+                if self._gathered["base"].reports and not self._open_tests:
                     break
                 for turn in pair:
-                    self._take(turn)
-                self._close_hopeless()
-            look = StageEstimator(schedule.stages, self._stage_of)
-            self._compared(look)
-            self._done.update({name: self._stage for name in self._open if name not in look.open})
-            if not self._open:
+                    self._run_turn(turn)
+                self._finish_undecidable()
+            estimator = StageEstimator(schedule.stages, self._test_stage)
+            self._compare(estimator)
+            self._done.update({name: self._stage for name in self._open_tests if name not in estimator.open})
+            if not self._open_tests:
                 break
-        self._done.update(dict.fromkeys(self._open, self._stage))
-        return self._result()
+        self._done.update(dict.fromkeys(self._open_tests, self._stage))
+        return self._build_result()
 
-    def _stage_of(self, name: str) -> int:
+    def _test_stage(self, name: str) -> int:
         return self._done.get(name, self._stage)
 
     @property
@@ -185,24 +190,24 @@ class Campaign:
         return pair_by_parameters(*found) if self._plan.renamed else pair_by_id(*found)
 
     @property
-    def _open(self) -> set[str]:
+    def _open_tests(self) -> set[str]:
         names = self._names
         return ({*names.base.values()} | {*names.head.values()}) - self._done.keys()
 
-    def _take(self, turn: Turn) -> None:
-        found = self._state.ended(turn)
+    def _run_turn(self, turn: Turn) -> None:
+        found = self._state.load_finished(turn)
         if found is None:
             found = self._measure(turn)
         reports, end = found
         gathered = self._gathered[turn.side]
         measured = gathered.add(turn.number, reports)
-        self._failed[turn.side].add(self._state.failed(turn))
+        self._failed[turn.side].add(self._state.list_failed_tests(turn))
         self._order += [gathered] * len(reports)
         self._boots[end.boot] = None
-        self._clock.durations_s.append(end.duration_s)
+        self._remaining.durations_s.append(end.duration_s)
         if turn.number <= 2:
             try:
-                self._watcher.check(self._plan.sides[turn.side], self._state.modules(turn))
+                self._callbacks.check(self._plan.sides[turn.side], self._state.list_import_directories(turn))
             except PlanError:
                 # The session measured the wrong code.
                 self._state.discard(turn)
@@ -210,32 +215,32 @@ class Campaign:
         total = self._plan.schedule.sessions_after(self._stage)
         width = len(str(total))
         minutes, seconds = divmod(round(end.duration_s), 60)
-        tests = f"{measured} test{'' if measured == 1 else 's'}"
-        self._watcher.say(
+        tests = count_tests(measured)
+        self._callbacks.say(
             f"[{turn.number:{width}}/{total}] {turn.side} {self._plan.sides[turn.side].short}  {tests}  "
-            f"{minutes}:{seconds:02d}{self._clock.left(total - turn.number)}"
+            f"{minutes}:{seconds:02d}{self._remaining.describe(total - turn.number)}"
         )
 
     def _measure(self, turn: Turn) -> tuple[list[Report], SessionEnd]:
         plan, state = self._plan, self._state
         side = plan.sides[turn.side]
-        self._watcher.before(side)
+        self._callbacks.before(side)
         names = getattr(self._names, turn.side)
         done = [name for name, common in names.items() if common in self._done]
         # Tests that a stopped attempt measured are not measured again.
-        done += [each.id for report in state.measured(turn) for each in report.records if each.counts]
+        done += [each.id for report in state.load_reports(turn) for each in report.records if each.counts]
         files = state.next_attempt(turn)
         gpus = [] if plan.command.gpus else self._gathered["base"].devices
         words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
         started, began_s = datetime.now(timezone.utc), time.monotonic()
-        code = run_session(side, words, files, done, self._watcher.show)
-        end = state.note(files, code, started, time.monotonic() - began_s)
+        code = run_session(side, words, files, done, self._callbacks.show)
+        end = state.record_end(files, code, started, time.monotonic() - began_s)
         session = f"session {turn.number} ({turn.side} {side.short})"
-        how = state.unfinished(turn, code)
+        how = state.explain_unfinished(turn, code)
         if how is not None:
             self._show_tail(files.log)
             raise PlanError(f"{session} {how}: {find_error_line(files.log)!r}; the whole log: {files.log}")
-        reports = state.measured(turn)
+        reports = state.load_reports(turn)
         if not reports:
             self._show_tail(files.log)
             raise PlanError(f"{session} measured no test; the whole log: {files.log}")
@@ -243,61 +248,61 @@ class Campaign:
 
     def _show_tail(self, log: Path) -> None:
         for line in read_tail(log):
-            self._watcher.say(f"  | {line}")
+            self._callbacks.say(f"  | {line}")
 
-    def _close_hopeless(self) -> None:
+    def _finish_undecidable(self) -> None:
         """Finish tests that more sessions cannot decide: failed, on one side only, or not comparable."""
         names = self._names
-        hopeless = {names.base[name] for name in self._gathered["base"].hopeless}
-        hopeless |= {names.head[name] for name in self._gathered["head"].hopeless}
-        hopeless |= set(names.base.values()) ^ set(names.head.values())
-        compared = self._compared(None)
+        undecidable = {names.base[name] for name in self._gathered["base"].undecidable}
+        undecidable |= {names.head[name] for name in self._gathered["head"].undecidable}
+        undecidable |= set(names.base.values()) ^ set(names.head.values())
+        compared = self._compare(None)
         states: dict[str, set[str]] = {}
         for each in compared.comparisons:
             states.setdefault(each.id, set()).add(each.verdict)
-        hopeless |= {name for name, found in states.items() if found == {"not comparable"}}
-        self._done.update({name: self._stage for name in hopeless if name not in self._done})
+        undecidable |= {name for name, found in states.items() if found == {"not comparable"}}
+        self._done.update({name: self._stage for name in undecidable if name not in self._done})
 
-    def _anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
+    def _choose_anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
         """Choose the session of each test whose devices and meters all others must match.
 
         This is the baseline's first session, for both sides if they use the same number of devices.
         """
         names = self._names
-        base = {name: _first(parts) for name, parts in self._gathered["base"].parts.items()}
-        head = {name: _first(parts) for name, parts in self._gathered["head"].parts.items()}
+        base = {name: _first_usable(parts) for name, parts in self._gathered["base"].parts.items()}
+        head = {name: _first_usable(parts) for name, parts in self._gathered["head"].parts.items()}
         firsts = {names.base[name]: part for name, part in base.items()}
         for name, part in head.items():
             other = firsts.get(names.head[name])
             alike = other is not None and len(other.record.devices) == len(part.record.devices)
             if alike and other is not None and other.record.devices != ["cpu"]:
-                head[name] = _on(part, other)
+                head[name] = _with_devices(part, other)
         return base, head
 
-    def _reports(self) -> tuple[Report, Report]:
-        made = []
+    def _join_reports(self) -> tuple[Report, Report]:
+        reports = []
         names = self._names
         for side, anchors, common in zip(
-            ("base", "head"), self._anchors(), (names.base, names.head), strict=True
+            ("base", "head"), self._choose_anchors(), (names.base, names.head), strict=True
         ):
-            gathered = self._gathered[_side(side)]
-            argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side(side)].options])
+            gathered = self._gathered[_side_name(side)]
+            argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
             report = gathered.report(anchors, argv=argv)
             assert report is not None
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
-            made.append(msgspec.structs.replace(report, records=records))
-        return made[0], made[1]
+            reports.append(msgspec.structs.replace(report, records=records))
+        return reports[0], reports[1]
 
-    def _compared(self, look: StageEstimator | None) -> ComparedReports:
-        base, head = self._reports()
+    def _compare(self, estimator: StageEstimator | None) -> ComparedReports:
+        base, head = self._join_reports()
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
-        found = StageEstimator(plan.schedule.stages, self._stage_of) if look is None else look
-        return compare_reports(base, head, origins, plan.criteria, across=plan.across, estimator=found)
+        estimator = estimator or StageEstimator(plan.schedule.stages, self._test_stage)
+        return compare_reports(base, head, origins, plan.criteria, across=plan.across, estimator=estimator)
 
-    def _result(self) -> PairedReport:
-        base, head = self._reports()
-        compared = self._compared(None)
+    def _build_result(self) -> PairedReport:
+        base, head = self._join_reports()
+        compared = self._compare(None)
         sides = [compared.base, compared.head]
         if self._plan.renamed:
             # The commit is the same; only the options differ.
@@ -324,41 +329,41 @@ class Campaign:
         notes = list(self._plan.notes)
         if len(self._boots) > 1:
             notes.append(f"rounds of {len(self._boots)} boots: the machine was restarted in between")
-        if self._names.lonely:
-            notes.append(unpaired_note(self._names.lonely))
+        if self._names.unpaired:
+            notes.append(unpaired_note(self._names.unpaired))
         for side, report in (("base", base), ("head", head)):
             for name, reasons in list_excluded_rounds(report.records).items():
                 notes.append(f"{side}: {len(reasons)} rounds of {name} are excluded: {reasons[0]}")
-            for name, parts in self._gathered[_side(side)].parts.items():
+            for name, parts in self._gathered[_side_name(side)].parts.items():
                 changed = list_workload_changes(parts)
                 if changed:
                     notes.append(
                         f"{side}: {name} changed its workload between sessions: {'; '.join(changed)}"
                     )
-            line = self._failed[_side(side)].line(side)
+            line = self._failed[_side_name(side)].note(side)
             notes += [line] if line is not None else []
         for record in list_over_budget(base, head):
             notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")
-        tools = [_tool(base), _tool(head)]
+        tools = [_tool_version(base), _tool_version(head)]
         if tools[0] != tools[1]:
             notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")
         return notes
 
 
-def _first(parts: Iterable[SessionRecord]) -> SessionRecord:
+def _first_usable(parts: Iterable[SessionRecord]) -> SessionRecord:
     found = list(parts)
     return next((part for part in found if part.usable), found[0])
 
 
-def _on(part: SessionRecord, other: SessionRecord) -> SessionRecord:
-    """Return the session of a side as if it had run on the boards of the other."""
+def _with_devices(part: SessionRecord, other: SessionRecord) -> SessionRecord:
+    """Return a session of one side as if it had run on the boards of ``other``."""
     record = msgspec.structs.replace(part.record, devices=other.record.devices)
     return SessionRecord(other.number, record, part.environment)
 
 
-def _side(name: str) -> SideName:
+def _side_name(name: str) -> SideName:
     return "base" if name == "base" else "head"
 
 
-def _tool(report: Report) -> str:
+def _tool_version(report: Report) -> str:
     return report.tool.version

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The git repository, checkouts of both commits, and a virtual environment for each side.
 
-Each commit is checked out into a worktree of its own, outside the user's checkout.
+Each commit is checked out into a separate worktree outside the user's checkout.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "mast
 #: Paths that do not count as changes: files that test runs and ``ab`` itself leave behind.
 IGNORED_PATHS = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
 
+#: Arguments of Python that create a virtual environment.
+VENV_COMMAND = ("-m", "venv")
+
+#: Lines of a log to show after a failure.
+TAIL_LINES = 10
+
 
 def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which git finds the repository by itself."""
@@ -41,7 +47,7 @@ class Repository:
 
     root: Path
 
-    def commit(self, reference: str) -> str:
+    def resolve_commit(self, reference: str) -> str:
         """Return the hash of a commit; ``A...B`` is the merge base of both, as in ``git checkout``.
 
         Raises:
@@ -49,7 +55,9 @@ class Repository:
         """
         left, dots, right = reference.partition("...")
         if dots:
-            found = self._query("merge-base", self.commit(left or "HEAD"), self.commit(right or "HEAD"))
+            found = self._query(
+                "merge-base", self.resolve_commit(left or "HEAD"), self.resolve_commit(right or "HEAD")
+            )
             if found is None:
                 raise PlanError(f"{reference}: there is no merge base in this repository{self._shallow()}")
             return found
@@ -58,7 +66,7 @@ class Repository:
             raise PlanError(f"git knows no commit {reference!r} in this repository{self._shallow()}")
         return found
 
-    def default_base(self, head: str) -> tuple[str, str]:
+    def find_default_base(self, head: str) -> tuple[str, str]:
         """Return the merge base of a commit and the default branch, and the name of the branch.
 
         Raises:
@@ -67,16 +75,16 @@ class Repository:
         for branch in DEFAULT_BRANCHES:
             found = self._query("rev-parse", "--verify", "--quiet", f"{branch}^{{commit}}")
             if found is not None:
-                return self.commit(f"{found}...{head}"), branch
+                return self.resolve_commit(f"{found}...{head}"), branch
         raise PlanError(
             f"found no default branch ({', '.join(DEFAULT_BRANCHES)}); name the baseline with --base REF"
         )
 
-    def dirty(self) -> bool:
+    def has_changes(self) -> bool:
         """Return whether the working tree has uncommitted changes."""
         return bool(self._run("status", "--porcelain", "--", ".", *IGNORED_PATHS))
 
-    def working_tree(self) -> str:
+    def hash_working_tree(self) -> str:
         """Return a hash of the working tree: all files that are not ignored.
 
         Untracked files may be large, so except for Python files only their size and time count. Logs are left
@@ -99,15 +107,19 @@ class Repository:
             tree = self._run("write-tree", **own)
         return f"{tree}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}" if data else tree
 
-    def files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """Return the paths of all files that are not ignored, relative to the top."""
         return self._listed("--cached", "--others", "--exclude-standard")
 
     def run(self, *args: str) -> None:
-        """Run a git command. Raises ``PlanError`` with git's message if it fails."""
+        """Run a git command.
+
+        Raises:
+            PlanError: If it fails, with git's message.
+        """
         self._run(*args)
 
-    def file(self, commit: str, name: str) -> str:
+    def read_file(self, commit: str, name: str) -> str:
         """Return the text of a file in a commit; empty if there is no such file."""
         return self._query("show", f"{commit}:{name}") or ""
 
@@ -132,7 +144,11 @@ class Repository:
 
 
 def find_repository(directory: Path) -> Repository:
-    """Return the repository of a directory. Raises ``PlanError`` if there is none."""
+    """Return the repository of a directory.
+
+    Raises:
+        PlanError: If git is missing, or the directory is not in a repository.
+    """
     try:
         done = _run_git(directory, ("rev-parse", "--show-toplevel"))
     except FileNotFoundError:
@@ -165,8 +181,17 @@ def _run_git(
 
 
 def check_out(repository: Repository, commit: str, place: Path) -> None:
-    """Make a detached worktree of a commit, unless it exists already. Raises ``PlanError`` if git fails."""
-    ready = _ready_file(place)
+    """Make a detached worktree of a commit, unless it exists already.
+
+    Args:
+        repository: The user's repository.
+        commit: Hash of the commit.
+        place: Directory of the worktree.
+
+    Raises:
+        PlanError: If git fails.
+    """
+    ready = _completion_marker(place)
     if ready.is_file() and ready.read_text() == commit and place.is_dir():
         return
     remove_checkout(repository, place)
@@ -181,7 +206,7 @@ def remove_checkout(repository: Repository, place: Path) -> None:
     This does not use ``git worktree prune``, which would forget worktrees of the user on a disk that is not
     mounted.
     """
-    _ready_file(place).unlink(missing_ok=True)
+    _completion_marker(place).unlink(missing_ok=True)
     if place.exists():
         with suppress(PlanError):
             repository.run("worktree", "remove", "--force", str(place))
@@ -191,26 +216,19 @@ def remove_checkout(repository: Repository, place: Path) -> None:
 def list_omissions(repository: Repository, commit: str) -> list[str]:
     """Return notes on what a worktree of this commit lacks."""
     notes = []
-    if repository.file(commit, ".gitmodules"):
+    if repository.read_file(commit, ".gitmodules"):
         notes.append(
             f"{commit[:10]} has submodules, which are not checked out; use --setup 'git submodule update "
             "--init --recursive && …'"
         )
-    if "filter=lfs" in repository.file(commit, ".gitattributes") and shutil.which("git-lfs") is None:
+    if "filter=lfs" in repository.read_file(commit, ".gitattributes") and shutil.which("git-lfs") is None:
         notes.append(f"{commit[:10]} uses Git LFS, which is not installed: its files are pointers")
     return notes
 
 
-def _ready_file(place: Path) -> Path:
-    """A file that is written once a checkout is complete."""
+def _completion_marker(place: Path) -> Path:
+    """Return the file that is written once a checkout is complete."""
     return place.with_name(f"{place.name}.ready")
-
-
-#: Arguments of Python that create a virtual environment.
-VENV_COMMAND = ("-m", "venv")
-
-#: Lines of a log to show after a failure.
-TAIL_LINES = 10
 
 
 def session_environment() -> dict[str, str]:
@@ -244,12 +262,13 @@ def create_venv(venv: Path, checkout: Path, command: str, inputs: str, log: Path
         venv: Where to create the environment.
         checkout: The directory in which the command runs.
         command: A shell command.
-        inputs: Names everything that determines the result; another value makes the environment anew.
+        inputs: Text of everything that determines the result; if it changes, the environment is created
+            again.
         log: File for the output of the command.
         name: Name of the side, for messages.
 
     Raises:
-        PlanError: If the command fails, with the most telling line of its log.
+        PlanError: If the command fails, with the line of its log that best explains the failure.
     """
     ready = venv.with_name(f"{venv.name}.ready")
     if ready.is_file() and ready.read_text() == inputs and venv_python(venv).exists():

@@ -81,7 +81,11 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 def parse_options(text: str, name: str) -> tuple[str, ...]:
-    """Split the options of one side like a shell. Raises ``PlanError`` for invalid options."""
+    """Split the options of one side like a shell.
+
+    Raises:
+        PlanError: If an option is invalid.
+    """
     try:
         options = tuple(shlex.split(text))
     except ValueError as error:
@@ -91,7 +95,11 @@ def parse_options(text: str, name: str) -> tuple[str, ...]:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Check ``PYTEST_ADDOPTS``, which sessions inherit. Raises ``PlanError`` for invalid options."""
+    """Check ``PYTEST_ADDOPTS``, which sessions inherit.
+
+    Raises:
+        PlanError: If an option is invalid.
+    """
     try:
         check_options(shlex.split(environment.get("PYTEST_ADDOPTS", "")), "PYTEST_ADDOPTS: ")
     except ValueError as error:

@@ -2,8 +2,8 @@
 """Check that each side imports its own code.
 
 If the project is installed from the user's checkout, or from anywhere else, both sides import the same code
-no matter what was checked out for them, and nothing can differ. There are two checks: what the environment
-names before anything is measured, and what was imported by the first session of each side.
+no matter what was checked out for them, and nothing can differ. There are two checks: where the
+environment would import from, before anything is measured, and what the first session of each side imported.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ SOURCE_ROOTS = ("src", "python", "lib")
 
 #: Files that mark a project. Its packages are next to them or one level below.
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+
+#: End of the messages of both checks.
+SAME_CODE = (
+    "so both sides would measure the same code; create an environment for each: --setup 'pip install -e .'"
+)
+
+#: Names of the directories of installed packages.
+INSTALL_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 class ImportableCode:
@@ -96,18 +104,13 @@ def _add(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) 
         known.append(path)
 
 
-#: End of the messages of both checks.
-SAME_CODE = (
-    "so both sides would measure the same code; create an environment for each: --setup 'pip install -e .'"
-)
-
 #: Run by a side's interpreter in its directory: prints where modules can come from.
 PROBE = r"""
 import ast, importlib.metadata as metadata, importlib.util, json, os, site, sys
 from urllib.parse import unquote, urlparse
 from urllib.request import url2pathname
 
-def file_of(url):
+def local_path(url):
     parsed = urlparse(url)
     return url2pathname(unquote(parsed.path)) if parsed.scheme == "file" else None
 
@@ -120,7 +123,7 @@ for dist in metadata.distributions():
         origin = json.loads(dist.read_text("direct_url.json") or "{}")
     except ValueError:
         continue
-    place = file_of(origin.get("url", ""))
+    place = local_path(origin.get("url", ""))
     if place:
         how = "editable" if origin.get("dir_info", {}).get("editable") else "installed"
         sources.append([how + " " + str(dist.metadata["Name"]), place])
@@ -148,20 +151,17 @@ print(json.dumps({
 }))
 """
 
-#: Names of the directories of installed packages.
-INSTALL_DIRECTORIES = ("site-packages", "dist-packages")
-
 
 @dataclass(frozen=True)
 class InterpreterInfo:
-    """What ``PROBE`` prints. ``sources`` are pairs: who names a directory, and the directory."""
+    """What ``PROBE`` prints. ``sources`` has the origin, such as ``PYTHONPATH``, and path of each folder."""
 
     sources: list[list[str]]
     prefixes: list[str]
     pytest: bool
     version: str | None
 
-    def holds(self, place: Path, repository: Path) -> bool:
+    def contains(self, place: Path, repository: Path) -> bool:
         """Whether a path is in an environment inside the user's checkout, such as ``.venv``.
 
         A checkout below the system's prefix, such as ``/usr/src``, does not count as an environment.
@@ -201,7 +201,7 @@ def inspect_interpreter(side: Side) -> InterpreterInfo:
 
 
 def check_import_sources(side: Side, info: InterpreterInfo, repository: Path, other: Path) -> None:
-    """Check that the environment does not name foreign code.
+    """Check that the environment does not import foreign code.
 
     Args:
         side: The side whose interpreter was inspected.
@@ -210,11 +210,11 @@ def check_import_sources(side: Side, info: InterpreterInfo, repository: Path, ot
         other: The checkout of the other side.
 
     Raises:
-        PlanError: If the environment names the user's checkout or that of the other side.
+        PlanError: If the environment points to the user's checkout or that of the other side.
     """
     for source, directory in info.sources:
         place = Path(directory).resolve()
-        if not _is_foreign(place, side, repository, other) or info.holds(place, repository):
+        if not _is_foreign(place, side, repository, other) or info.contains(place, repository):
             continue
         raise PlanError(
             f"{side.name} would import its code from {place} ({source}) instead of its own checkout, "
@@ -237,13 +237,13 @@ def check_imported_modules(
     Raises:
         PlanError: If a module did not come from the side's own checkout.
     """
-    code = ImportableCode(Repository(side.root).files())
+    code = ImportableCode(Repository(side.root).list_files())
     for name, places in _read_imports(modules):
         if any(_belongs_to_side(place, side) for place in places):
             continue
         place = places[0]
         own = code.find(name, place)
-        installed = _is_installed(place) or info.holds(place, repository)
+        installed = _is_installed(place) or info.contains(place, repository)
         if own is None and (installed or not _is_foreign(place, side, repository, other)):
             continue
         expected = f" instead of its own {own}" if own is not None else ", outside its checkout"

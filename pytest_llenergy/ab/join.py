@@ -16,6 +16,11 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Flag, Record, Round, Status
 from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
 
+#: Parameters whose values depend on options.
+PARAMETERS_OF_OPTIONS = frozenset({"backend"})
+
+PairKey = tuple[str, tuple[tuple[str, Primitive], ...]]
+
 
 @dataclass(frozen=True)
 class SessionRecord:
@@ -74,7 +79,7 @@ class SideSessions:
         return self._parts
 
     @property
-    def hopeless(self) -> set[str]:
+    def undecidable(self) -> set[str]:
         """Tests that failed, were skipped or crashed, or have no rounds: more sessions would not help."""
         return {
             name for name, parts in self._parts.items() if not parts[-1].usable or not parts[-1].record.rounds
@@ -143,7 +148,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     if not rounds:
         return msgspec.structs.replace(first, failed_gate=parts[0].over_budget)
     coverage = min((meter.coverage for meter in first.meters), default=1.0)
-    # The peak belongs to no round; that of any session will do.
+    # The peak memory belongs to no round; that of any session will do.
     peak = first.metrics.get("peak_memory_bytes")
     metrics = compute_metrics(rounds, None, coverage)
     metrics |= {"peak_memory_bytes": peak} if peak is not None else {}
@@ -246,17 +251,13 @@ def list_workload_changes(parts: Sequence[SessionRecord]) -> list[str]:
     return []
 
 
-#: Parameters whose values depend on options.
-PARAMETERS_OF_OPTIONS = frozenset({"backend"})
-
-
 @dataclass(frozen=True)
 class PairedNames:
     """The common name of each test of either side, by its node id, and the tests without a partner."""
 
     base: Mapping[str, str]
     head: Mapping[str, str]
-    lonely: tuple[str, ...] = ()
+    unpaired: tuple[str, ...] = ()
 
 
 def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
@@ -265,15 +266,15 @@ def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> Paired
 
 
 def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
-    """Pair the tests of two option sets by node id, the rest by function and parameters but the backend.
+    """Pair the tests of two option sets by node id, or else by function and parameters except the backend.
 
-    The latter are paired only if exactly one test of each side matches, and named by what they have in
-    common: ``test_decode[8]``.
+    Tests without an equal node id are paired only if exactly one test of each side matches. Such a pair is
+    named by the common parameters: ``test_decode[8]``.
     """
     names = ({name: name for name in base if name in head}, {name: name for name in head if name in base})
     rest = [_group_by_key(records, known) for records, known in zip((base, head), names, strict=True)]
     taken = set(names[0])
-    lonely: list[str] = []
+    unpaired: list[str] = []
     for kind in dict.fromkeys([*rest[0], *rest[1]]):
         of_base, of_head = rest[0].get(kind, []), rest[1].get(kind, [])
         shared = _common_name(kind)
@@ -283,11 +284,8 @@ def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -
             continue
         for side, found in zip(names, (of_base, of_head), strict=True):
             side.update({name: name for name in found})
-            lonely += found
-    return PairedNames(*names, tuple(lonely))
-
-
-PairKey = tuple[str, tuple[tuple[str, Primitive], ...]]
+            unpaired += found
+    return PairedNames(*names, tuple(unpaired))
 
 
 def _group_by_key(records: Mapping[str, Record], known: Mapping[str, str]) -> dict[PairKey, list[str]]:
@@ -307,6 +305,6 @@ def _common_name(kind: PairKey) -> str:
 
 
 def unpaired_note(names: Sequence[str]) -> str:
-    """Return a note on tests that could not be paired."""
+    """Return a note that lists tests that could not be paired."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"not paired, because the options changed their ids and no single other test matches: {shown}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.ab import imported_code, state
-from pytest_llenergy.ab.campaign import Plan, Progress
+from pytest_llenergy.ab.campaign import CampaignCallbacks, Plan
 from pytest_llenergy.ab.checkouts import (
     Repository,
     activate,
@@ -60,12 +60,16 @@ class Request:
     rounds: int = 1
     metrics: Sequence[str] = ()
     fail_on: Sequence[str] = ()
-    floor: str | None = None
+    floor: float | None = None
     across: bool = False
     fresh: bool = False
 
     def criteria(self) -> list[Criterion]:
-        """Parse metrics and thresholds. Raises ``PlanError`` if they are invalid."""
+        """Parse metrics and thresholds.
+
+        Raises:
+            PlanError: If they are invalid.
+        """
         return parse_criteria(self.fail_on, self.metrics, self.floor)
 
     @property
@@ -76,18 +80,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A comparison that is ready to run. ``tidy`` removes the checkouts."""
+    """A comparison that is ready to run. ``remove_checkouts`` removes the checkouts."""
 
     plan: Plan
     state: State
     root: Path
     before: Callable[[Side], None]
     check: Callable[[Side, Sequence[Path]], None]
-    tidy: Callable[[], None]
+    remove_checkouts: Callable[[], None]
 
-    def watcher(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> Progress:
+    def callbacks(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> CampaignCallbacks:
         """Return the callbacks of the campaign."""
-        return Progress(say, show, self.before, self.check)
+        return CampaignCallbacks(say, show, self.before, self.check)
 
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
@@ -96,7 +100,7 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     Args:
         request: The command line.
         directory: The directory in which the command was given.
-        say: Receives lines about the progress.
+        say: Receives progress lines.
 
     Raises:
         PlanError: If the comparison cannot run.
@@ -120,15 +124,15 @@ def _prepare_commits(
 ) -> Prepared:
     repository = find_repository(directory)
     _check_paths(command, repository.root)
-    head = repository.commit("HEAD" if request.head in (None, WORKING_TREE) else str(request.head))
+    head = repository.resolve_commit("HEAD" if request.head in (None, WORKING_TREE) else str(request.head))
     use_tree = request.head == WORKING_TREE
     base, named = (
-        (repository.commit(request.base), request.base)
+        (repository.resolve_commit(request.base), request.base)
         if request.base is not None
-        else repository.default_base(head)
+        else repository.find_default_base(head)
     )
-    tree = repository.working_tree() if use_tree else ""
-    if base == head and not (use_tree and repository.dirty()) and None in (request.base, request.head):
+    tree = repository.hash_working_tree() if use_tree else ""
+    if base == head and not (use_tree and repository.has_changes()) and None in (request.base, request.head):
         raise PlanError(
             f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, so "
             "nothing can differ; name another base, or both with --base and --head to measure the noise"
@@ -163,7 +167,7 @@ def _prepare_commits(
         sides[side.name] = side
 
     def before(side: Side) -> None:
-        if use_tree and side.name == "head" and repository.working_tree() != tree:
+        if use_tree and side.name == "head" and repository.hash_working_tree() != tree:
             raise PlanError(TREE_CHANGED)
 
     def check(side: Side, modules: Sequence[Path]) -> None:
@@ -202,7 +206,7 @@ def _prepare_option_sets(
     except PlanError:
         repository = None
     root = directory if repository is None else repository.root
-    tree = "" if repository is None else repository.working_tree()
+    tree = "" if repository is None else repository.hash_working_tree()
     names: tuple[SideName, SideName] = ("base", "head")
     sides: dict[SideName, Side] = {}
     for name, letter, text, python in zip(names, "ab", request.options, request.pythons, strict=True):
@@ -244,7 +248,7 @@ def _prepare_option_sets(
         imported_code.inspect_interpreter(side)
 
     def before(_: Side) -> None:
-        if repository is not None and repository.working_tree() != tree:
+        if repository is not None and repository.hash_working_tree() != tree:
             raise PlanError(TREE_CHANGED)
 
     measured = Plan(
@@ -264,10 +268,10 @@ def _prepare_option_sets(
 def _commit_notes(repository: Repository, base: str, head: str, head_name: str | None) -> list[str]:
     notes = []
     use_tree = head_name == WORKING_TREE
-    dirty = repository.dirty()
+    dirty = repository.has_changes()
     if base == head and not (use_tree and dirty):
         notes.append("both sides are the same commit; differences are noise (A/A)")
-    if dirty and not use_tree and head == repository.commit("HEAD"):
+    if dirty and not use_tree and head == repository.resolve_commit("HEAD"):
         notes.append("uncommitted changes are not measured; --head . measures the working tree")
     return notes
 
@@ -310,10 +314,10 @@ def _with_environment(
         return side
     venv = saved.checkouts / f"{side.name}-venv"
     log = saved.directory / f"setup-{side.name}.log"
-    made_of = "\n".join([commit, setup, sys.executable, sys.version])
+    inputs = "\n".join([commit, setup, sys.executable, sys.version])
     say(f"setting up {side.name}: {setup}")
     try:
-        create_venv(venv, side.root, setup, made_of, log, side.name)
+        create_venv(venv, side.root, setup, inputs, log, side.name)
     except PlanError:
         for line in read_tail(log):
             say(f"  | {line}")
@@ -342,14 +346,14 @@ def _campaign_inputs(
         pairs=request.pairs,
         rounds=request.rounds,
         setup=request.setup,
-        metrics=[*request.metrics, *request.fail_on, request.floor or ""],
+        metrics=[*request.metrics, *request.fail_on, str(request.floor)],
         across=request.across,
     )
 
 
 def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str], None]) -> None:
-    if saved.sessions:
-        say(f"resuming a stopped comparison: {saved.sessions} sessions are finished")
+    if saved.finished_sessions:
+        say(f"resuming a stopped comparison: {saved.finished_sessions} sessions are finished")
     else:
         say(f"{plan.stages} pairs, {plan.sessions_after(1)} sessions in the first stage")
     others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one session: pytest on one side, as a process group of its own."""
+"""Run one session: pytest on one side, in a separate process group."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.workers.proctree import die_with_parent
 
-#: Seconds that a session may take to end after SIGINT, and then after SIGTERM, before it is killed.
-STOP_TIMEOUTS_S = (30.0, 5.0)
-
-#: Interval at which to check for the end of a session and for new output (seconds).
-POLL_S = 0.1
-
 PLUGIN = "llenergy_ab_session"
 
 #: Settings of a project that sessions must ignore, because ``ab`` compares.
 SILENCED = session_plugin.CLEARED_OPTIONS
+
+#: Time that a session has to end after SIGINT, so that ranks stop and its report is written, and then after
+#: SIGTERM, which a hung test may still obey; then it is killed.
+INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
+#: Interval at which to check for the end of a session and for new output: one round takes many times as long.
+SESSION_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,15 @@ class SessionFiles:
 def session_arguments(
     side: Side, command: Command, files: SessionFiles, rounds: int, gpus: Sequence[str]
 ) -> list[str]:
-    """Return the command line of a session. Options of the user come last, so that they win."""
+    """Return the command line of a session. Options of the user come last, so that they win.
+
+    Args:
+        side: The side to run.
+        command: The pytest command.
+        files: The files of the session.
+        rounds: Rounds of each test.
+        gpus: GPUs to use; empty leaves the choice to the session.
+    """
     words = [str(side.python), *command.interpreter, "-m", "pytest", "-p", PLUGIN]
     words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
     words += [word for name in SILENCED for word in ("-o", f"{name}=")]
@@ -90,7 +98,8 @@ def run_session(
 ) -> int:
     """Run a session and return its exit code, negative for a signal.
 
-    If this process is interrupted, the session is interrupted once too and has ended when this raises.
+    If this process is interrupted, the session is interrupted too, and has ended before the exception
+    propagates.
 
     Args:
         side: The side to run.
@@ -123,14 +132,14 @@ def run_session(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Otherwise a Ctrl-C in the terminal would reach it twice: from there and from this process.
+            # Otherwise Ctrl-C would interrupt the session twice: from the terminal and from this process.
             start_new_session=True,
             preexec_fn=partial(_prepare_child, os.getpid()),
         )
         with files.log.open(errors="replace") as printed:
             try:
                 return _wait(process, lambda: show(printed.read()) if show else None)
-            except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not go on alone.
+            except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
                 _stop(process)
                 raise
 
@@ -144,7 +153,7 @@ def _prepare_child(parent_pid: int) -> None:
 def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:
     while True:
         try:
-            code = process.wait(POLL_S)
+            code = process.wait(SESSION_POLL_S)
         except subprocess.TimeoutExpired:
             poll()
         else:
@@ -154,10 +163,10 @@ def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a session like a terminal would. A second interrupt of this process kills it at once."""
-    for number, patience_s in zip((signal.SIGINT, signal.SIGTERM), STOP_TIMEOUTS_S, strict=True):
+    for number, timeout_s in ((signal.SIGINT, INTERRUPT_TIMEOUT_S), (signal.SIGTERM, TERMINATE_TIMEOUT_S)):
         _signal_group(process, number)
         try:
-            process.wait(patience_s)
+            process.wait(timeout_s)
             return
         except subprocess.TimeoutExpired:
             continue

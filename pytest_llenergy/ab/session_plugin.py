@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for sessions: skips finished tests and writes a summary of the others.
 
-It is copied to a directory of its own, because a side may have another version of this package. Therefore it
+It is copied to a separate directory, because a side may have another version of this package, and therefore
 imports only the standard library.
 """
 
@@ -62,6 +62,8 @@ class Watch:
 
 def pytest_cmdline_main(config: Any) -> int | None:
     """Clear options before other plugins read them, and refuse those that sessions cannot have."""
+    # pytest-xdist sends options to its workers. A mark or call then does not override --energy-rounds.
+    config.option.llenergy_ab = True
     for name in CLEARED_OPTIONS:
         if getattr(config.option, name, None) is not None:
             setattr(config.option, name, None)

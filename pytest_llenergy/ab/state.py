@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of an unfinished comparison on disk, so that the same command resumes it.
 
-Each session has files of its own, and each attempt at a session too. A session counts as finished only if
-pytest ended regularly and its report is complete, so that a comparison can be resumed after ``kill -9``.
+Each attempt at a session has separate files. A session counts as finished only if pytest ended regularly and
+its report is complete, so that a comparison can be resumed after ``kill -9``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FINISHED_EXIT_CODES = (0, 1)
 
 
 class CampaignInputs(StoredStruct, frozen=True):
-    """Everything that identifies a comparison: any other value is another comparison.
+    """Everything that identifies a comparison: if any value differs, it is another comparison.
 
     ``sides`` has commit, working tree, options and interpreter of each side.
     """
@@ -82,7 +82,11 @@ class State:
     """The locked directory of one comparison. Its worktrees and environments are in ``checkouts``."""
 
     def __init__(self, root: Path, inputs: CampaignInputs) -> None:
-        """Lock the directory. Raises ``PlanError`` if another process runs the same comparison."""
+        """Lock the directory.
+
+        Raises:
+            PlanError: If another process runs the same comparison.
+        """
         from filelock import FileLock, Timeout
 
         self.inputs = inputs
@@ -112,16 +116,16 @@ class State:
     def _pid(self) -> Path:
         return self.directory / "pid"
 
-    def ended(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
+    def load_finished(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
         """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
         attempts = self._attempts(turn)
         end = _read_end(attempts[-1]) if attempts else None
-        if end is None or self.unfinished(turn, end.exit_status) is not None:
+        if end is None or self.explain_unfinished(turn, end.exit_status) is not None:
             return None
-        measured = self.measured(turn)
-        return (measured, end) if measured else None
+        reports = self.load_reports(turn)
+        return (reports, end) if reports else None
 
-    def unfinished(self, turn: Turn, exit_status: int) -> str | None:
+    def explain_unfinished(self, turn: Turn, exit_status: int) -> str | None:
         """Return why the last attempt did not finish its session, or ``None`` if it did.
 
         A later attempt that has no tests left exits with "no tests collected", which is fine.
@@ -129,19 +133,19 @@ class State:
         attempts = self._attempts(turn)
         if exit_status == 5 and len(attempts) > 1:
             return None
-        return _why_unfinished(attempts[-1], exit_status)
+        return _explain_unfinished(attempts[-1], exit_status)
 
-    def failed(self, turn: Turn) -> set[str]:
+    def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
         summaries = [_read_summary(files) for files in self._attempts(turn)]
         return {name for each in summaries if each is not None for name in each.failed}
 
-    def measured(self, turn: Turn) -> list[Report]:
+    def load_reports(self, turn: Turn) -> list[Report]:
         """Return the reports of all attempts at a session, finished or not."""
         return [report for files in self._attempts(turn) if (report := _read_report(files)) is not None]
 
-    def modules(self, turn: Turn) -> list[Path]:
-        """Return the directory of each attempt in which it listed its imports."""
+    def list_import_directories(self, turn: Turn) -> list[Path]:
+        """Return, for each attempt, the directory that lists its imports."""
         return [files.modules for files in self._attempts(turn)]
 
     def discard(self, turn: Turn) -> None:
@@ -156,8 +160,17 @@ class State:
         count = len(self._attempts(turn))
         return SessionFiles(self._sessions(), f"{_file_stem(turn)}.{count + 1}")
 
-    def note(self, files: SessionFiles, exit_status: int, started: datetime, duration_s: float) -> SessionEnd:
-        """Record how an attempt ended."""
+    def record_end(
+        self, files: SessionFiles, exit_status: int, started: datetime, duration_s: float
+    ) -> SessionEnd:
+        """Record how an attempt ended.
+
+        Args:
+            files: The files of the attempt.
+            exit_status: Exit code of pytest, negative for a signal.
+            started: When the attempt started.
+            duration_s: Duration of the attempt (seconds).
+        """
         end = SessionEnd(
             exit_status=exit_status,
             started_at=format_time(started),
@@ -169,14 +182,16 @@ class State:
         return end
 
     @property
-    def sessions(self) -> int:
+    def finished_sessions(self) -> int:
         """The number of finished sessions."""
         found = [SessionFiles(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
         ends = [(files, _read_end(files)) for files in found]
-        return sum(end is not None and _why_unfinished(files, end.exit_status) is None for files, end in ends)
+        return sum(
+            end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in ends
+        )
 
     def finish(self, *, keep: bool) -> None:
-        """Mark the comparison as finished: delete its files or, with ``keep``, only never resume it."""
+        """Delete the files of the comparison or, with ``keep``, mark it so that it is never resumed."""
         if keep:
             self._finished.touch()
             self.release()
@@ -257,7 +272,7 @@ def _read_summary(files: SessionFiles) -> SessionSummary | None:
         return None
 
 
-def _why_unfinished(files: SessionFiles, exit_status: int) -> str | None:
+def _explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
     """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
     if exit_status < 0:
         return f"was killed by signal {-exit_status}"
@@ -277,7 +292,7 @@ def _why_unfinished(files: SessionFiles, exit_status: int) -> str | None:
 
 
 def _read_report(files: SessionFiles) -> Report | None:
-    """Return the report of an attempt, or what is in its journal; ``None`` if it measured nothing."""
+    """Return the report of an attempt, or one made from its journal; ``None`` if it measured nothing."""
     if files.report.exists():
         return read_report(files.report)
     for journal in find_journals(files.report):

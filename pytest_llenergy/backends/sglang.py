@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
-    explain_load_error,
-    first_error_line,
+    load_tokenizer,
     refuse_openvino_ir,
+    translate_load_errors,
 )
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -34,12 +34,12 @@ SPEC = BackendSpec(
     name="sglang",
     factory="pytest_llenergy.backends.sglang:SglangBackend",
     requires=("sglang", "transformers", "psutil"),
-    install="pip install sglang into an environment of its own, and name its Python: "
+    install="pip install sglang into a separate environment, and name its Python: "
     "--energy-python=sglang=PATH",
     reads="directory",
     capabilities=Capabilities(
-        launch="engine",
-        replicas="engine",
+        launch="backend",
+        replicas="backend",
         data=True,
         tensor=True,
         pipeline=True,
@@ -53,7 +53,7 @@ SPEC = BackendSpec(
         prefix_cache="switched off",
         reasons={
             "cpu": "the wheel on PyPI is for CUDA",
-            "placement": "SGLang shards a model; it does not put its layers on devices that take turns",
+            "placement": f"SGLang {SHARDS_ONLY}",
             "timestamps": "generate() reports how long a request took, not when its tokens were produced",
         },
         sources={
@@ -127,14 +127,10 @@ class SglangBackend:
             raise BackendError("sglang: needs a GPU; mark the test with @pytest.mark.gpus(1)")
         parallel = context.parallel
         import sglang
-        from transformers import AutoTokenizer
 
         path = pretrained_path(model)
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(explain_load_error(model, error)) from error
-        try:
+        self._tokenizer: Any = load_tokenizer(model, path)
+        with translate_load_errors("sglang", model):
             self._engine: Any = sglang.Engine(
                 model_path=path,
                 tp_size=parallel.tensor,
@@ -145,10 +141,6 @@ class SglangBackend:
                 random_seed=0,
                 **options,
             )
-        except (TypeError, ValueError) as error:
-            raise BackendError(f"sglang refuses to load {model.label}: {first_error_line(error)}") from error
-        except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain_load_error(model, error)) from error
         self._seeded = bool(options.get("enable_deterministic_inference"))
         server_info = self._engine.get_server_info()
         if not server_info.get("disable_radix_cache"):

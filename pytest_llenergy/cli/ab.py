@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy ab``: measure two commits, or two sets of options, in turn and compare them."""
+"""``llenergy ab``: measure two commits, or two sets of options, alternately and compare them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.options import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
 DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 
-#: Exit statuses of a shell for SIGINT and SIGTERM.
+#: Exit codes of a shell for SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
 
 EXAMPLES = """\
@@ -33,9 +33,9 @@ def add_parser(commands: Commands) -> None:
 
     parser = commands.add_parser(
         "ab",
-        help="measure two commits, or two sets of options, in turn and compare them",
-        description="Measure both sides in turn (base, head, head, base), each in its own pytest session, "
-        "and compare every test. Exit codes are those of llenergy compare.",
+        help="measure two commits, or two sets of options, alternately and compare them",
+        description="Measure both sides alternately (base, head, head, base), in separate pytest\n"
+        "sessions, and compare every test. Exit codes are those of llenergy compare.",
         epilog=f"examples:\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,7 +78,7 @@ def add_parser(commands: Commands) -> None:
         help="rounds of each test per session (default: 1); more are faster but less independent",
     )
     add_comparison_options(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     parser.add_argument(
         "-o",
         "--output",
@@ -96,16 +96,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and compare both sides. Returns the exit status of ``compare.gate.exit_code``."""
+    """Measure and compare both sides. Returns the exit code of ``compare.gate.exit_code``."""
     # CI systems send SIGTERM to stop a job; the sessions must then end too.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        from pytest_llenergy.compare.gate import USAGE
-
         return _run(args)
-    except LLEnergyError as error:
-        _print_line(f"llenergy ab: {error}")
-        return USAGE
     except KeyboardInterrupt as interrupt:
         terminated = isinstance(interrupt, _Terminated)
         how = "terminated" if terminated else "interrupted"
@@ -125,6 +120,9 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
+    if args.output is not None and args.output.is_dir():
+        raise PlanError(f"--output={args.output}: is a directory; name a file")
+    inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
     request = Request(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
@@ -136,23 +134,25 @@ def _run(args: argparse.Namespace) -> int:
         rounds=args.rounds_per_session,
         metrics=args.metric,
         fail_on=args.fail_on,
-        floor=args.floor,
+        floor=option_row("floor").read_argument(args.floor),
         across=args.across,
         fresh=args.fresh,
     )
     prepared = prepare(request, Path.cwd(), _print_line)
     campaign = Campaign(
-        prepared.plan, prepared.state, prepared.watcher(_print_line, _print_output if args.verbose else None)
+        prepared.plan,
+        prepared.state,
+        prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
     paired = campaign.run()
     output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))
     if not args.keep:
-        prepared.tidy()
+        prepared.remove_checkouts()
     prepared.state.finish(keep=args.keep)
     _print_line(f"both sides, all rounds: {output}")
-    return print_comparison(ComparisonResult.from_paired(paired), args.format, args.inconclusive, "ab")
+    return print_comparison(ComparisonResult.from_paired(paired), args.format, inconclusive, "ab")
 
 
 class _Terminated(KeyboardInterrupt):

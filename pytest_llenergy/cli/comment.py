@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.errors import ForgeError
+
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
@@ -18,10 +20,16 @@ def add_parser(commands: Commands) -> None:
         "comment",
         help="post a comparison on a pull or merge request",
         description="Post one comment with the comparison; later runs replace it. The token is read from "
-        "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the request from the variables of the CI job.",
+        "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the CI "
+        "variables.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a file written by llenergy ab")
-    parser.add_argument("--number", type=int, metavar="N", help="the request, if the job does not name it")
+    parser.add_argument(
+        "--number",
+        type=int,
+        metavar="N",
+        help="number of the pull or merge request, if the job does not name it",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the comment and post nothing")
     parser.set_defaults(run=run)
 
@@ -32,10 +40,12 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.pr_comment import render_comment
     from pytest_llenergy.report.store import read_paired_report
 
+    if args.number is not None and args.number < 1:
+        raise ForgeError(f"--number={args.number}: needs the number of a pull or merge request")
     body = render_comment(read_paired_report(args.file).compared)
     if args.dry_run:
         print(body, end="")
         return 0
-    done, address = post_comment(os.environ, body, args.number)
-    print(f"{done} {address}")
+    done, url = post_comment(os.environ, body, args.number)
+    print(f"{done} {url}")
     return 0

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.options import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.compare.gate import Inconclusive
+    from pytest_llenergy.defaults import Inconclusive
     from pytest_llenergy.model.comparison import ComparedReports
     from pytest_llenergy.model.report import PairedReport, Report
+
+
+Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
+
+FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "junit", "html")
 
 
 def add_comparison_options(parser: argparse.ArgumentParser) -> None:
@@ -28,34 +34,13 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
         "repeatable)",
     )
-    parser.add_argument(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="METRIC:EXPR",
-        help="compare this metric with this threshold, such as energy_j:3%% or energy_j:3%%+2J (repeatable)",
-    )
-    parser.add_argument(
-        "--floor",
-        metavar="PERCENT",
-        help="difference between two runs of the same code; smaller changes do not count (default: 1%%)",
-    )
-    parser.add_argument(
-        "--inconclusive",
-        choices=("warn", "fail", "pass"),
-        default="warn",
-        help="how to treat inconclusive comparisons (default: warn)",
-    )
-
-
-Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
-
-FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "junit", "html")
+    for name in ("fail_on", "floor", "inconclusive"):
+        option_row(name).add_argument(parser)
 
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A comparison and its reports. ``pairs`` are the stages if the sides were measured in turn."""
+    """A comparison and its reports. ``pairs`` are the stages if the sides were measured alternately."""
 
     compared: ComparedReports
     reports: tuple[Report, Report]
@@ -72,6 +57,12 @@ def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *
 
     The format ``github`` also appends to the file that ``GITHUB_STEP_SUMMARY`` names. ``width`` (characters)
     and ``color`` apply to ``text``.
+
+    Args:
+        result: The comparison.
+        form: The format.
+        width: Width of the text in characters.
+        color: Whether to colour the text.
 
     Raises:
         ReportError: If that file cannot be written, or a library of the format is not installed.
@@ -134,7 +125,7 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="compare workloads that differ, such as two dtypes, and list the differences",
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write to this file instead of standard output"
     )
@@ -142,20 +133,16 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare two reports and print the result. Returns the exit status of ``compare.gate.exit_code``."""
-    from pytest_llenergy.compare.gate import USAGE
+    """Compare two reports and print the result. Returns the exit code of ``compare.gate.exit_code``."""
     from pytest_llenergy.report.store import check_not_overwritten, parse_location
 
-    try:
-        if args.output is not None:
-            check_not_overwritten(
-                args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
-            )
-        result = _compare(args)
-        return print_comparison(result, args.format, args.inconclusive, "compare", args.output)
-    except LLEnergyError as error:
-        print(f"llenergy compare: {error}", file=sys.stderr)
-        return USAGE
+    inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
+    if args.output is not None:
+        check_not_overwritten(
+            args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
+        )
+    result = _compare(args)
+    return print_comparison(result, args.format, inconclusive, "compare", args.output)
 
 
 def print_comparison(
@@ -165,7 +152,14 @@ def print_comparison(
     command: str,
     output: Path | None = None,
 ) -> int:
-    """Print or write a comparison, warn about inconclusive tests, and return the exit status.
+    """Print or write a comparison, warn about inconclusive tests, and return the exit code.
+
+    Args:
+        result: The comparison.
+        form: The format.
+        inconclusive: How to treat inconclusive comparisons.
+        command: Name of the command, for messages.
+        output: File to write; None prints to standard output.
 
     Raises:
         ReportError: If the output cannot be written.
@@ -188,8 +182,9 @@ def print_comparison(
     comparisons = result.compared.comparisons
     warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
     if warned and inconclusive == "warn":
-        print(f"llenergy {command}: warning: {warned} inconclusive; measure more rounds", file=sys.stderr)
-    # pytest checks the budgets of a single run; those of sides measured in turn are checked here.
+        remedy = "measure more rounds" if result.pairs is None else "measure more pairs (llenergy ab --pairs)"
+        print(f"llenergy {command}: warning: {warned} inconclusive; {remedy}", file=sys.stderr)
+    # pytest checks the budgets of a single run; those of sides measured alternately are checked here.
     broken = list_over_budget(*result.reports) if result.pairs is not None else []
     if broken:
         names = ", ".join(escape_invisible(record.id) for record in broken)
@@ -215,5 +210,6 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = location_name(base), location_name(head)
-    criteria = parse_criteria(args.fail_on, args.metric, args.floor)
+    floor = option_row("floor").read_argument(args.floor)
+    criteria = parse_criteria(args.fail_on, args.metric, floor)
     return ComparisonResult(compare_reports(*reports, origins, criteria, across=args.across), reports)

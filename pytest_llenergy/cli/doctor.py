@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("doctor", help="check devices, meters and backends, and explain what to fix")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON; the exit code is 1 if something is misconfigured"
+    parser = commands.add_parser(
+        "doctor",
+        help="check devices, meters and backends, and explain what to fix",
+        description="Check devices, meters and backends, and explain what to fix. The exit code is 1 if "
+        "something is misconfigured.",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--no-steps",
         action="store_true",

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("export", help="write a report in the format of another tool")
+    parser = commands.add_parser(
+        "export",
+        help="write a report in the format of another tool",
+        description="Write a report in the format of another tool.",
+    )
     parser.add_argument(
         "file", metavar="FILE", help="a report, a journal or a file of llenergy ab; a file or a URL"
     )

@@ -14,7 +14,11 @@ DEFAULT_LOCATION = ".llenergy/history"
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("history", help="track tests over sessions, and show where they changed")
+    parser = commands.add_parser(
+        "history",
+        help="track tests over sessions, and show where they changed",
+        description="Keep the results of runs, and find the commit at which a test changed.",
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add runs; those already added are skipped")
     adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: files or URLs")
@@ -30,7 +34,9 @@ def add_parser(commands: Commands) -> None:
         help="the metric (default: energy per token, or energy of tests without tokens)",
     )
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
-    showing.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    showing.add_argument(
+        "--format", choices=("text", "markdown", "json"), default="text", help="output format (default: text)"
+    )
     showing.set_defaults(run=_show)
     accepting = actions.add_parser(
         "accept", help="accept a change: compare later sessions with those of this commit"
@@ -61,6 +67,7 @@ def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add_run
     from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.model.text import count_tests
     from pytest_llenergy.report.store import location_name, parse_location, read_report
 
     store = open_store(args.at)
@@ -78,7 +85,7 @@ def _add(args: argparse.Namespace) -> int:
             print(f"{location_name(report_at)}: run {report.run.id} is already in {store.name}")
             continue
         rest = f", {added.unmeasured} without values left out" if added.unmeasured else ""
-        print(f"{location_name(report_at)}: {_count_tests(added.tests)} added to {store.name}{rest}")
+        print(f"{location_name(report_at)}: {count_tests(added.tests)} added to {store.name}{rest}")
     return USAGE if refused else 0
 
 
@@ -110,13 +117,10 @@ def _show(args: argparse.Namespace) -> int:
 def _accept(args: argparse.Namespace) -> int:
     from pytest_llenergy.history.add import accept_step
     from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.model.text import count_tests
 
     store = open_store(args.at)
     accepted = accept_step(store, args.commit, args.reason, args.test)
-    tests = f" for {_count_tests(len(accepted.tests))}" if accepted.tests else ""
+    tests = f" for {count_tests(len(accepted.tests))}" if accepted.tests else ""
     print(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0
-
-
-def _count_tests(count: int) -> str:
-    return f"{count} test{'' if count == 1 else 's'}"

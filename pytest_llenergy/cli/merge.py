@@ -7,6 +7,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.errors import PlanError
+
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
@@ -16,7 +18,8 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "merge",
         help="merge reports and journals into one report",
-        description="Merge shards, interrupted runs or hosts, all of one commit and one kind of machine.",
+        description="Merge reports of shards, interrupted runs or several hosts, all of one commit and one "
+        "kind of machine.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json) or journals; files or URLs")
     parser.add_argument(
@@ -36,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
         write_report,
     )
 
+    if args.output.suffix != ".json" and not args.output.is_dir():
+        raise PlanError(
+            f"--output={args.output}: the report's name must end in .json; did you mean {args.output}.json?"
+        )
     places = [parse_location(text) for text in args.files]
     check_not_overwritten(args.output, places)
     report = merge_reports([NamedReport(location_name(place), read_report(place)) for place in places])

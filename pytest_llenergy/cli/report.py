@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.options import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.html.comparison_charts import Trend
 
 
+#: Fields of ``Layout`` that options set.
+LAYOUT_OPTIONS = ("columns", "sort", "group_by")
+
+
 def add_parser(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("report", help="print the table of a report or journal")
+    parser = commands.add_parser(
+        "report",
+        help="print the table of a report or journal",
+        description="Print the table that pytest printed at the end of the run, or write an HTML page.",
+    )
     parser.add_argument("file", metavar="FILE", help="a report or a journal: a file or a URL")
     parser.add_argument(
         "--html",
@@ -32,11 +41,15 @@ def add_parser(commands: Commands) -> None:
         metavar="PLACE",
         help="show trends from llenergy history on the page",
     )
-    parser.add_argument("--columns", metavar="NAME[,NAME]", help="like --energy-columns of pytest")
-    parser.add_argument("--sort", metavar="WORD", help="like --energy-sort of pytest")
-    parser.add_argument("--group-by", metavar="WORD[,WORD]", help="like --energy-group-by of pytest")
+    for name in LAYOUT_OPTIONS:
+        option_row(name).add_argument(parser)
     parser.add_argument(
-        "-v", dest="verbosity", action="count", default=0, help="show rounds; -vv: also flags and uncertainty"
+        "-v",
+        "--verbose",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help="show rounds; -vv: also flags and uncertainty",
     )
     parser.set_defaults(run=run)
 
@@ -69,17 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.columns import DEFAULT_LAYOUT, parse_columns, parse_group_by, parse_sort
+    from pytest_llenergy.report.columns import DEFAULT_LAYOUT
 
-    options = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
-    parsers = {"columns": parse_columns, "sort": parse_sort, "group_by": parse_group_by}
-    layout: dict[str, Any] = {}
-    for name, text in options.items():
-        if text is not None:
-            try:
-                layout[name] = parsers[name](text)
-            except ValueError as error:
-                raise PlanError(f"--{name.replace('_', '-')}={text}: {error}") from None
+    given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
+    layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}
     return replace(DEFAULT_LAYOUT, **layout)
 
 

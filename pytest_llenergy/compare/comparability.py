@@ -32,7 +32,13 @@ DISTURBED_SHARE = 0.5
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
-    """Describe the devices of a test and, with ``meters``, how it was measured."""
+    """Describe the devices of a test and, with ``meters``, how it was measured.
+
+    Args:
+        record: The record of the test.
+        environment: Machine of the test; None if unknown.
+        meters: Whether to include the meters.
+    """
     facts = dict(host_facts(environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
@@ -102,6 +108,13 @@ def device_differences(
 
     An unknown host differs from every other.
 
+    Args:
+        base: The record of the baseline.
+        head: The record to compare with it.
+        base_on: Machine of the baseline; None if unknown.
+        head_on: Machine of the head; None if unknown.
+        meters: Whether to compare the meters too.
+
     Returns:
         One line for each difference; empty if the records are comparable in this respect.
     """
@@ -133,7 +146,14 @@ def _disturbance_notes(base: Record, head: Record) -> list[str]:
 def comparison_notes(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
-    """Return notes on comparable records: disturbed rounds, different boards, driver or host."""
+    """Return notes on comparable records: disturbed rounds, different boards, driver or host.
+
+    Args:
+        base: The record of the baseline.
+        head: The record to compare with it.
+        base_on: Machine of the baseline; None if unknown.
+        head_on: Machine of the head; None if unknown.
+    """
     notes = _disturbance_notes(base, head)
     boards = [device for device in base.devices if device != "cpu"]
     head_boards = [device for device in head.devices if device != "cpu"]

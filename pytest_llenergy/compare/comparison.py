@@ -32,15 +32,19 @@ from pytest_llenergy.compare.statistics import (
     correct_multiple_comparisons,
 )
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, RoundValue, applies_to_rounds, round_values
+from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, round_values
+from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, Verdict
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource, Verdict
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
 #: Metrics to compare if none is named: the first if every side counts tokens, otherwise the second.
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
+
+#: Decides the verdict on one metric from the record of the head and both samples.
+Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
@@ -92,9 +96,9 @@ def has_measurements(records: Mapping[str, Record]) -> bool:
     return any(record.counts and record.rounds for record in records.values())
 
 
-def describe_side(report: Report, origin: str) -> Side:
+def describe_side(report: Report, origin: str) -> ReportSource:
     """Describe where a report comes from; ``origin`` is the name of its file for messages."""
-    return Side(
+    return ReportSource(
         origin=origin,
         run_id=report.run.id,
         started_at=report.run.started_at,
@@ -103,6 +107,10 @@ def describe_side(report: Report, origin: str) -> Side:
         branch=report.source.branch,
         dirty=report.source.dirty,
     )
+
+
+#: Statuses of records in a sentence, if not ``is invalid`` and the like.
+STATUS_VERBS = {"failed": "failed", "skipped": "was skipped", "crashed": "crashed"}
 
 
 @dataclass(frozen=True)
@@ -153,8 +161,9 @@ class _Case:
             ratio=_finite_or_none(estimate.ratio),
             low=_finite_or_none(estimate.low),
             high=_finite_or_none(estimate.high),
-            base=_finite_or_none(median(base.values)),
-            head=_finite_or_none(median(head.values)),
+            # The values of the tables; a report without metrics has those of its rounds.
+            base=_first_known(_recorded_value(self.base, self.metric), median(base.values)),
+            head=_first_known(_recorded_value(self.head, self.metric), median(head.values)),
             n_base=len(base.values),
             n_head=len(head.values),
             noise=_finite_or_none(estimate.noise),
@@ -177,17 +186,14 @@ class _Case:
             verdict=verdict,
             reason=reason,
             better=METRICS[self.metric].better,
-            kind=record.kind,
+            # Times and counts are measured even if the joules are estimated.
+            kind=record.kind if ROUND_METRICS[self.metric].is_energy else None,
             rule=_applied_rule(self.criterion.rule),
             gated=self.gated,
             base_tokens_per_s=_recorded_value(self.base, "output_tokens_per_s"),
             head_tokens_per_s=_recorded_value(self.head, "output_tokens_per_s"),
             **{**values, **fields},
         )
-
-
-#: Decides the verdict on one metric from the record of the head and both samples.
-Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
 
 
 def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
@@ -340,7 +346,7 @@ def _compare_records(
         values, why = round_values(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        samples.append(_make_sample(values))
+        samples.append(_make_sample(values, figure.unit))
     estimate = estimator(new, samples[0], samples[1], criterion.rule, METRICS[metric].better)
     notes = comparison_notes(old, new, base.environment, head.environment)
     notes += [f"different workload: {line}" for line in differences]
@@ -357,21 +363,27 @@ def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) 
     return comparisons
 
 
-def _make_sample(values: Sequence[RoundValue]) -> Sample:
+def _make_sample(values: Sequence[RoundValue], unit: str) -> Sample:
     """Combine each round's uncertainties: of the meter, and of energy that a part-time sensor missed."""
     return Sample(
         tuple([each.value for each in values]),
         tuple([math.hypot(each.meter, each.unsampled) if each.unsampled else each.meter for each in values]),
+        unit,
     )
 
 
 def _not_measured_reason(side: str, record: Record) -> str:
-    return f"{side} is {record.status}{f' ({record.reason})' if record.reason else ''}"
+    test = "baseline" if side == "base" else side
+    reason = f" ({record.reason})" if record.reason else ""
+    return f"the {test} test {STATUS_VERBS.get(record.status, f'is {record.status}')}{reason}"
 
 
 def _recorded_value(record: Record | None, metric: str) -> float | None:
-    recorded = record.metrics.get(metric) if record is not None else None
-    return _finite_or_none(recorded.value) if recorded is not None else None
+    return _finite_or_none(record.value_of(metric)) if record is not None else None
+
+
+def _first_known(recorded: float | None, computed: float) -> float | None:
+    return recorded if recorded is not None else _finite_or_none(computed)
 
 
 def _finite_or_none(value: float | None) -> float | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates: parse thresholds and budgets, decide which tests fail, and choose exit statuses."""
+"""Gates: parse thresholds and budgets, decide which tests fail, and choose exit codes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal
 
 from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
+from pytest_llenergy.defaults import Inconclusive
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 
@@ -27,10 +28,7 @@ MAX_THRESHOLD = 10.0
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
 BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
 
-#: What to do about an inconclusive comparison.
-Inconclusive = Literal["warn", "fail", "pass"]
-
-#: Exit statuses of ``llenergy compare`` and ``llenergy ab``.
+#: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
 
 
@@ -104,7 +102,7 @@ def check_metric(name: str) -> str:
     """Return the name of a metric that can be compared.
 
     Raises:
-        PlanError: For other names, and for metrics with one value for all rounds.
+        PlanError: If there is no such metric, or it has one value for all rounds.
     """
     if name not in METRICS:
         raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(ROUND_METRICS)}")
@@ -126,26 +124,13 @@ def rule_with_floor(floor: float) -> Rule:
     )
 
 
-def parse_floor(text: str) -> Rule:
-    """Parse a floor such as ``"1.5%"`` and return the default rule with it.
-
-    Raises:
-        PlanError: If the text is not a percentage from 0 to 100.
-    """
-    match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", text)
-    floor = float(match.group(1)) / 100 if match else -1.0
-    if not 0 <= floor < 1:
-        raise PlanError(f"invalid floor {text!r}; expected a percentage below 100%, such as '1%'")
-    return rule_with_floor(floor)
-
-
 def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
     """Raise ``PlanError`` for a threshold below the floor: such changes are not significant."""
     for each in thresholds:
         if each.relative < floor:
             raise PlanError(
-                f"threshold {each.text!r} of {each.metric} is below the floor of {floor:.3g}, and changes up "
-                "to the floor are not significant; raise the threshold or lower the floor"
+                f"threshold {each.text!r} of {each.metric} is below the floor of {floor * 100:.3g}%, and "
+                "changes up to the floor are not significant; raise the threshold or lower the floor"
             )
 
 
@@ -169,9 +154,13 @@ class Budget:
         if metric.value <= self.limit:
             return None
         u = metric.uncertainty_absolute
-        value = f"{metric.value:.4g} ± {u:.2g}" if u else f"{metric.value:.4g}"
-        kind = " (estimated)" if estimated else ""
-        return f"energy_gate: {self.metric} is {value} {metric.unit}{kind}, over the budget of {self.text}"
+        # Four digits, to tell a value from a budget that it just exceeds.
+        power, prefix = scale_of(metric.unit, metric.value)
+        value = f"{metric.value / 10**power:.4g}"
+        value += f" ± {u / 10**power:.2g} {prefix}{metric.unit}" if u else f" {prefix}{metric.unit}"
+        # Times and counts are measured even if the joules are estimated.
+        kind = " (estimated)" if estimated and ("J" in metric.unit or metric.unit == "W") else ""
+        return f"energy_gate: {self.metric} is {value}{kind}, over the budget of {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
@@ -202,7 +191,16 @@ class Gate:
 
 
 def parse_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
-    """Parse the arguments of the mark. Raises ``PlanError`` if they are malformed."""
+    """Parse the arguments of the mark.
+
+    Args:
+        metric: Name of the metric; None is ``energy_j``.
+        budget: Largest value with its unit, such as ``"5 J"``.
+        threshold: Change from the baseline, such as ``"3%"``.
+
+    Raises:
+        PlanError: If they are malformed.
+    """
     if budget is None and threshold is None:
         raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
     return Gate(
@@ -232,14 +230,19 @@ def select_criteria(
 
 
 def parse_criteria(
-    fail_on: Sequence[str], metrics: Sequence[str], floor: str | None = None
+    fail_on: Sequence[str], metrics: Sequence[str], floor: float | None = None
 ) -> list[Criterion]:
     """Parse a command line: each metric once, with its threshold or the common rule.
 
+    Args:
+        fail_on: Values of ``--fail-on``.
+        metrics: Values of ``--metric``.
+        floor: Value of ``--floor``; None is the default.
+
     Raises:
-        PlanError: If a metric, a threshold or the floor is invalid.
+        PlanError: If a metric or a threshold is invalid, or a threshold is below the floor.
     """
-    common = DEFAULT_RULE if floor is None else parse_floor(floor)
+    common = DEFAULT_RULE if floor is None else rule_with_floor(floor)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)
@@ -262,7 +265,7 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     """Return why a gate fails, or ``None`` if it does not."""
     metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
     if verdict == "regressed":
-        change = f"{format_value(comparison.base)} -> {format_value(comparison.head)} {comparison.unit}"
+        change = " -> ".join(format_pair(comparison.base, comparison.head, comparison.unit))
         estimated = " (estimated)" if comparison.kind == "estimated" else ""
         return f"energy_gate: {metric} regressed, {change}{estimated}: {reason}"
     if verdict in ("not comparable", "invalid"):
@@ -272,13 +275,8 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     return None
 
 
-def format_value(value: float | None) -> str:
-    """Format a value with four significant digits."""
-    return "?" if value is None else f"{value:.4g}"
-
-
 def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> int:
-    """Return the exit status for the worst verdict.
+    """Return the exit code for the worst verdict.
 
     A comparison without a verdict is not a pass: the status is 3 if a test is not comparable, and 5 if one
     has no valid measurement or nothing was compared. New and removed tests do not count.

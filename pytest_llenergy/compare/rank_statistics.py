@@ -41,7 +41,13 @@ def _cumulative_counts(n: int, m: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def mann_whitney_cdf(u: int, n: int, m: int) -> float:
-    """Return P(U <= u) for samples of n and m values from one population, without ties."""
+    """Return P(U <= u) for samples of n and m values from one population, without ties.
+
+    Args:
+        u: Value of the statistic.
+        n: Number of values in one sample.
+        m: Number of values in the other.
+    """
     if u < 0:
         return 0.0
     if u >= n * m:
@@ -62,6 +68,11 @@ def confidence_limit_rank(n: int, m: int, alpha: float) -> int:
 
     This is the largest k with P(U <= k - 1) <= alpha: the shift lies below the k-th smallest difference with
     a probability of at most ``alpha``. The upper limit is the k-th largest difference.
+
+    Args:
+        n: Number of values in one sample.
+        m: Number of values in the other.
+        alpha: One-sided error probability of the limit.
 
     Returns:
         The rank, counted from 1, or 0 if there are too few values for any limit at this ``alpha``.

@@ -67,8 +67,6 @@ class Stages:
 
 #: Six pairs, and six more for tests that are then not clearly unchanged.
 DEFAULT_STAGES = Stages((6, 6))
-#: Stages that find changes of exactly the threshold.
-SHARP_STAGES = Stages((6, 6, 12, 12))
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,14 @@ def decide_stage(
 ) -> StageResult:
     """Compare all rounds so far, after ``stage`` stages (counted from 1).
 
+    Args:
+        base: All rounds of the baseline so far.
+        head: All rounds of the head so far.
+        stage: Number of stages measured, from 1.
+        stages: Pairs of each stage.
+        rule: The rule of a single stage.
+        better: Direction that is better.
+
     Raises:
         ValueError: If there is no such stage.
     """
@@ -109,7 +115,7 @@ def decide_stage(
         return StageResult(estimate, 0)
     if estimate.verdict == "unchanged":
         # An estimate that is closer to the threshold than to the floor is measured again.
-        doubtful = abs(log(estimate.ratio)) >= log1p(halfway(rule))
+        doubtful = abs(log(estimate.ratio)) >= log1p(halfway_threshold(rule))
         return StageResult(estimate, more_pairs if doubtful else 0)
     if _limited_by_meters(estimate, unchanged_rule.tolerance, better):
         return StageResult(estimate, 0)
@@ -135,7 +141,13 @@ def rule_for_unchanged(stages: Stages, rule: Rule) -> Rule:
 
 @lru_cache(maxsize=256)
 def rule_for_change(stage: int, stages: Stages, rule: Rule) -> Rule | None:
-    """Return the rule by which a stage calls a test changed; ``None`` at the first of several stages."""
+    """Return the rule by which a stage calls a test changed; ``None`` at the first of several stages.
+
+    Args:
+        stage: Number of stages measured, from 1.
+        stages: Pairs of each stage.
+        rule: The rule of a single stage.
+    """
     count = len(stages.pairs)
     if stage == 1 and count > 1:
         return None
@@ -145,13 +157,13 @@ def rule_for_change(stage: int, stages: Stages, rule: Rule) -> Rule | None:
         alpha -= _spent_alpha(stages.pairs_after(stage - 1) / total, rule.alpha)
     return replace(
         rule,
-        threshold=halfway(rule) if stages.sharp else rule.threshold,
+        threshold=halfway_threshold(rule) if stages.sharp else rule.threshold,
         tolerance=rule_for_unchanged(stages, rule).tolerance,
         alpha=max(alpha, MIN_ALPHA),
     )
 
 
-def halfway(rule: Rule) -> float:
+def halfway_threshold(rule: Rule) -> float:
     """Return the relative change midway between floor and threshold, at most the threshold."""
     return min(rule.threshold, (rule.threshold + rule.floor) / 2)
 

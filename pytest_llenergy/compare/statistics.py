@@ -24,9 +24,10 @@ from pytest_llenergy.compare.rank_statistics import (
     rank_trend,
     theil_sen_slope,
 )
+from pytest_llenergy.defaults import FLOOR
 from pytest_llenergy.errors import PlanError
 
-Verdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
+RuleVerdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
 
 #: Fewest rounds of each side for a verdict. With three of each the limits are just the extremes.
 MIN_ROUNDS = 4
@@ -63,7 +64,7 @@ class Rule:
 
     threshold: float = 0.03  # smallest relative change that counts as a regression
     threshold_absolute: float = 0.0  # smallest absolute change, in the metric's base unit
-    floor: float = 0.01  # the lower limit of a regression must exceed it (1 %, or the measured A/A floor)
+    floor: float = FLOOR  # the lower limit of a regression must exceed it (1 %, or the measured A/A floor)
     tolerance: float = 0.05  # the upper limit of "unchanged" must be below it
     alpha: float = 0.05  # one-sided error probability of each limit
 
@@ -86,11 +87,16 @@ class Sample:
     """Rounds of one side, in the order of measurement.
 
     ``uncertainties`` are the meter's standard uncertainties of the values, in the same unit: one for each
-    value, or empty if the metric has none.
+    value, or empty if the metric has none. ``unit`` is for messages.
     """
 
     values: tuple[float, ...]
     uncertainties: tuple[float, ...] = ()
+    unit: str = ""
+
+    def describe(self, value: float) -> str:
+        """Format a value with its unit."""
+        return f"{value:g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Estimate:
     detectable: float | None  # minimum detectable relative change with these rounds and this noise
     n_base: int
     n_head: int
-    verdict: Verdict
+    verdict: RuleVerdict
     reason: str  # explanation of the verdict in one clause
     p_improved: float | None = None  # rank p-value against "not better"
     drift: float | None = None  # relative change of the level over the rounds, if they have a clear trend
@@ -119,6 +125,12 @@ def compare_samples(
     """Compare the rounds of ``head`` with those of ``base``.
 
     Measured values never raise: samples that cannot be compared have the verdict ``invalid`` and a reason.
+
+    Args:
+        base: Rounds of the baseline.
+        head: Rounds of the head.
+        rule: When a change counts.
+        better: Direction that is better.
     """
     fault = _find_fault("base", base) or _find_fault("head", head)
     if fault:
@@ -131,7 +143,9 @@ def compare_samples(
     shift = median(shifts)
     if max(shifts[-1], -shifts[0]) > MAX_LOG_RANGE:
         least, most = min(*base.values, *head.values), max(*base.values, *head.values)
-        return _invalid(base, head, f"values from {least:g} to {most:g} cannot be rounds of one workload")
+        return _invalid(
+            base, head, f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
+        )
     if min(n, m) < MIN_ROUNDS:
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
         return _invalid(base, head, fault, ratio=exp(shift))
@@ -155,6 +169,7 @@ def compare_samples(
         absolute=_absolute_change(base, head, k, less_is_better) if rule.threshold_absolute and k else None,
         meter=COVERAGE_FACTOR * u,
         drift=drift,
+        better=better,
     )
     relative_rule = _with_relative_threshold(rule, base)
     return Estimate(
@@ -229,14 +244,14 @@ def _find_fault(name: str, side: Sample) -> str | None:
         return f"{name} has no valid round"
     for value in side.values if not _all_positive(side.values) else ():
         if not 0 < value < inf:
-            return f"{name} has a value of {value:g}; a ratio needs finite values above zero"
+            return f"{name} has a value of {side.describe(value)}; a ratio needs finite values above zero"
     if not side.uncertainties:
         return None
     if len(side.uncertainties) != len(side.values):
         return f"{name} has {len(side.values)} values but {len(side.uncertainties)} uncertainties"
     for u in side.uncertainties if not _all_positive(side.uncertainties) else ():
         if not 0 <= u < inf:
-            return f"{name} has a meter uncertainty of {u:g}; it must be finite and not negative"
+            return f"{name} has a meter uncertainty of {side.describe(u)}; it must be finite and not negative"
     return None
 
 
@@ -313,14 +328,16 @@ def _decide_verdict(
     absolute: AbsoluteChange | None,
     meter: float,
     drift: Drift | None,
-) -> tuple[Verdict, str]:
+    better: Direction,
+) -> tuple[RuleVerdict, str]:
     """Apply the rule. ``shift``, the limits and ``meter`` are logarithms; positive means worse."""
+    sign = 1 if better == "less" else -1  # reasons state changes of the metric, as tables do
     if drift is not None and drift.strong and abs(log1p(drift.change)) >= log1p(rule.tolerance):
         fault = f"the level drifted by {drift.change:+.1%} over the rounds"
         return "invalid", f"{fault}; let the machine settle and measure again"
     if low is None or high is None:
         return "inconclusive", "too few rounds for limits at this confidence"
-    changed: Verdict | None = None
+    changed: RuleVerdict | None = None
     if _is_change(shift, low, rule):
         changed = "regressed"
     elif _is_change(-shift, -high, rule):
@@ -328,8 +345,8 @@ def _decide_verdict(
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
             return "inconclusive", f"{changed} by less than the meters can resolve ({expm1(meter):.1%})"
-        least = expm1(low if changed == "regressed" else -high)
-        return changed, f"{expm1(abs(shift)):.1%}, at least {least:.1%}"
+        least = low if changed == "regressed" else high
+        return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
     if high < log1p(rule.tolerance):
         if meter >= log1p(rule.tolerance):
             return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
@@ -341,8 +358,8 @@ def _decide_verdict(
     if absolute is not None and changed:
         reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"
         return "inconclusive", f"{changed} by {absolute.size:.3g}, {reason} {absolute.worst:.3g} worse"
-    lower = f"{expm1(low):.1%}" if low > 0 else f"{expm1(-low):.1%} better"
-    return "inconclusive", f"between {lower} and {expm1(high):.1%} worse; threshold {rule.threshold:.1%}"
+    first, last = sorted((expm1(sign * low), expm1(sign * high)))
+    return "inconclusive", f"change between {first:+.1%} and {last:+.1%}; threshold {rule.threshold:.1%}"
 
 
 def _is_change(shift: float, low: float, rule: Rule) -> bool:

@@ -28,10 +28,40 @@ from pytest_llenergy.workers.workload import task_workload
 
 Tokens = Sequence[Sequence[int]]
 
+#: A rank that works alone: this multiple of the time that all ranks took together, and at least this many
+#: seconds. A rank that needs the others waits for ever.
+ALONE_FACTOR, MIN_ALONE_TIMEOUT_S = 10.0, 5.0
 
-def check_prompt_counts(made: BatchResult, counted: Mapping[str, int]) -> str | None:
+#: How much backends may round their timestamps (nanoseconds).
+ROUNDING_NS = 1000
+
+#: Prefix caches work in blocks, of which a prompt of 512 random letters has several (measured: vLLM on the
+#: CPU caches nothing of a prompt below 128 tokens).
+FIRST_LENGTH = 512
+SHORT_LENGTH = 8
+
+#: Number of timings of each kind of prompt. The fastest counts, since disturbances only add time. Prompts
+#: that take longer than ``SLOW_S`` (seconds) are disturbed less and timed less often.
+REPEATS, REPEATS_OF_SLOW, SLOW_S = 6, 3, 0.2
+
+#: A long prompt must take at least this many times as long as a short one for the check to be meaningful.
+MIN_LONG_RATIO = 4.0
+
+#: Least time of a repeated prompt as a share of that of a new one, both less the time of a short one. Without
+#: a cache the share is 1; with one it was an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp
+#: on a CPU). A cache that saves less than two thirds, such as one of half of each prompt, is not found.
+MIN_REPEATED_SHARE = 1 / 3
+
+#: How much of the memory of each model may stay after ``close``. A leak keeps all of it.
+MAX_KEPT_SHARE = 0.5
+
+#: A value that options refuse.
+NO_VALUE = "no such value"
+
+
+def check_prompt_counts(batch: BatchResult, counted: Mapping[str, int]) -> str | None:
     """Check ``input_tokens`` against ``counted``: the prompts of the batch in order, with their tokens."""
-    for request, (prompt, tokens) in zip(made.requests, counted.items(), strict=True):
+    for request, (prompt, tokens) in zip(batch.requests, counted.items(), strict=True):
         if request.input_tokens != tokens:
             padded = max(counted.values()) == request.input_tokens
             why = ", the length of the padded batch: sum the attention mask" if padded else ""
@@ -42,13 +72,13 @@ def check_prompt_counts(made: BatchResult, counted: Mapping[str, int]) -> str | 
     return None
 
 
-def check_output_counts(made: BatchResult, max_new_tokens: int) -> str | None:
+def check_output_counts(batch: BatchResult, max_new_tokens: int) -> str | None:
     """Check that each sequence is ``max_new_tokens`` long, as it is with ``ignore_eos``."""
-    for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
+    for number, (request, ids) in enumerate(zip(batch.requests, batch.token_ids, strict=True)):
         if len(ids) != max_new_tokens:
             return (
                 f"max_new_tokens={max_new_tokens} with ignore_eos made {len(ids)} tokens of prompt {number}; "
-                "token_ids are the output without prompt and padding, and nothing ends it before"
+                "token_ids are the output without prompt and padding, and nothing may end it earlier"
             )
         if request.output_tokens != len(ids):
             return (
@@ -58,33 +88,39 @@ def check_output_counts(made: BatchResult, max_new_tokens: int) -> str | None:
     return None
 
 
-def choose_stop_token(free: Tokens) -> int | None:
-    """Choose a token that ends one sequence early, and another later or not at all; ``None`` if none does."""
-    found = {token: [_length(ids, token) for ids in free] for ids in free for token in ids}
+def choose_stop_token(unlimited: Tokens) -> int | None:
+    """Return a token that ends one sequence early and another one later or never; ``None`` if none does."""
+    found = {token: [_length(ids, token) for ids in unlimited] for ids in unlimited for token in ids}
     useful = [token for token, lengths in found.items() if 1 < min(lengths) < max(lengths)]
     return min(useful, key=lambda token: (min(found[token]), token), default=None)
 
 
-def check_stop_token(made: BatchResult, free: Tokens, stop: int) -> str | None:
-    """Check a batch with a stop token: equal to the ``free`` batch without one until a sequence has ended."""
-    first = min(range(len(free)), key=lambda number: _length(free[number], stop))
-    expected = list(free[first][: _length(free[first], stop)])
-    asked = f"stop_token_ids=[{stop}]"
-    for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
+def check_stop_token(batch: BatchResult, unlimited: Tokens, stop: int) -> str | None:
+    """Check a batch with a stop token: equal to ``unlimited``, the batch without one, until it ends.
+
+    Args:
+        batch: The batch with the stop token.
+        unlimited: Tokens of the same prompts without it.
+        stop: The stop token.
+    """
+    first = min(range(len(unlimited)), key=lambda number: _length(unlimited[number], stop))
+    expected = list(unlimited[first][: _length(unlimited[first], stop)])
+    setting = f"stop_token_ids=[{stop}]"
+    for number, (request, ids) in enumerate(zip(batch.requests, batch.token_ids, strict=True)):
         if number == first and list(ids) != expected:
             return (
-                f"{asked} made {_show(ids)} of prompt {number}, needs {_show(expected)}: a sequence ends "
-                "with the stop token, which is the last of its output, also with ignore_eos"
+                f"{setting} made {_show(ids)} of prompt {number}, needs {_show(expected)}: a sequence ends "
+                "with the stop token as its last output token, even with ignore_eos"
             )
-        if stop in ids[:-1] or (len(ids) < len(free[number]) and ids[-1] != stop):
+        if stop in ids[:-1] or (len(ids) < len(unlimited[number]) and ids[-1] != stop):
             return (
-                f"{asked} made {_show(ids)} of prompt {number}: a sequence ends at the stop token and "
+                f"{setting} made {_show(ids)} of prompt {number}: a sequence ends at the stop token and "
                 "nowhere else"
             )
         if request.output_tokens != len(ids):
             return (
-                f"with {asked} output_tokens of prompt {number} is {request.output_tokens}, and token_ids "
-                f"has {len(ids)}; what follows the end is padding and no output"
+                f"with {setting} output_tokens of prompt {number} is {request.output_tokens}, and token_ids "
+                f"has {len(ids)}; tokens after the end are padding, not output"
             )
     return None
 
@@ -92,7 +128,14 @@ def check_stop_token(made: BatchResult, free: Tokens, stop: int) -> str | None:
 def check_equal_tokens(
     found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[str, str]
 ) -> str | None:
-    """Check that two ways of generating give the same tokens; ``names`` describe the two ways."""
+    """Check that two ways of generating give the same tokens; ``names`` describe the two ways.
+
+    Args:
+        found: Tokens of each prompt, generated one way.
+        expected: Tokens of each prompt, generated the other way.
+        prompts: The prompts.
+        names: Descriptions of both ways, for messages.
+    """
     for prompt, ids, others in zip(prompts, found, expected, strict=True):
         if list(ids) != list(others):
             place = next(
@@ -107,7 +150,7 @@ def check_equal_tokens(
 
 
 def check_distinct_outputs(found: Tokens) -> str | None:
-    """Check that outputs differ between prompts: equal ones would prove nothing."""
+    """Check that the prompts have different outputs: equal ones would prove nothing."""
     if len({tuple(ids) for ids in found}) < len(found):
         return f"two prompts have equal outputs, which proves nothing: {_show(found[0])}; give other prompts"
     return None
@@ -123,35 +166,36 @@ def _show(ids: Sequence[int]) -> str:
     return f"[{shown}{', …' if len(ids) > 16 else ''}] ({len(ids)} tokens)"
 
 
-#: How much backends may round their timestamps (nanoseconds).
-ROUNDING_NS = 1000
-
-
-def check_timestamps(made: BatchResult, row: Capabilities) -> str | None:
+def check_timestamps(batch: BatchResult, capabilities: Capabilities) -> str | None:
     """Check the timestamps of a batch with several tokens a sequence against the declared capabilities."""
-    start_ns, end_ns = made.timeline.start_ns, made.timeline.end_ns
-    for number, request in enumerate(made.requests):
-        wrong = _check_declared(request, row) or _check_order(request, start_ns, end_ns)
-        if wrong is None and row.exact and request.first_token_ns == request.last_token_ns:
-            wrong = "its first and last token have one stamp, and the row says exact=True"
+    start_ns, end_ns = batch.timeline.start_ns, batch.timeline.end_ns
+    for number, request in enumerate(batch.requests):
+        wrong = _check_declared(request, capabilities) or _check_order(request, start_ns, end_ns)
+        if wrong is None and capabilities.exact and request.first_token_ns == request.last_token_ns:
+            wrong = "its first and last token have the same stamp, but the capabilities declare exact=True"
         if wrong is not None:
             return f"prompt {number}: {wrong}"
     return None
 
 
-def _check_declared(request: RequestTimeline, row: Capabilities) -> str | None:
+def _check_declared(request: RequestTimeline, capabilities: Capabilities) -> str | None:
     given = request.first_token_ns is not None and request.last_token_ns is not None
-    if row.timestamps == "none":
+    if capabilities.timestamps == "none":
         some = given or request.first_token_ns is not None or bool(request.token_ns)
-        return "the row says timestamps='none', and there are some; declare them" if some else None
+        return (
+            "the capabilities declare timestamps='none', but some are reported; declare them"
+            if some
+            else None
+        )
     if not given:
         return (
-            f"the row says timestamps={row.timestamps!r}, and first_token_ns or last_token_ns is None; give "
-            "both, or say 'none'"
+            f"the capabilities declare timestamps={capabilities.timestamps!r}, but "
+            "first_token_ns or last_token_ns is None; give both, or declare 'none'"
         )
-    if row.timestamps == "token" and len(request.token_ns) != request.output_tokens:
+    if capabilities.timestamps == "token" and len(request.token_ns) != request.output_tokens:
         return (
-            f"the row says timestamps='token', and token_ns has {len(request.token_ns)} stamps of "
+            "the capabilities declare timestamps='token', but token_ns has "
+            f"{len(request.token_ns)} stamps for "
             f"{request.output_tokens} tokens"
         )
     return None
@@ -171,27 +215,24 @@ def _check_order(request: RequestTimeline, start_ns: int, end_ns: int) -> str | 
     return None
 
 
-#: Time limit for a rank that works alone: so many times what all took together, and at least so many seconds.
-#: One that needs the others waits for ever.
-ALONE_FACTOR, MIN_ALONE_S = 10.0, 5.0
-
-
 def check_process_count(loaded: LoadedBackend, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
     """Check the number of living processes that hold the model, counted by pid, against the degrees."""
-    row = loaded.spec.capabilities
+    capabilities = loaded.spec.capabilities
     wanted = degrees.data * degrees.tensor * degrees.pipeline
-    pids = [pid for rank in ranks for pid in (rank.workers if row.launch == "engine" else [rank.pid])]
+    pids = [
+        pid for rank in ranks for pid in (rank.workers if capabilities.launch == "backend" else [rank.pid])
+    ]
     living = {pid for pid in pids if psutil.pid_exists(pid)}
     if len(living) == wanted:
         return None
     return f"{wanted} processes should hold the model, and {len(living)} do (pid {pids})"
 
 
-def check_prompts_split(loaded: LoadedBackend, made: BatchResult, degrees: Parallel) -> str | None:
-    """Check that each data-parallel rank did a part of the prompts."""
-    counts = [len(rank.requests) for rank in made.timeline.ranks if not rank.repeats_others]
+def check_prompts_split(loaded: LoadedBackend, batch: BatchResult, degrees: Parallel) -> str | None:
+    """Check that each data-parallel rank processed a part of the prompts."""
+    counts = [len(rank.requests) for rank in batch.timeline.ranks if not rank.repeats_others]
     if loaded.spec.capabilities.launch == "ranks" and (len(counts) < degrees.data or 0 in counts):
-        return f"data={degrees.data}: the ranks did {counts} prompts; each needs some"
+        return f"data={degrees.data}: the ranks processed {counts} prompts; each must have some"
     return None
 
 
@@ -205,37 +246,19 @@ def check_shards_depend(loaded: LoadedBackend, degrees: Parallel, prompt: str) -
     together = task_workload(group, [prompt], params, loaded.timeout_s).run_round()
     alone = [1, *[0] * (len(group.ranks) - 1)]
     try:
-        group.request("work", alone, max(MIN_ALONE_S, ALONE_FACTOR * together.duration_s))
+        group.request("work", alone, max(MIN_ALONE_TIMEOUT_S, ALONE_FACTOR * together.duration_s))
     except WorkerError:
         return None
     kind = "tensor" if degrees.tensor > 1 else "pipeline"
     return (
         f"{kind}={max(degrees.tensor, degrees.pipeline)}: rank 0 generates while the others do nothing, so "
-        f"it holds a whole copy of the model; shard it, or leave {kind} out of the row"
+        f"it holds a whole copy of the model; shard it, or remove {kind} from the capabilities"
     )
-
-
-#: Prefix caches work in blocks, of which a prompt of 512 random letters has several (measured: vLLM on the
-#: CPU caches nothing of a prompt below 128 tokens).
-FIRST_LENGTH = 512
-SHORT_LENGTH = 8
-
-#: How often each kind of prompt is timed; the fastest counts, since disturbances only make it slower. Prompts
-#: that take longer than ``SLOW_S`` (seconds) are disturbed less.
-REPEATS, REPEATS_OF_SLOW, SLOW_S = 6, 3, 0.2
-
-#: A long prompt must take at least this many times as long as a short one for the check to be meaningful.
-MIN_LONG_RATIO = 4.0
-
-#: A repeated prompt must take at least this part of the time of a new one, beyond a short one. Without
-#: a cache it takes all of it; with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp
-#: on a CPU). A cache that saves less than two thirds, such as one of half of each prompt, is not found.
-MIN_REPEATED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
 class PrefillTimes:
-    """The fastest of each kind of prompt (seconds), and the length of the long ones (characters)."""
+    """The fastest time of each kind of prompt (seconds), and the length of long prompts (characters)."""
 
     short_s: float
     new_s: float
@@ -252,7 +275,7 @@ class PrefillTimes:
             f"a prompt of {self.length} characters that was seen before takes {seen}, a new one {new}, and "
             f"one of {SHORT_LENGTH} characters {short}: "
             "prefixes are cached, and all rounds but the first would be nearly free; switch that off in "
-            "load(), and say so in prefix_cache of the row"
+            "load(), and say so in prefix_cache of the capabilities"
         )
 
 
@@ -282,10 +305,6 @@ def _text(numbers: random.Random, length: int) -> str:
     return "".join(numbers.choice("abcdefghij klmnopqrstuvwxyz ") for _ in range(length))
 
 
-#: How much of the memory of each model may stay after ``close``. A leak keeps all of it.
-MAX_KEPT_SHARE = 0.5
-
-
 def check_memory_freed(cycles: LoadCycles) -> str | None:
     """Check that ``close`` frees memory. The first cycle, which imports the library, is ignored."""
     taken = median(
@@ -297,16 +316,12 @@ def check_memory_freed(cycles: LoadCycles) -> str | None:
     by_cycle = ", ".join(_mib(each) for each in cycles.closed)
     return (
         f"loading takes {_mib(taken)} MiB and {_mib(kept)} MiB more stay after each close() (MiB after each: "
-        f"{by_cycle}); let go of the model, its caches and jobs in close()"
+        f"{by_cycle}); release the model, its caches and jobs in close()"
     )
 
 
 def _mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f}"
-
-
-#: A value that options refuse.
-NO_VALUE = "no such value"
 
 
 def bad_models(directory: Path) -> list[ModelSource]:
@@ -320,7 +335,13 @@ def bad_models(directory: Path) -> list[ModelSource]:
 
 
 def check_refusal(refusal: Refusal | None, what: str, named: str) -> str | None:
-    """Check the error for ``what``: a declared class, and one line that contains ``named``."""
+    """Check the error for ``what``: a declared class, and one line that contains ``named``.
+
+    Args:
+        refusal: The error; None if loading succeeded.
+        what: What was loaded, for messages.
+        named: Text that the error must contain.
+    """
     if refusal is None:
         return f"{what} was loaded without an error; raise ModelError or BackendError with one clear line"
     if not refusal.declared:
@@ -329,7 +350,7 @@ def check_refusal(refusal: Refusal | None, what: str, named: str) -> str | None:
             "BackendError with one clear line instead"
         )
     if not refusal.message.strip() or "\n" in refusal.message.strip():
-        return f"{what}: the message of {refusal.kind} is no single line: {refusal.message!r}"
+        return f"{what}: the message of {refusal.kind} is not a single line: {refusal.message!r}"
     if named not in refusal.message:
         return f"{what}: the message does not name {named!r}: {refusal.message}"
     return None

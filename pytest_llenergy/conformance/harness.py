@@ -13,7 +13,7 @@ from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import BackendInfo, Parallel
-from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
@@ -25,7 +25,7 @@ class BatchResult:
     """Outputs and timestamps of one batch."""
 
     generation: Generation
-    timeline: RoundTimeline
+    timeline: Timeline
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -68,7 +68,11 @@ class LoadedBackend:
         )
 
     def plan(self, degrees: Parallel | None = None) -> ProcessPlan:
-        """Plan the ranks for these degrees, by default for one device. Raises ``PlanError``."""
+        """Plan the ranks for these degrees, by default for one device.
+
+        Raises:
+            PlanError: If the backend or the devices do not allow them.
+        """
         requested = degrees or Parallel()
         lease = self.devices(requested.data * requested.tensor * requested.pipeline * requested.placement)
         assert lease is not None
@@ -77,7 +81,11 @@ class LoadedBackend:
         )
 
     def load(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
-        """Return ranks with the loaded model. Raises what loading raises."""
+        """Return ranks with the loaded model.
+
+        Raises:
+            LLEnergyError: If a rank does not start or load the model.
+        """
         return self.pool.get_loaded(
             self.plan(degrees), Load.from_options(self.spec, self.model, self.options)
         )
@@ -85,7 +93,12 @@ class LoadedBackend:
     def generate(
         self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any
     ) -> BatchResult:
-        """Run one batch. Raises ``BackendError``, or ``WorkerError`` if a rank fails."""
+        """Run one batch.
+
+        Raises:
+            BackendError: If a rank fails.
+            WorkerError: If a rank fails.
+        """
         group, _ = self.load(degrees)
         workload = task_workload(group, prompts, GenerationParams.parse(params), self.timeout_s)
         timeline = workload.run_round()

@@ -23,7 +23,7 @@ from pytest_llenergy.workers.usage import memory_bytes
 SMALL_BYTES = 64 << 20
 CYCLES, CYCLES_OF_SMALL = 2, 9
 
-#: Processes of a backend must end this soon after ``close`` has returned (seconds).
+#: Processes of a backend must end this soon after ``close`` has returned: the next test needs their devices.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -53,7 +53,16 @@ def load_repeatedly(
     threads: int,
     prompt: str,
 ) -> LoadCycles | None:
-    """Load, generate and close several times; ``None`` if the system does not report memory."""
+    """Load, generate and close several times; ``None`` if the system does not report memory.
+
+    Args:
+        factory: ``"module:Class"`` of the backend.
+        model: Fields of the ``ModelSource``.
+        options: Load options.
+        devices: Devices of the rank.
+        threads: Threads of the rank.
+        prompt: Prompt to generate from.
+    """
     context = RankContext(devices=tuple(devices), threads=threads)
     params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
     before = Leftovers()
@@ -90,7 +99,16 @@ def try_loading(
     threads: int,
     tries: Sequence[Mapping[str, Any]],
 ) -> list[Refusal | None]:
-    """Load once with each of ``tries`` replacing some arguments. Returns the error of each, or ``None``."""
+    """Load once with each of ``tries`` replacing some arguments. Returns the error of each, or ``None``.
+
+    Args:
+        factory: ``"module:Class"`` of the backend.
+        model: Fields of the ``ModelSource``.
+        options: Load options.
+        devices: Devices of the rank.
+        threads: Threads of the rank.
+        tries: Arguments to replace, for each attempt.
+    """
     return [
         _attempt(factory, devices, threads, {"model": model, "options": options, **each}) for each in tries
     ]

@@ -37,22 +37,23 @@ class BackendConformance:
     """Derive a class ``TestMine`` from this one. A class with the mark ``gpus(n)`` runs on GPUs.
 
     Attributes:
-        spec: the backend.
-        model: the model that it loads.
-        options: load options.
-        reference: name of a backend that loads the same weights, or ``None``.
-        reference_options: its load options; by default the dtype that this backend has loaded.
-        prompts: two or more texts of unequal lengths, each with its number of tokens, counted by hand. Not
+        spec: The backend.
+        model: The model that it loads.
+        options: Load options.
+        reference: Name of a backend that loads the same weights, or ``None``.
+        reference_options: Its load options; by default the dtype that this backend has loaded.
+        prompts: Two or more texts of unequal lengths, each with its number of tokens, counted by hand. Not
             needed for models of random weights, which have one token per byte.
-        bad_options: invalid values of load options that accept ``"no such value"``.
-        longest_prompt: in characters.
-        threads: threads of a rank.
-        degrees_of_gpus: degrees that are declared, but refused on the CPU.
-        why_no_reference: the reason, if ``reference`` is ``None``; shown by the skipped test. Likewise:
-        why_batches_differ: if a padded batch gives other tokens than each prompt alone.
-        why_shards_differ: if a sharded model gives other tokens than an unsharded one.
-        why_no_sampling: if the backend cannot sample.
-        why_no_stop_tokens: if it refuses stop tokens.
+        bad_options: Invalid values of load options that accept ``"no such value"``.
+        longest_prompt: In characters.
+        threads: Threads of a rank.
+        degrees_of_gpus: Degrees that are declared, but refused on the CPU.
+        why_no_reference: Why ``reference`` is ``None``. This and the following reasons skip the test that
+            they concern, and it shows them.
+        why_batches_differ: Why a padded batch gives other tokens than each prompt alone.
+        why_shards_differ: Why a sharded model gives other tokens than an unsharded one.
+        why_no_sampling: Why the backend cannot sample.
+        why_no_stop_tokens: Why the backend refuses stop tokens.
     """
 
     spec: ClassVar[BackendSpec]
@@ -159,7 +160,7 @@ class BackendConformance:
                 "reason in why_no_reference"
             )
         spec = state.backends[str(self.reference)]
-        if (missing := spec.missing()) is not None:
+        if (missing := spec.explain_unavailable()) is not None:
             pytest.skip(f"the reference is not available: {missing}")
         own, (_, info) = self._alone(loaded), loaded.load()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
@@ -195,7 +196,7 @@ class BackendConformance:
     def test_a_bad_option_is_reported_in_one_line(self, loaded: LoadedBackend) -> None:
         names = self.spec.capabilities.options
         if not names:
-            pytest.skip("the row names no load option")
+            pytest.skip("the capabilities declare no load option")
         values = {name: self.bad_options.get(name, checks.NO_VALUE) for name in names}
         tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
         for (name, value), refusal in zip(values.items(), self._try_loading(loaded, tries), strict=True):
@@ -203,11 +204,11 @@ class BackendConformance:
 
     @pytest.mark.parametrize("kind", DEGREES)
     def test_a_requested_degree_is_used_or_refused(self, loaded: LoadedBackend, kind: str) -> None:
-        asked = Parallel(**{kind: 2})
+        degrees = Parallel(**{kind: 2})
         if not getattr(self.spec.capabilities, kind):
-            assert explain_unmet(self.spec, Requirements(parallel=asked), {}) is not None
+            assert explain_unmet(self.spec, Requirements(parallel=degrees), {}) is not None
             with pytest.raises(PlanError, match=f"no {kind} parallelism is offered"):
-                loaded.plan(asked)
+                loaded.plan(degrees)
             return
         if loaded.devices(2) is None:
             pytest.skip(f"{kind}=2 needs two GPUs; mark the class gpus(2)")
@@ -215,15 +216,15 @@ class BackendConformance:
             pytest.skip("layers are spread over GPUs; mark the class gpus(2)")
         if kind in self.degrees_of_gpus and not loaded.lease.uuids:
             with pytest.raises(BackendError, match=rf"\b{kind}\b"):
-                loaded.load(asked)
+                loaded.load(degrees)
             pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
         texts = list(self._prompts)
         parts = split_prompts(texts, 2) if kind == "data" else [texts]
         single = [ids for part in parts for ids in self._batch(loaded, part)]
-        group, _ = loaded.load(asked)
-        fail_if(checks.check_process_count(loaded, group.ranks, asked))
-        batch_result = loaded.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
-        fail_if(checks.check_prompts_split(loaded, batch_result, asked))
+        group, _ = loaded.load(degrees)
+        fail_if(checks.check_process_count(loaded, group.ranks, degrees))
+        batch_result = loaded.generate(texts, degrees=degrees, max_new_tokens=LONG, ignore_eos=True)
+        fail_if(checks.check_prompts_split(loaded, batch_result, degrees))
         if kind == "data" or not self.why_shards_differ:
             fail_if(
                 checks.check_equal_tokens(
@@ -231,7 +232,7 @@ class BackendConformance:
                 )
             )
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
-            fail_if(checks.check_shards_depend(loaded, asked, texts[0]))
+            fail_if(checks.check_shards_depend(loaded, degrees, texts[0]))
 
     @property
     def _prompts(self) -> Mapping[str, int]:
@@ -288,7 +289,7 @@ class BackendConformance:
         self, spec: BackendSpec, options: Mapping[str, Any], state: RunState, lease: Lease
     ) -> LoadedBackend:
         model = resolve_model(self.model)
-        if (missing := spec.missing()) is not None:
+        if (missing := spec.explain_unavailable()) is not None:
             pytest.skip(missing)
         if (refused := spec.refuses(model)) is not None:
             fail_if(f"model = {self.model!r}: {refused}; name another")

@@ -93,7 +93,13 @@ def request_visible(
         ShortageError: As for ``select_devices``.
         DeviceError: As for ``select_devices``.
     """
-    leasable = list_leasable(read_inventory(without_lost=True), selection, environment)
+    if selection is None and environment.get(VISIBLE_DEVICES) == "":
+        return None
+    try:
+        inventory = read_inventory(without_lost=True)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; to measure the CPU alone, hide the GPUs: {VISIBLE_DEVICES}=") from None
+    leasable = list_leasable(inventory, selection, environment)
     return GpuRequest(len(leasable.uuids)) if leasable.uuids else None
 
 
@@ -114,7 +120,11 @@ def list_leasable(
         return VisibleDevices((), hidden)
     slurm = describe_slurm(environment)
     if selection is not None:
-        return _replace_divided(parse_selection(selection, inventory), inventory, instances, True, slurm)
+        try:
+            selected = parse_selection(selection, inventory)
+        except DeviceError as error:
+            raise DeviceError(f"--energy-gpus: {error}") from None
+        return _replace_divided(selected, inventory, instances, True, slurm)
     visible = _read_visible(environment, inventory)
     cut = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]!r}: {visible.reason}" if visible.reason else None
     all_instances = VISIBLE_DEVICES not in environment
@@ -187,10 +197,10 @@ def _replace_divided(
     were requested: tests would get either, and their energy could not be compared. A list of boards allows no
     more of their instances than CUDA would show; ``all_instances`` allows all if the user made no such list.
     """
-    divided = [uuid for uuid in uuids if inventory.instances_of(uuid)]
+    divided = [uuid for uuid in uuids if inventory.board_instances(uuid)]
     empty = [uuid for uuid in uuids if uuid in inventory.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in uuids if uuid not in divided and uuid not in empty]
-    parts = [part for uuid in divided for part in inventory.instances_of(uuid)]
+    parts = [part for uuid in divided for part in inventory.board_instances(uuid)]
     shown = parts if instances and all_instances else shown_to_one_process(parts, inventory.driver)
     named = [uuid for uuid in whole if inventory.instance(uuid) is not None]
     if instances:

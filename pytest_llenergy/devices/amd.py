@@ -52,7 +52,11 @@ def list_boards() -> tuple[AmdBoard, ...]:
 
 
 def import_amdsmi() -> Any:
-    """Import the package ``amdsmi``. Raises ``DeviceError`` if it or its library is missing."""
+    """Import the package ``amdsmi``.
+
+    Raises:
+        DeviceError: If it or its library is missing.
+    """
     try:
         # Without its library the package prints to standard output and fails with KeyError.
         with contextlib.redirect_stdout(io.StringIO()):

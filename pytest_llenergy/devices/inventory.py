@@ -51,7 +51,7 @@ class Inventory:
         """Return the instance with this UUID; None for the UUID of a board."""
         return next((instance for instance in self.instances if instance.uuid == uuid), None)
 
-    def instances_of(self, uuid: str) -> tuple[Instance, ...]:
+    def board_instances(self, uuid: str) -> tuple[Instance, ...]:
         """Return the instances of a board. A board with instances cannot be used as a whole."""
         return tuple(instance for instance in self.instances if instance.board == uuid)
 

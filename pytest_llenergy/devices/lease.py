@@ -85,7 +85,7 @@ class LockRequest(msgspec.Struct, frozen=True):
         return tuple(sorted({*self.always, *taken}, key=lambda lock: (lock.device, lock.shared)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lease:
     """Devices that one test holds while it runs.
 
@@ -106,6 +106,13 @@ class Lease:
     divided: tuple[str, ...] = ()
     choices: tuple[Lease, ...] = ()
     order: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        if not self.boards:
+            ranks = f"{len(self.devices)} CPU rank{'' if len(self.devices) == 1 else 's'}"
+            return f"<Lease: {ranks}{' instead of GPUs' if self.fallback else ''}>"
+        boards = ", ".join(f"{board.name} {board.uuid}" for board in self.boards)
+        return f"<Lease: {boards}>"
 
     @property
     def uuids(self) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ def detect_container(root: Path = Path("/")) -> str | None:
         namespace = (root / "proc/self/ns/pid").readlink().name
     except OSError:
         return None
-    return None if namespace == f"pid:[{FIRST_PID_NAMESPACE}]" else "a pid namespace of its own"
+    return None if namespace == f"pid:[{FIRST_PID_NAMESPACE}]" else "a separate pid namespace"
 
 
 def _is_mounted_from_host(mount: Mount | None) -> bool:

@@ -85,7 +85,13 @@ def unlock(lock: DeviceLock, descriptor: int) -> None:
 
 
 def is_current(directory: LockDirectory, name: str, descriptor: int) -> bool:
-    """Return whether the open file is still the one with this name."""
+    """Return whether the open file is still the one with this name.
+
+    Args:
+        directory: The lock directory.
+        name: Name of the file.
+        descriptor: Descriptor of the open file.
+    """
     try:
         current = os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False)
     except FileNotFoundError:

@@ -33,8 +33,37 @@ from pytest_llenergy.devices.timeouts import (
 )
 from pytest_llenergy.errors import DeviceError
 
-#: All leases that this process holds. Locks belong to a process, so their list is global to it.
-_held: list[Held] = []
+
+class ProcessLeases:
+    """The leases that a process holds: requests of the same process borrow from them."""
+
+    def __init__(self) -> None:
+        self._held: list[Held] = []
+
+    def add(self, held: Held) -> None:
+        """Note a new lease."""
+        self._held.append(held)
+
+    def remove(self, held: Held) -> None:
+        """Forget a lease that has ended."""
+        self._held.remove(held)
+
+    def in_use(self) -> list[Held]:
+        """Return the leases whose devices serve a test, oldest first."""
+        return [held for held in self._held if not held.idle]
+
+    def close_inherited(self) -> None:
+        """Close what a forked child inherited: its parent holds the leases."""
+        for held in self._held:
+            held.close_inherited()
+        self._held.clear()
+
+
+#: The leases of this process. There is one such object, since all that takes devices in a process must see
+#: the leases of the others, or the process would wait for itself: a pytest run in a test, the doctor in a
+#: run. The fork handler, which cannot be removed, needs an object that lives as long as the process.
+THIS_PROCESS = ProcessLeases()
+os.register_at_fork(after_in_child=THIS_PROCESS.close_inherited)
 
 
 class Holding(Protocol):
@@ -70,6 +99,7 @@ class Held:
         ticket: Ticket,
         locks: dict[DeviceLock, int],
         chosen: tuple[int, ...],
+        owner: ProcessLeases,
     ) -> None:
         self._directory = directory
         self._ticket: Ticket | None = ticket
@@ -78,7 +108,8 @@ class Held:
         self._lent = False
         self.chosen = chosen
         self.idle: bool = False
-        _held.append(self)
+        self._owner = owner
+        owner.add(self)
 
     @property
     def locks(self) -> tuple[DeviceLock, ...]:
@@ -145,7 +176,7 @@ class Held:
 
     def _end(self, ticket: Ticket) -> None:
         self._ticket = None
-        _held.remove(self)
+        self._owner.remove(self)
         ticket.close(lent=self._lent)
         self._directory.close()
 
@@ -202,6 +233,7 @@ def acquire(
     test: str = "",
     open_directory: Callable[[], LockDirectory] = open_lock_directory,
     on_wait: Callable[[str], None] = ignore_message,
+    process: ProcessLeases = THIS_PROCESS,
 ) -> Holding:
     """Lock the devices of a request, all or none, and wait in turn for them.
 
@@ -214,12 +246,13 @@ def acquire(
         test: What messages in other processes call the holder.
         open_directory: Opens the lock directory.
         on_wait: Called every few seconds of the wait with one line that names the obstacles.
+        process: The leases to borrow from, which the new one joins.
 
     Raises:
         DeviceError: The wait timed out (the message names all holders), or the lock directory or a lock file
             cannot be trusted.
     """
-    borrowed = _borrow(request)
+    borrowed = _borrow(request, process)
     if borrowed is not None:
         return borrowed
     with ExitStack() as undo:
@@ -243,12 +276,12 @@ def acquire(
                 "to another directory"
             ) from None
         undo.pop_all()
-    return Held(directory, ticket, locks, chosen)
+    return Held(directory, ticket, locks, chosen, process)
 
 
-def _borrow(request: LockRequest) -> Borrowed | None:
+def _borrow(request: LockRequest, process: ProcessLeases) -> Borrowed | None:
     # A test on warm ranks has two leases: one for their boards, and one for the CPU.
-    owners = [held for held in _held if not held.idle]
+    owners = process.in_use()
     if not owners:
         return None
     locks = tuple(dict.fromkeys(lock for held in owners for lock in held.locks))
@@ -333,12 +366,3 @@ def _unlock_all(locks: dict[DeviceLock, int]) -> None:
     for lock, descriptor in locks.items():
         unlock(lock, descriptor)
     locks.clear()
-
-
-def _close_in_child() -> None:
-    for held in _held:
-        held.close_inherited()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -91,7 +91,8 @@ class Session:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError_LibraryNotFound as error:
-            raise NoDriverError(f"NVML: {error}; install the NVIDIA driver") from None
+            reason = str(error).removeprefix("NVML ")
+            raise NoDriverError(f"NVML: {reason}; install the NVIDIA driver") from None
         except pynvml.NVMLError_DriverNotLoaded as error:
             raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
         except pynvml.NVMLError as error:

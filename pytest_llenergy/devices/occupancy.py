@@ -7,8 +7,10 @@ or, where these are not visible (in a container), by the memory in use.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,7 +24,7 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.devices.inventory import read_used_bytes
+from pytest_llenergy.devices.inventory import read_inventory, read_used_bytes
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.request import format_memory
 from pytest_llenergy.devices.timeouts import (
@@ -160,7 +162,14 @@ def wait_until_free(
 def inspect_board(
     session: Session, board: BoardHandle, own_pids: Collection[int] = (), proc: Path = Path("/proc")
 ) -> BoardUse:
-    """Return the present use of a board or instance by other processes."""
+    """Return the present use of a board or instance by other processes.
+
+    Args:
+        session: The NVML session.
+        board: The board or instance.
+        own_pids: Processes of this run that this process did not start.
+        proc: Where the proc file system is mounted.
+    """
     uuid = board.lookup_uuid
     listed = list_processes(session.module, board.device)
     others = find_foreign_processes(
@@ -169,7 +178,7 @@ def inspect_board(
     if others and not isinstance(others, str):
         return BoardUse(uuid, "busy", others)
     if isinstance(others, str):
-        is_ours = any(_uses_cuda(pid, proc) for pid in own_process_tree(own_pids))
+        is_ours = any(uses_cuda(pid, proc) for pid in own_process_tree(own_pids))
     else:
         is_ours = bool(listed)
     used = read_used_bytes(session.module, uuid)
@@ -178,6 +187,19 @@ def inspect_board(
     if isinstance(others, str):
         return BoardUse(uuid, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc))
     return BoardUse(uuid, "free")
+
+
+def find_own_boards() -> set[str]:
+    """Return the UUIDs of the boards on which this process has a context; empty without CUDA."""
+    if not uses_cuda(os.getpid()):
+        return set()
+    session = Session()
+    try:
+        boards = (session.open_board(board.uuid) for board in read_inventory(without_lost=True).boards)
+        listed = {board.uuid: list_processes(session.module, board.device) or () for board in boards}
+        return {uuid for uuid, processes in listed.items() if os.getpid() in {each.pid for each in processes}}
+    finally:
+        session.close()
 
 
 def describe_process(process: BoardProcess) -> str:
@@ -212,9 +234,12 @@ def _format_seconds(waited_s: float) -> str:
     return f"{round(waited_s, 1):g}" if waited_s < 10 else f"{waited_s:.0f}"
 
 
-def _uses_cuda(pid: int, proc: Path) -> bool:
-    try:
-        files = [entry.readlink() for entry in (proc / str(pid) / "fd").iterdir()]
-    except OSError:
-        return False
-    return any(str(file).startswith(CUDA_FILE) for file in files)
+def uses_cuda(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has CUDA initialised; False if its open files cannot be listed."""
+    with suppress(OSError):
+        for entry in (proc / str(pid) / "fd").iterdir():
+            # A file may be closed meanwhile: of this process, the one that lists the directory is.
+            with suppress(OSError):
+                if str(entry.readlink()).startswith(CUDA_FILE):
+                    return True
+    return False

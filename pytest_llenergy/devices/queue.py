@@ -356,7 +356,13 @@ class QueuePlace:
 
 
 def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait_s: float = 0.0) -> bool:
-    """Return whether a request has waited at least ``min_wait_s`` and needs one of these locks."""
+    """Return whether a request has waited at least ``min_wait_s`` and needs one of these locks.
+
+    Args:
+        directory: The lock directory.
+        locks: The locks that this process holds.
+        min_wait_s: Shortest wait that counts (seconds).
+    """
     waiting = [
         entry
         for entry in list_entries(directory, ("waiting", "firm"))
@@ -386,7 +392,13 @@ def timeout_message(
 
 
 def wait_message(request: LockRequest, snapshot: QueueSnapshot, refused: Collection[DeviceLock] = ()) -> str:
-    """Return one line for a wait in progress."""
+    """Return one line for a wait in progress.
+
+    Args:
+        request: The request.
+        snapshot: The last reading of the queue.
+        refused: Locks that others held; their holders may have no ticket.
+    """
     return f"waiting for {_describe_request(request)}: {_describe_obstacles(request, snapshot, refused)}"
 
 

@@ -2,7 +2,8 @@
 """Query the NVIDIA driver in a subprocess, so that the calling process never opens it.
 
 The module is also the program that runs in the subprocess: ``boards`` prints the boards and the driver
-version as JSON, ``count [SELECTION]`` prints how many GPUs may be leased.
+version as JSON, ``count [SELECTION]`` prints how many GPUs may be leased, ``fault SELECTION`` prints what is
+wrong with a selection.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ import pytest_llenergy
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.inventory import read_answering, read_inventory
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
+from pytest_llenergy.devices.visibility import parse_selection
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
@@ -83,6 +86,17 @@ def query_gpu_count(selection: str | None = None) -> int:
         raise _query_error(f"its output is {output!r}") from None
 
 
+def query_selection_fault(selection: str) -> str | None:
+    """Return, from a subprocess, what is wrong with a value of ``--energy-gpus``; None if nothing is.
+
+    A host whose driver or boards do not answer finds no fault: tests that need a GPU report that.
+
+    Raises:
+        DeviceError: The driver does not answer in time.
+    """
+    return _run_query("fault", selection).strip() or None
+
+
 def _run_query(*arguments: str) -> str:
     root = Path(pytest_llenergy.__file__).parents[1]
     command = [sys.executable, "-c", PROGRAM, str(root), __name__, *arguments]
@@ -97,7 +111,7 @@ def _run_query(*arguments: str) -> str:
     except OSError as error:
         raise _query_error(str(error)) from None
     if done.returncode:
-        raise _query_error((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        raise _query_error((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
     return done.stdout
 
 
@@ -112,9 +126,23 @@ def _count_gpus(selection: str | None) -> int:
     return max(models.values(), default=0)
 
 
+def _find_selection_fault(selection: str) -> str:
+    with suppress(DeviceError):
+        inventory = read_inventory(without_lost=True)
+        if not inventory.lost:
+            try:
+                parse_selection(selection, inventory)
+            except DeviceError as error:
+                return str(error)
+    return ""
+
+
 def _main(query: str, selection: str | None = None) -> None:
     if query == "boards":
         sys.stdout.buffer.write(msgspec.json.encode(describe_boards()))
+        return
+    if query == "fault" and selection is not None:
+        sys.stdout.write(_find_selection_fault(selection))
         return
     try:
         sys.stdout.write(str(_count_gpus(selection)))

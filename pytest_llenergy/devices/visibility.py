@@ -208,7 +208,7 @@ def parse_selection(selection: str, inventory: Inventory) -> tuple[str, ...]:
     for element in (part.strip() for part in selection.split(",")):
         uuid = _parse_device(element, inventory)
         if uuid in chosen:
-            raise DeviceError(f"--energy-gpus: {element!r} is {uuid}, which is already in the list")
+            raise DeviceError(f"{element!r} is {uuid}, which is already in the list")
         chosen.append(uuid)
     return tuple(chosen)
 
@@ -222,13 +222,13 @@ def _parse_device(element: str, inventory: Inventory) -> str:
     if len(matches) != 1:
         labels = [*inventory.uuids, *(instance.label for instance in inventory.instances)]
         present = ", ".join(labels) or f"none ({inventory.driver_missing or 'NVML shows none'})"
-        raise DeviceError(f"--energy-gpus: {element!r} does not match exactly one GPU; present: {present}")
-    instances = inventory.instances_of(matches[0])
+        raise DeviceError(f"{element!r} does not match exactly one GPU; present: {present}")
+    instances = inventory.board_instances(matches[0])
     if instances:
         raise DeviceError(
-            f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name an instance: "
+            f"{element!r} is divided by MIG and cannot be used whole; name an instance: "
             f"{', '.join(instance.label for instance in instances)}"
         )
     if matches[0] in inventory.mig_enabled:
-        raise DeviceError(f"--energy-gpus: {element!r} ({matches[0]}) is {NO_INSTANCES}")
+        raise DeviceError(f"{element!r} ({matches[0]}) is {NO_INSTANCES}")
     return matches[0]

@@ -31,6 +31,12 @@ from pytest_llenergy.meters.select import MeterRegistry
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 from pytest_llenergy.model.environment import Host
 
+SYSFS = Path("/sys/bus/pci/devices")
+
+#: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
+NVIDIA, AMD = 0x10DE, 0x1002
+DISPLAY = 0x03
+
 
 @dataclass(frozen=True)
 class MeterFacts:
@@ -76,13 +82,13 @@ def list_backend_rows() -> Iterator[BackendRow]:
     """List every known backend with its capabilities."""
     for name, backend in discover_backends()[0].items():
         row = backend.capabilities
-        yield BackendRow(name, backend.missing(), backend.install, row.managed_by, row)
+        yield BackendRow(name, backend.explain_unavailable(), backend.install, row.managed_by, row)
 
 
 def list_backends() -> Iterator[BackendFacts]:
     """List every known backend."""
     for name, backend in discover_backends()[0].items():
-        yield BackendFacts(name, backend.missing(), backend.capabilities.framework)
+        yield BackendFacts(name, backend.explain_unavailable(), backend.capabilities.framework)
 
 
 def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
@@ -116,13 +122,6 @@ def _describe_domain(domain: Domain) -> str:
     sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
     odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
     return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
-
-
-SYSFS = Path("/sys/bus/pci/devices")
-
-#: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
-NVIDIA, AMD = 0x10DE, 0x1002
-DISPLAY = 0x03
 
 
 def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
@@ -284,7 +283,7 @@ def _check_gpus(found: Inventory, findings: list[Finding]) -> list[GpuFacts]:
     session = Session()
     try:
         for board in found.boards:
-            parts, divided = found.instances_of(board.uuid), board.uuid in found.mig_enabled
+            parts, divided = found.board_instances(board.uuid), board.uuid in found.mig_enabled
             if divided and not parts:
                 findings.append(Finding(f"{board.uuid} is {NO_INSTANCES}"))
             facts.append(
@@ -343,7 +342,7 @@ def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
 def _check_lock_files(found: Inventory, directory: LockDirectory) -> Iterator[Finding]:
     """Report lock files that cannot be trusted: they fail every test that needs their device."""
     boards = [board.uuid for board in found.boards]
-    instances = [part.uuid for board in boards for part in found.instances_of(board)]
+    instances = [part.uuid for board in boards for part in found.board_instances(board)]
     for device in (CPU, *boards, *instances):
         try:
             lockfiles.check_lock_file(directory, device)

@@ -28,7 +28,7 @@ ALLOCATED_BYTES = 64 * 2**20
 #: Integers up to this size multiply and add exactly in every format that a GPU may choose.
 LARGEST = 8
 #: A message of torch may fill a page; its first line is enough.
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 
 
 class Fault(Exception):  # noqa: N818 - reported without the name of the class
@@ -250,7 +250,7 @@ ON_GPU = ("process", "NVML", "driver", "import torch", "count", "allocation", "m
 
 
 def main(argument: str) -> None:
-    """Run the requested steps, then end the process: exit status 1 if a step failed."""
+    """Run the requested steps, then end the process: exit code 1 if a step failed."""
     request: dict[str, Any] = json.loads(argument)
     device = request.setdefault("device", None)
     _disable_core_dumps()
@@ -293,7 +293,7 @@ def _describe(error: BaseException) -> str:
 
 def _first_line(text: str) -> str:
     line = text.strip().partition("\n")[0].strip().encode(errors="replace").decode()
-    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}…"
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"
 
 
 def _disable_core_dumps() -> None:

@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.doctor import probe
-from pytest_llenergy.doctor.steps import REAP_S, SETTLE_S, Step
+from pytest_llenergy.doctor.steps import Step
 from pytest_llenergy.workers import guard, proctree
 from pytest_llenergy.workers.failure import read_tail, signal_name
 from pytest_llenergy.workers.plan import RankPlan, inherited_environment
+
+#: Time of a process to end after it has closed its report, or was killed.
+EXIT_TIMEOUT_S = 5.0
+#: Time of the other ranks to report once one has failed: a cause that they share shows within it, and a rank
+#: that waits for the failed one never reports.
+OTHER_RANKS_TIMEOUT_S = 1.0
 
 #: Usual cause of a signal.
 SIGNAL_MEANINGS: dict[int, str] = {
@@ -72,7 +78,7 @@ class StepProcess:
             os.close(theirs)
         self._since_s = time.monotonic()
 
-    def take(self) -> Step | None:
+    def next_step(self) -> Step | None:
         """Return the next finished step among the lines that have been read, or None."""
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
@@ -83,21 +89,21 @@ class StepProcess:
         return None
 
     def read(self, step: str) -> Step | None:
-        """Read what the process has written, then act as ``take``; if it has ended, ``step`` failed."""
+        """Read what the process has written, then act as ``next_step``; if it has ended, ``step`` failed."""
         data = os.read(self.fileno, 65536)
         self._buffer += data
-        return self.take() if data else self.fail(step, self._death())
+        return self.next_step() if data else self.failed_step(step, self._death())
 
-    def fail(self, step: str, how: str) -> Step:
+    def failed_step(self, step: str, how: str) -> Step:
         """Return the step in which the process died or stopped answering as failed."""
         self.died = True
         return self._step(step, "failed", how, time.monotonic() - self._since_s)
 
-    def time_out(self, step: str, timeout_s: float) -> Step:
+    def timed_out_step(self, step: str, timeout_s: float) -> Step:
         """Return the step that did not finish in time as failed."""
         # After its death, a process that it started may keep the report open.
         dead = self._popen.poll() is not None
-        return self.fail(step, self._death() if dead else f"no answer within {timeout_s:g} s")
+        return self.failed_step(step, self._death() if dead else f"no answer within {timeout_s:g} s")
 
     def output(self) -> list[str]:
         """Return the last lines that the process wrote."""
@@ -106,11 +112,11 @@ class StepProcess:
     def close(self) -> None:
         """End the process and all that it started. One that the kernel cannot end is left behind."""
         with suppress(ProcessLookupError, PermissionError):
-            # Includes sessions of their own and orphans: the guard has adopted them.
+            # Includes orphans and processes in other sessions, which the guard has adopted.
             proctree.kill_tree({self._popen.pid})
             os.killpg(self._popen.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(REAP_S)
+            self._popen.wait(EXIT_TIMEOUT_S)
         os.close(self.fileno)
 
     def _step(self, name: str, state: Any, detail: str, duration_s: float) -> Step:
@@ -120,7 +126,7 @@ class StepProcess:
 
     def _death(self) -> str:
         try:
-            code = self._popen.wait(REAP_S)
+            code = self._popen.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "the process closed its report"
         if code >= 0:
@@ -132,19 +138,27 @@ class StepProcess:
 def collect_steps(processes: Sequence[StepProcess], step: str, timeout_s: float) -> dict[StepProcess, Step]:
     """Return the result of each process for a step that they run together, in order of arrival.
 
-    Once one has failed, the others have ``SETTLE_S`` left, and those that stay silent have no result.
+    Once one has failed, the others have ``OTHER_RANKS_TIMEOUT_S`` left, and those that stay silent have no
+    result.
+
+    Args:
+        processes: The processes, one for each rank.
+        step: Name of the step.
+        timeout_s: Time limit of the step (seconds).
     """
     deadline_s, failed = time.monotonic() + timeout_s, False
     results: dict[StepProcess, Step] = {}
     for process in processes:
-        done = process.take()
+        done = process.next_step()
         if done is not None:
             results[process] = done
     while waiting := {process.fileno: process for process in processes if process not in results}:
         ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
         if not ready:
             if not failed:
-                results.update((process, process.time_out(step, timeout_s)) for process in waiting.values())
+                results.update(
+                    (process, process.timed_out_step(step, timeout_s)) for process in waiting.values()
+                )
             break
         for descriptor in ready:
             assert isinstance(descriptor, int)
@@ -153,5 +167,5 @@ def collect_steps(processes: Sequence[StepProcess], step: str, timeout_s: float)
             if done is not None:
                 results[process] = done
                 if done.state == "failed":
-                    deadline_s, failed = min(deadline_s, time.monotonic() + SETTLE_S), True
+                    deadline_s, failed = min(deadline_s, time.monotonic() + OTHER_RANKS_TIMEOUT_S), True
     return results

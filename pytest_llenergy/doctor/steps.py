@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that ``llenergy doctor`` runs on a device in order, their results, and advice for failures."""
+"""What ``llenergy doctor`` checks on a device: the steps in order, their results, and advice for failures.
+
+``trial`` runs them, and ``probe`` has the code of each.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Time limits of this package, in seconds.
+#: Names of the steps.
+PROCESS, NVML, DRIVER, TORCH, COUNT = "process", "NVML", "driver", "import torch", "count"
+ALLOCATION, MATMUL, GLOO, NCCL = "allocation", "matmul", "two ranks with gloo", "NCCL"
+#: On a GPU torch uses cuDNN; on the CPU whatever the build has.
+CONVOLUTION, CUDNN = "convolution", "cuDNN convolution"
 
-#: One step, by default. Importing torch from a cold network disk takes longest.
+#: Steps that need a GPU, and steps that start several processes.
+GPU_STEPS = (NVML, DRIVER, COUNT, NCCL)
+RANK_STEPS = (GLOO, NCCL)
+#: Steps that, if they fail on one device, fail on every device of the host.
+HOST_STEPS = (PROCESS, DRIVER, TORCH)
+
+#: The steps of one process in order; each needs those before it. A convolution follows (``list_steps``).
+SINGLE_PROCESS_STEPS = (PROCESS, NVML, DRIVER, TORCH, COUNT, ALLOCATION, MATMUL)
+
+#: Time of one step, by default. Importing torch from a cold network disk takes longest.
 STEP_TIMEOUT_S = 120.0
-#: One step in a test whose ranks failed to start: shorter, since the run waits for it.
+#: Time of one step in a test whose ranks failed to start: shorter, since the run waits for it.
 TEST_STEP_TIMEOUT_S = 60.0
-#: Waiting for a device: other runs release their idle ranks within this time.
-LEASE_WAIT_S = 1.0
-#: End of a process that has closed its report, or was killed.
-REAP_S = 5.0
-#: Reports of the other ranks once one has failed.
-SETTLE_S = 1.0
 
 #: Advice by a word in the detail of a failed step. For the names and meanings of CUDA errors see cuda.h,
 #: ``cudaError_enum``.
 ADVICE_BY_WORD = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
         "libcuda.so.1 and the kernel module are of different drivers: restart the host after an update, and "
-        "take any other libcuda.so.1 (cuda-compat) off LD_LIBRARY_PATH"
+        "remove any other libcuda.so.1 (cuda-compat) from LD_LIBRARY_PATH"
     ),
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
-        "take the libcuda.so.1 of cuda-compat off LD_LIBRARY_PATH; this board has no forward compatibility"
+        "remove the libcuda.so.1 of cuda-compat from LD_LIBRARY_PATH; this board has no forward compatibility"
     ),
     "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is ready",
     "CUDA_ERROR_UNKNOWN": (
@@ -41,12 +51,12 @@ ADVICE_BY_WORD = {
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     ),
     "no kernel image": "install a torch that was built for this board's compute capability",
-    "out of memory": "see nvidia-smi for who has the memory",
+    "out of memory": "nvidia-smi shows which processes use the memory",
     "built without CUDA": "install a torch that is built with CUDA (https://pytorch.org/get-started)",
-    "Argument list too long": "unset what is not needed of the environment; no variable may have 128 KiB",
+    "Argument list too long": "unset variables that are not needed; each must be smaller than 128 KiB",
     "SIGILL": "a library was built for another CPU: reinstall it for this one; lscpu lists what it has",
     "SIGKILL": "see the kernel's log (dmesg) for the out-of-memory killer",
-    "SIGBUS": "see whether /dev/shm is full",
+    "SIGBUS": "check whether /dev/shm is full",
 }
 
 #: Advice by the failed step, if no word matches.
@@ -63,16 +73,47 @@ ADVICE_BY_STEP = {
         "a single process fails, so it is not how processes are started: reinstall torch with its own cuDNN, "
         "and see LD_LIBRARY_PATH for another one"
     ),
-    "two ranks with gloo": "see whether the loopback interface is up, and what firewall is on it",
-    "NCCL": "NCCL_DEBUG=INFO says more; see that /dev/shm is large enough (docker run --shm-size)",
+    "two ranks with gloo": "check whether the loopback interface is up, and which firewall rules apply to it",
+    "NCCL": "NCCL_DEBUG=INFO says more; make sure that /dev/shm is large enough (docker run --shm-size)",
 }
 
 #: Steps that can fail because the CUDA runtime of torch does not match the driver.
 CUDA_STEPS = ("count", "allocation", "matmul", "cuDNN convolution", "NCCL")
 
+#: How a message shows each version, in this order.
+VERSIONS = {
+    "driver": "driver {}",
+    "driver_cuda": "CUDA {} in the driver",
+    "torch": "torch {}",
+    "torch_cuda": "CUDA {} in torch",
+    "cudnn": "cuDNN {}",
+    "nccl": "NCCL {}",
+    "python": "Python {}",
+    "wsl": "WSL kernel {}",
+}
+
+State = Literal["ok", "failed", "skipped"]
+
+
+def list_steps(device: str | None, ranks: bool) -> tuple[str, ...]:
+    """Return the names of the steps on a device, in order.
+
+    Args:
+        device: Full UUID, or None for the CPU.
+        ranks: Whether to include the steps of several processes.
+    """
+    convolution = CONVOLUTION if device is None else CUDNN
+    return (*SINGLE_PROCESS_STEPS, convolution, *(RANK_STEPS if ranks else ()))
+
 
 def advise(step: str, detail: str, versions: Mapping[str, str]) -> str:
-    """Return what to do about a failed step, by its versions and detail, or else by its name."""
+    """Return what to do about a failed step, by its versions and detail, or else by its name.
+
+    Args:
+        step: Name of the failed step.
+        detail: How it failed.
+        versions: Versions found so far, by the keys of ``VERSIONS``.
+    """
     remedy = next(
         (text for word, text in ADVICE_BY_WORD.items() if word in detail), ADVICE_BY_STEP.get(step, "")
     )
@@ -94,32 +135,6 @@ def _mismatch(versions: Mapping[str, str]) -> str:
 
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
-
-
-PROCESS, NVML, DRIVER, TORCH, COUNT = "process", "NVML", "driver", "import torch", "count"
-ALLOCATION, MATMUL, GLOO, NCCL = "allocation", "matmul", "two ranks with gloo", "NCCL"
-#: On a GPU torch uses cuDNN; on the CPU whatever the build has.
-CONVOLUTION, CUDNN = "convolution", "cuDNN convolution"
-
-#: Steps that need a GPU, and steps that start several processes.
-GPU_STEPS = (NVML, DRIVER, COUNT, NCCL)
-RANK_STEPS = (GLOO, NCCL)
-#: Steps that, if they fail on one device, fail on every device of the host.
-HOST_STEPS = (PROCESS, DRIVER, TORCH)
-
-#: How a message shows each version, in this order.
-VERSIONS = {
-    "driver": "driver {}",
-    "driver_cuda": "CUDA {} in the driver",
-    "torch": "torch {}",
-    "torch_cuda": "CUDA {} in torch",
-    "cudnn": "cuDNN {}",
-    "nccl": "NCCL {}",
-    "python": "Python {}",
-    "wsl": "WSL kernel {}",
-}
-
-State = Literal["ok", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -161,7 +176,7 @@ class Trial:
         return next((step for step in self.steps if step.state == "failed"), None)
 
     @property
-    def untried(self) -> str | None:
+    def not_run_reason(self) -> str | None:
         """Why no step was started; None if one was."""
         started = any(step.state != "skipped" for step in self.steps)
         return None if started or not self.steps else self.steps[0].detail
@@ -177,20 +192,20 @@ class Trial:
         return {name: version for step in self.steps for name, version in step.versions.items()}
 
     @property
-    def where(self) -> str:
+    def device_name(self) -> str:
         """Name of the device for messages."""
         return self.device or "the CPU"
 
     @property
-    def sentence(self) -> str:
+    def summary(self) -> str:
         """One line: which step failed and how, the versions, and what to do."""
         known = self.versions
         versions = ", ".join(text.format(known[name]) for name, text in VERSIONS.items() if name in known)
         failed = self.first_failure
         if failed is not None:
-            failure = f"the step {failed.name!r} failed on {self.where}: {failed.detail}"
+            failure = f"the step {failed.name!r} failed on {self.device_name}: {failed.detail}"
             return "; ".join(filter(None, (failure, versions, advise(failed.name, failed.detail, known))))
-        if self.untried is not None:
-            return f"no step ran on {self.where}: {self.untried}"
+        if self.not_run_reason is not None:
+            return f"no step ran on {self.device_name}: {self.not_run_reason}"
         done = ", ".join(step.name for step in self.steps if step.state == "ok")
-        return f"no fault on {self.where}: {done}; {versions}"
+        return f"no fault on {self.device_name}: {done}; {versions}"

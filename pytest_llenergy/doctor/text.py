@@ -29,6 +29,8 @@ from pytest_llenergy.model.entry_points import BrokenEntryPoint
 UNKNOWN = "not stated"
 NEVER_RUN = "not run on hardware"
 
+INDENT = " " * 9
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -54,7 +56,7 @@ def list_facts(row: Capabilities) -> Iterator[Fact]:
 
 def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:
     yield "launch", "launch", _launch(row)
-    yield "managed_by", "devices shared out by", row.managed_by
+    yield "managed_by", "devices assigned by", row.managed_by
     yield "cpu", "CPU", _yes(row.cpu)
     yield "gpu", "NVIDIA GPUs", _yes(row.gpu)
     for kind in DEGREES:
@@ -72,8 +74,8 @@ def _launch(row: Capabilities) -> str:
     if row.launch == "ranks":
         return "ranks, one a device"
     if not row.data:
-        return "engine"
-    return f"engine; copies by {'the plugin' if row.replicas == 'plugin' else 'the engine'}"
+        return "backend"
+    return f"backend; copies by {'the plugin' if row.replicas == 'plugin' else 'the backend'}"
 
 
 def _timestamps(row: Capabilities) -> str:
@@ -88,9 +90,6 @@ def _yes(value: bool) -> str:
 
 def _list(values: tuple[str, ...]) -> str:
     return ", ".join(values) or "none"
-
-
-INDENT = " " * 9
 
 
 def render_checkup(checkup: Checkup) -> Iterator[str]:
@@ -116,14 +115,19 @@ def render_checkup(checkup: Checkup) -> Iterator[str]:
 
 def render_backend(backend: BackendFacts) -> str:
     """Render whether a backend can run, as far as known before the steps."""
-    return f"backend  {backend.name}: {backend.missing or 'installed'}"
+    return f"backend  {_render_availability(backend.name, backend.missing)}"
 
 
 def render_row(row: BackendRow) -> Iterator[str]:
     """Render the capabilities of a backend, one per line, each with its source in brackets."""
-    yield f"backend  {row.name}: {row.missing or 'installed'}"
+    yield f"backend  {_render_availability(row.name, row.missing)}"
     for fact in list_facts(row.capabilities):
         yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
+
+
+def _render_availability(name: str, missing: str | None) -> str:
+    """Render whether a backend is installed, or why not."""
+    return f"{name}: {missing.removeprefix(f'{name} is ') if missing else 'installed'}"
 
 
 def render_broken(broken: BrokenEntryPoint) -> str:
@@ -150,14 +154,14 @@ def render_step(step: Step) -> str:
 def render_trial(trial: Trial) -> str:
     """Render all steps on one device in one line."""
     failed = trial.first_failure
-    if trial.untried is not None:
-        how = f"not run, {trial.untried}"
+    if trial.not_run_reason is not None:
+        how = f"not run, {trial.not_run_reason}"
     elif failed is not None:
         how = render_step(failed).removeprefix("step").strip()
     else:
         last = [step.name for step in trial.steps if step.state == "ok"][-1]
         how = f"ok up to {last}, {_show_duration(trial.duration_s)}"
-    return f"steps    on {trial.where}: {how}"
+    return f"steps    on {trial.device_name}: {how}"
 
 
 def _show_duration(seconds: float) -> str:
@@ -205,4 +209,5 @@ def _render_leases(leases: Leases) -> Iterator[str]:
 def _render_meter(meter: MeterFacts) -> str:
     if meter.target is None:
         return f"{meter.name}: {meter.detail}"
-    return f"{meter.name} for {meter.target}: {meter.detail if meter.available else f'no ({meter.detail})'}"
+    reason = meter.detail.removeprefix(f"{meter.name}: ")
+    return f"{meter.name} for {meter.target}: {meter.detail if meter.available else f'no ({reason})'}"

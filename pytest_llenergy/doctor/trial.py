@@ -16,7 +16,7 @@ from pytest_llenergy.devices.queue import ADVICE
 from pytest_llenergy.doctor import steps
 from pytest_llenergy.doctor.checkup import BackendFacts, Checkup, Finding
 from pytest_llenergy.doctor.step_process import StepProcess, collect_steps
-from pytest_llenergy.doctor.steps import LEASE_WAIT_S, STEP_TIMEOUT_S, Step, Trial
+from pytest_llenergy.doctor.steps import STEP_TIMEOUT_S, Step, Trial, list_steps
 from pytest_llenergy.doctor.text import INDENT, render_backend, render_finding, render_step, render_trial
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
@@ -24,16 +24,13 @@ from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
 NO_GPU = "no GPU"
 NO_NCCL = "NCCL does not run on MIG instances"
 
-#: The steps of one process; each needs those before it.
-SINGLE_PROCESS_STEPS = (
-    steps.PROCESS,
-    steps.NVML,
-    steps.DRIVER,
-    steps.TORCH,
-    steps.COUNT,
-    steps.ALLOCATION,
-    steps.MATMUL,
-)
+#: Time to wait for a device: other runs release their idle ranks within it.
+LEASE_TIMEOUT_S = 1.0
+
+NO_VISIBLE_GPU = "no GPU is allowed"
+HOLDER = "llenergy doctor"
+
+Show = Callable[[str], None]
 
 
 def run_trial(
@@ -101,12 +98,6 @@ def skipped_trial(device: str | None, reason: str) -> Trial:
     return Trial(device, tuple(Step(name, "skipped", reason) for name in list_steps(device, ranks=True)))
 
 
-def list_steps(device: str | None, ranks: bool) -> tuple[str, ...]:
-    """Return the names of the steps in order."""
-    convolution = steps.CONVOLUTION if device is None else steps.CUDNN
-    return (*SINGLE_PROCESS_STEPS, convolution, *(steps.RANK_STEPS if ranks else ()))
-
-
 def _devices_of_ranks(name: str, device: str | None, peer: str | None) -> tuple[str | None, ...]:
     if name == steps.GLOO:
         return device, device
@@ -166,12 +157,6 @@ def _plan(device: str | None, rank: int = 0, n: int = 1) -> RankPlan:
     )
 
 
-NO_VISIBLE_GPU = "no GPU is allowed"
-HOLDER = "llenergy doctor"
-
-Show = Callable[[str], None]
-
-
 def run_trials(checkup: Checkup, show: Show, timeout_s: float = STEP_TIMEOUT_S) -> Checkup:
     """Run the steps on each visible device that no other process has leased.
 
@@ -189,7 +174,7 @@ def run_trials(checkup: Checkup, show: Show, timeout_s: float = STEP_TIMEOUT_S) 
     findings = []
     for trial in trials:
         if trial.first_failure is not None:
-            findings.append(Finding(trial.sentence))
+            findings.append(Finding(trial.summary))
             show(render_finding(findings[-1]))
             for line in trial.output:
                 show(f"{INDENT}{line}")
@@ -224,7 +209,7 @@ def _run_each(checkup: Checkup, show: Show, timeout_s: float) -> Iterator[Trial]
                 trial = _run_full_trial(checkup, device, peer, show, timeout_s)
         failed = trial.first_failure
         if failed is not None and failed.name in steps.HOST_STEPS:
-            broken = f"after the failure of {failed.name} on {trial.where}"
+            broken = f"after the failure of {failed.name} on {trial.device_name}"
         yield trial
 
 
@@ -256,7 +241,7 @@ def _lease(
     for second in dict.fromkeys((peer, None)):
         locks = _list_locks(checkup, [device] if second is None else [device, second])
         try:
-            held = acquire(LockRequest(always=locks), LEASE_WAIT_S, HOLDER)
+            held = acquire(LockRequest(always=locks), LEASE_TIMEOUT_S, HOLDER)
         except DeviceError as error:
             reason = str(error).removeprefix("gpus: ").removesuffix(f"; {ADVICE}")
             continue

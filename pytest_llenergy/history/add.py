@@ -102,6 +102,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
         values = [each.value for each in round_values(metric, record.rounds)[0]]
         if not values:
             continue
+        recorded = record.value_of(metric)
         quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]
         positive = min(values) > 0
         yield Entry(
@@ -109,7 +110,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
             id=record.id,
             metric=metric,
             unit=figure.unit,
-            value=median(values),
+            value=recorded if recorded is not None else median(values),
             low=quarters[0],
             high=quarters[2],
             noise=relative_spread(sorted(map(log, values))) if positive and len(values) > 1 else None,
@@ -172,7 +173,11 @@ def accept_step(store: Store, commit: str, reason: str, tests: Sequence[str] = (
 
 
 def load_accepted_steps(store: Store) -> list[Acceptance]:
-    """Load the accepted steps in order of time. Raises ``ReportError`` if a file is broken."""
+    """Load the accepted steps in order of time.
+
+    Raises:
+        ReportError: If a file is broken.
+    """
     found = []
     for file in store.files(ACCEPTED_FOLDER):
         try:

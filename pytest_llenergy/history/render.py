@@ -20,7 +20,13 @@ COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
 
 
 def render_text(view: HistoryView, width: int, *, color: bool) -> str:
-    """Render a table for each metric and device, with one row per test."""
+    """Render a table for each metric and device, with one row per test.
+
+    Args:
+        view: What to render.
+        width: Width of the terminal in characters.
+        color: Whether to colour the text.
+    """
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     for title, standings in _tables(view).items():

@@ -3,7 +3,7 @@
 
 Each run has one file per kind of device, with a line for each metric of each test. Files are written once and
 never changed, and adding a run reads nothing. Any number of machines may therefore add runs at the same time,
-and an object store without appending suffices.
+and an object store that cannot append is enough.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class Store(Protocol):
 
 
 def open_store(text: str) -> Store:
-    """Open a directory or a URL. Raises ``ReportError`` if it cannot be reached."""
+    """Open a directory or a URL.
+
+    Raises:
+        ReportError: If it cannot be reached.
+    """
     return RemoteStore(text) if is_url(text) else LocalStore(Path(text))
 
 
@@ -104,15 +108,15 @@ class LocalStore:
         self.name: str = str(root)
 
     def folders(self) -> list[str]:
-        """As ``Store``."""
+        """See ``Store.folders``."""
         return self._names(self._root, directories=True)
 
     def files(self, folder: str) -> list[str]:
-        """As ``Store``."""
+        """See ``Store.files``."""
         return [name for name in self._names(self._root / folder, directories=False) if name.endswith(SUFFIX)]
 
     def read(self, folder: str, file: str) -> bytes:
-        """As ``Store``."""
+        """See ``Store.read``."""
         path = self._root / folder / file
         try:
             return path.read_bytes()
@@ -120,7 +124,7 @@ class LocalStore:
             raise ReportError(f"{path}: {error.strerror}") from None
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """As ``Store``. Concurrent writers of a file write the same content, so races are harmless."""
+        """See ``Store.create``. Writers of one file write the same content, so races are harmless."""
         path = self._root / folder / file
         try:
             if path.exists():
@@ -155,20 +159,20 @@ class RemoteStore:
         self._root = root.rstrip("/")
 
     def folders(self) -> list[str]:
-        """As ``Store``."""
+        """See ``Store.folders``."""
         return self._names(self._root, "directory")
 
     def files(self, folder: str) -> list[str]:
-        """As ``Store``."""
+        """See ``Store.files``."""
         return [name for name in self._names(f"{self._root}/{folder}", "file") if name.endswith(SUFFIX)]
 
     def read(self, folder: str, file: str) -> bytes:
-        """As ``Store``."""
+        """See ``Store.read``."""
         path = f"{self._root}/{folder}/{file}"
         return run_with_timeout(self._address, lambda: bytes(self._system.cat_file(path)))
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """As ``Store``."""
+        """See ``Store.create``."""
         path = f"{self._root}/{folder}/{file}"
 
         def write() -> bool:
@@ -215,7 +219,11 @@ class Series:
 
 
 def read_entries(place: Store) -> list[Entry]:
-    """Return all entries in order of time. Raises ``ReportError`` if a file is broken."""
+    """Return all entries in order of time.
+
+    Raises:
+        ReportError: If a file is broken.
+    """
     found: list[Entry] = []
     for folder in place.folders():
         if DEVICE_KEY.fullmatch(folder) is None:

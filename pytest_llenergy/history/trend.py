@@ -163,6 +163,12 @@ def summarise_history(
 ) -> HistoryView:
     """Compare the last run of each selected test with its anchors.
 
+    Args:
+        store: The history.
+        test: Id of a test, or the part after ``::``; None for all tests.
+        metric: The metric; None is the default metric of each test.
+        device_key: Key of a kind of devices; None for all kinds.
+
     Raises:
         PlanError: If nothing is selected.
         ReportError: If a file is broken.
@@ -183,6 +189,12 @@ def load_trends(
 
     A test that ran on several kinds of devices has only the runs on the latest kind. Raises the errors of
     ``summarise_history``, and ``PlanError`` if ``ruptures`` is not installed.
+
+    Args:
+        store: The history.
+        test: Id of a test, or the part after ``::``; None for all tests.
+        metric: The metric; None is the default metric of each test.
+        device_key: Key of a kind of devices; None for all kinds.
     """
     latest: dict[tuple[str, str], Series] = {}
     found = select_series(store, test=test, metric=metric, device_key=device_key)
@@ -202,7 +214,14 @@ def _points(series: Series) -> list[TrendPoint]:
 def select_series(
     store: Store, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
-    """Select series; without a metric, the default metric of each test."""
+    """Select series; without a metric, the default metric of each test.
+
+    Args:
+        store: The history.
+        test: Id of a test, or the part after ``::``; None for all tests.
+        metric: The metric; None is the default metric of each test.
+        device_key: Key of a kind of devices; None for all kinds.
+    """
     entries = read_entries(store)
     if not entries:
         raise PlanError(f"{store.name}: it has no session; llenergy history add REPORT adds one")

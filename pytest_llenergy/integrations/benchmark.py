@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.api import TestContext, open_test_meters
+from pytest_llenergy.context import TestContext, open_test_meters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import MeterInfo, Metric
-from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
 from pytest_llenergy.session import lease_first
+from pytest_llenergy.settings import settings_of
 from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, is_worker, uses_fixture
 
 #: Name of the fixture, and of pytest-benchmark as a plugin.
@@ -39,7 +39,7 @@ CODSPEED = (
     "--codspeed and with pytest-benchmark installed the test is measured"
 )
 
-#: Least time between two recorded ends of rounds, at which the meters are read (nanoseconds).
+#: Minimum time between two recorded ends of rounds, at which the meters are read (nanoseconds).
 EVERY_NS = 50_000_000
 
 #: Timers of wall-clock time.
@@ -68,6 +68,7 @@ class Benchmarks:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, Any, Any]:
+        __tracebackhide__ = True
         fixture = yield
         if fixturedef.argname == FIXTURE and isinstance(request.node, pytest.Item):
             self._instrument(fixture, request)
@@ -109,7 +110,7 @@ class Benchmarks:
 
     @property
     def _runs(self) -> bool:
-        """Whether benchmarks run, unless the fixture turns itself off."""
+        """Whether the options let benchmarks run; the fixture can still disable itself."""
         return self._enabled and not is_worker(self._config)
 
     @property
@@ -183,7 +184,11 @@ class RoundClock:
         self._begin_ns = clock()
 
     def to_rounds(self) -> ForeignRounds:
-        """Return all rounds. Raises ``NoRoundsError`` if there was none."""
+        """Return all rounds.
+
+        Raises:
+            NoRoundsError: If there was none.
+        """
         if not self._count:
             raise NoRoundsError
         if self._ends[-1][0] != self._count:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
 from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Energy,
     Power,
@@ -21,10 +21,10 @@ from pytest_llenergy.meters.uncertainty import (
 )
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
-from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
 
-def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
+def time_to_first_token_s(timeline: Timeline) -> float | None:
     """Return the mean time from the arrival of a request at the backend to its first token (seconds)."""
     waits: list[float] = []
     for iteration in (each for rank in timeline.ranks if not rank.repeats_others for each in rank.iterations):
@@ -36,7 +36,7 @@ def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
     return fmean(waits) if waits else None
 
 
-def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
+def inter_token_latency_s(timeline: Timeline) -> float | None:
     """Return the mean over requests of the time between consecutive output tokens (seconds).
 
     Requests with one output token are left out; ``None`` if no request remains.
@@ -51,7 +51,7 @@ def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
     return fmean(gaps) if gaps else None
 
 
-def served_requests(timeline: RoundTimeline) -> ServedRequests | None:
+def served_requests(timeline: Timeline) -> ServedRequests | None:
     """Return the latencies of each request of a served load, to the microsecond; ``None`` for other work."""
     if not timeline.served:
         return None
@@ -97,7 +97,7 @@ class DomainRound:
     idle: Power | None
 
 
-def account_round(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
+def account_round(measured: MeasuredRound, trace: Trace, reasons: Sequence[str] = ()) -> Round:
     """Return the record of a round. Joules are the sum over all domains, or missing if any domain has none.
 
     Args:
@@ -141,9 +141,11 @@ def account_round(measured: MeasuredRound, trace: Sequence[Series], reasons: Seq
 
 def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     timeline = measured.timeline
+    spans = phase_spans(timeline)
+    if series.domain.rests:
+        return _resting_domain_round(series, timeline, spans)
     before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
     after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
-    spans = phase_spans(timeline)
     if before is None or after is None:
         gaps = (measured.gap_start_ns, measured.gap_end_ns)
         reason = series.reason_between(*gaps) or (
@@ -160,7 +162,16 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     return DomainRound(series, whole, phases, idle)
 
 
-def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+def _resting_domain_round(
+    series: Series, timeline: Timeline, spans: Mapping[str, list[tuple[int, int]]]
+) -> DomainRound:
+    """Return the energy of a domain that counts only the work, so that its idle power is zero."""
+    whole = energy_between(series, timeline.start_ns, timeline.end_ns)
+    phases = {name: _phase(series, parts, timeline, None, None) for name, parts in spans.items()}
+    return DomainRound(series, whole, phases, Power(0.0, 0.0))
+
+
+def phase_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
     """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
 
     Prefill ends and decode begins when the last rank has its first token. A served load reports its phases
@@ -176,7 +187,7 @@ def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
     return {"prefill": list(borders), "decode": decode}
 
 
-def _reported_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+def _reported_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
     """Return the phases that the serving rank reported; the last phase of an iteration ends with it."""
     iterations = timeline.ranks[0].iterations
     starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
@@ -193,7 +204,7 @@ def _reported_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]
     return spans
 
 
-def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
+def _span_tokens(timeline: Timeline, name: str) -> int | None:
     """Return the output tokens of a phase, if the task reports them."""
     counts = [
         span.output_tokens
@@ -208,9 +219,9 @@ def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
 def _phase(
     series: Series,
     parts: Sequence[tuple[int, int]],
-    timeline: RoundTimeline,
-    before: Quiet,
-    after: Quiet,
+    timeline: Timeline,
+    before: Quiet | None,
+    after: Quiet | None,
 ) -> Energy:
     """Sum a phase over its iterations. Only the outermost edges of a round are quiet."""
     energies = [
@@ -227,7 +238,7 @@ def _phase(
     return require_resolvable(sum_energies(energies), series, mean_ns / 1e9)
 
 
-def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Phase]:
+def _phases(timeline: Timeline, domains: Sequence[DomainRound]) -> list[Phase]:
     phases: list[Phase] = []
     for name, parts in phase_spans(timeline).items():
         energy = sum_energies([domain.phases[name] for domain in domains])

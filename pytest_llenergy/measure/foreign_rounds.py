@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from statistics import fmean, median_low
 
@@ -23,7 +23,6 @@ import msgspec
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import (
-    FIRST_TICK_S,
     Experiment,
     meter_info,
     unread_meter_flags,
@@ -36,13 +35,19 @@ from pytest_llenergy.measure.metrics import (
     relative_uncertainty,
     round_values,
 )
-from pytest_llenergy.measure.quality import drift_flags, stretch_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, collect_conditions, required_gap_s
+from pytest_llenergy.measure.quality import drift_flags, outlier_flags, stretch_flags
+from pytest_llenergy.measure.round_statistics import weighted_median
+from pytest_llenergy.measure.rounds import (
+    FIRST_TICK_TIMEOUT_S,
+    MeasuredRound,
+    collect_conditions,
+    required_gap_s,
+)
+from pytest_llenergy.meters.cpu_time import ProcessTree, read_cpu_time
 from pytest_llenergy.meters.edges import Quiet, quiet_power
-from pytest_llenergy.meters.estimate import read_cpu_time
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Energy,
     Power,
@@ -54,7 +59,7 @@ from pytest_llenergy.meters.uncertainty import (
 from pytest_llenergy.meters.window import synchronize_gpus
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
 from pytest_llenergy.model.record import Flag, Metric, Procedure, Round
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
 #: last stretch needs the share ``ENOUGH`` of that, since stretches end at the end of a round.
@@ -103,7 +108,7 @@ class Stretch:
         return min(1.0, self.timed_s * 1e9 / max(1, self.end_ns - self.start_ns))
 
 
-def min_stretch_s(trace: Sequence[Series]) -> float:
+def min_stretch_s(trace: Trace) -> float:
     """Return how long a stretch must be for its joules to be measured (seconds)."""
     ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.domain.smear_s for series in trace]
     ages = [STRETCH_AGES * (series.domain.max_age_s or 0.0) for series in trace]
@@ -156,7 +161,7 @@ def _cut(reported: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
 
 
 def account_stretch(
-    stretch: Stretch, whole: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()
+    stretch: Stretch, whole: MeasuredRound, trace: Trace, reasons: Sequence[str] = ()
 ) -> Round:
     """Return the record of a stretch: the joules of its rounds, without the joules between them.
 
@@ -239,7 +244,9 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
     starts = [(stretch.start_ns, None), *([(start_ns, before)] if before else [])]
     ends = [(stretch.end_ns, None), *([(end_ns, after)] if after else [])]
     candidates = [
-        _share_of(energy_between(series, first_ns, last_ns, left, right), stretch, last_ns - first_ns, idle)
+        _stretch_share(
+            energy_between(series, first_ns, last_ns, left, right), stretch, last_ns - first_ns, idle
+        )
         for first_ns, left in starts
         for last_ns, right in ends
     ]
@@ -247,7 +254,7 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
     return min(available, key=lambda each: each.u_j or 0.0) if available else candidates[0]
 
 
-def _share_of(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
+def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
     """Return a stretch's share of a longer window, with the uncertainty of the energy of the rest."""
     rest = 1 - (stretch.end_ns - stretch.start_ns) / length_ns
     if energy.energy_j is None or rest <= 0:
@@ -311,17 +318,22 @@ def _part(stretch: Stretch, whole: MeasuredRound) -> float:
 def _measured(stretch: Stretch, whole: MeasuredRound) -> MeasuredRound:
     iteration = Iteration(start_ns=stretch.start_ns, end_ns=stretch.end_ns, repeats=stretch.iterations)
     rank = RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=0.0)
-    return replace(whole, timeline=RoundTimeline(ranks=(rank,)))
+    return replace(whole, timeline=Timeline(ranks=(rank,)))
 
 
 def foreign_metrics(
     rounds: Sequence[Round], stretches: Sequence[Stretch], coverage: float = 1.0
 ) -> dict[str, Metric]:
-    """Return every metric, weighted by iterations, since stretches differ in their number of iterations.
+    """Return every metric, as a median weighted by iterations, of which stretches have different numbers.
 
     The meters' uncertainty counts in full if rounds are far apart: their starts are not shuffled, so they may
     all fall into the same part of a tick and have the same error. If stretches share an edge, an error there
     is added to one and subtracted from the other.
+
+    Args:
+        rounds: The record of each stretch.
+        stretches: The stretches.
+        coverage: Share of the time in which the sensors sample.
     """
     metrics = {
         name: _weight_by_iterations(name, metric, rounds)
@@ -341,9 +353,9 @@ def _weight_by_iterations(name: str, metric: Metric, rounds: Sequence[Round]) ->
         for round_ in rounds
         if is_valid(round_) and (value := figure.value_of(round_)) is not None
     ]
-    total = sum(weight for _, weight in weighted)
-    mean = sum(value * weight for value, weight in weighted) / total if total else metric.value
-    return msgspec.structs.replace(metric, value=mean)
+    if not weighted or figure.pooled is not None:
+        return metric
+    return msgspec.structs.replace(metric, value=weighted_median(*zip(*weighted, strict=True)))
 
 
 def drop_unresolvable(rounds: Sequence[Round], stretches: Sequence[Stretch]) -> list[Round]:
@@ -408,15 +420,16 @@ def measure_foreign_rounds(
     with ExitStack() as stack:
         sampler = stack.enter_context(Sampler(selection.meters))
         watch = stack.enter_context(watch_boards(lease.uuids))
-        sampler.await_ticks(0, FIRST_TICK_S)
+        processes = stack.enter_context(closing(ProcessTree({os.getpid()})))
+        sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
         gap_s = required_gap_s(sampler.series, least_gap_s)
         # Neither gap may contain work that is still queued on the GPU.
         synchronize_gpus()
         before = watch.read()
         gap_start_ns = time.monotonic_ns()
-        with sampler.closely():
+        with sampler.reading_closely():
             time.sleep(gap_s)
-            cpu_before, process_before_s = read_cpu_time(), _process_cpu_s()
+            cpu_before, work_before_s = read_cpu_time(), processes.cpu_time_s()
         sampler.read_now()
         least_s = min_stretch_s(sampler.series)
         with sampler.at_work(), collect_conditions(watch) as during:
@@ -425,18 +438,18 @@ def measure_foreign_rounds(
             synchronize_gpus()
             end_ns = time.monotonic_ns()
         sampler.read_now()
-        with sampler.closely():
-            cpu_after, process_after_s = read_cpu_time(), _process_cpu_s()
+        with sampler.reading_closely():
+            cpu_after, work_after_s = read_cpu_time(), processes.cpu_time_s()
             after = watch.read()
             time.sleep(gap_s)
         gap_end_ns = time.monotonic_ns()
         trace = sampler.series
-    busy_s = cpu_after.busy_s - cpu_before.busy_s
+    busy_s, work_s = cpu_after.busy_s - cpu_before.busy_s, work_after_s - work_before_s
     whole = MeasuredRound(
-        timeline=_timeline(start_ns, end_ns, process_after_s - process_before_s),
+        timeline=_timeline(start_ns, end_ns, work_s),
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=max(0.0, busy_s - (process_after_s - process_before_s)),
+        other_cpu_s=max(0.0, busy_s - work_s),
         stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
         before=before,
         during=during,
@@ -460,6 +473,7 @@ def measure_foreign_rounds(
     flags = [
         *foreign_round_flags(reported, stretches),
         *drift_flags(rounds),
+        *outlier_flags(rounds),
         *unread_meter_flags(selection.reasons),
     ]
     infos = [meter_info(series) for series in trace]
@@ -482,12 +496,6 @@ class _BetweenRounds:
             self._sampler.note_edge()
 
 
-def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> RoundTimeline:
+def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> Timeline:
     iteration = Iteration(start_ns=start_ns, end_ns=end_ns)
-    return RoundTimeline(ranks=(RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=cpu_time_s),))
-
-
-def _process_cpu_s() -> float:
-    """Return the CPU time of this process and of its ended children (seconds)."""
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system
+    return Timeline(ranks=(RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=cpu_time_s),))

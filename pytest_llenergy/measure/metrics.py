@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a test, computed from its rounds, for one iteration of the work.
 
-A metric is the mean over the valid rounds. The meters' errors at the edges of a round differ from round to
-round, because rounds start in shuffled phase to the ticks. The errors therefore show in the spread of the
-rounds, s/√n, which is the standard uncertainty, unless the rounds happen to agree better than the meter can
-measure: then it is the meter's uncertainty over √n. The uncertainty from what a part-time sensor did not
-sample counts in full unless the starts of the rounds cover the whole tick. ``uncertainty_absolute`` adds the
-accuracy of the source, which does not shrink with n.
+A metric is the median over the valid rounds (see ``round_statistics``). Tables, verdicts, the history and
+JSON all show this value. A rate, such as tokens per second, is the inverse of the median time for one token.
 
-A percentile of latencies is taken over all requests of all valid rounds; its uncertainty is the spread of the
-percentiles of single rounds (batch means).
+A percentile of latencies is taken over all requests of all valid rounds; its uncertainty comes from the
+scatter of the percentiles of single rounds.
 """
 
 from __future__ import annotations
@@ -18,27 +14,19 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, linear_regression, quantiles, stdev
+from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.meters.uncertainty import student_factor
+from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 from pytest_llenergy.model.timeline import Flops
 
 #: Percentiles of each latency of a served load.
 PERCENTILES = (50, 90, 99)
 
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile of one or more values.
-
-    Uses linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the
-    default of ``numpy.percentile``, which the benchmarks of vLLM and ML.ENERGY use.
-    """
-    if len(values) == 1:
-        return values[0]
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
+#: Why a served load may have no metric of its steady state.
+NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -69,87 +57,6 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
     return msgspec.structs.replace(energy, unit="J", source=flops.source, **scaled)
 
 
-def uncertainty_of_mean(values: Sequence[float]) -> float:
-    """Return s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
-    n = len(values)
-    return stdev(values) / math.sqrt(n) * student_factor(n - 1)
-
-
-def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
-    """Return the standard uncertainty of the mean of values that were each taken in a stratum of the phase.
-
-    Only the scatter between neighbouring strata counts; slow changes over the phase average out. Uses the
-    successive differences in the order of phase, a closed ring (Wolter, Introduction to Variance Estimation,
-    2nd ed., chapter 8), which are worth two thirds as many independent values.
-    """
-    n = len(values)
-    ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
-    squares = sum((b - a) ** 2 for a, b in zip(ordered, [*ordered[1:], ordered[0]], strict=True))
-    return math.sqrt(squares / 2) / n * student_factor(max(1, (n - 1) * 2 / 3))
-
-
-def phases_cover_tick(phases: Sequence[float | None], coverage: float) -> bool:
-    """Return whether the starts of the rounds cover the whole tick, so that their mean covers every phase.
-
-    A sensor that samples the share ``coverage`` of each tick samples part of any load, however short, unless
-    no round starts within a stretch of the tick of that length.
-    """
-    starts = sorted(phase for phase in phases if phase is not None)
-    if not starts or len(starts) < len(phases):
-        return False
-    holes = [b - a for a, b in zip(starts, [*starts[1:], starts[0] + 1], strict=True)]
-    return max(holes) <= coverage
-
-
-def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
-    """Fit a line to at least four values; ``None`` for fewer.
-
-    Returns:
-        The change from the first to the last value relative to the mean, and its t value.
-    """
-    n = len(values)
-    if n < 4:
-        return None
-    mean, order = fmean(values), range(n)
-    slope, start = linear_regression(order, values)
-    rest = sum((value - start - slope * index) ** 2 for index, value in enumerate(values))
-    error = math.sqrt(rest / (n - 2) / sum((index - (n - 1) / 2) ** 2 for index in order))
-    change = slope * (n - 1) / mean if mean else 0.0
-    return change, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
-
-
-#: Why a served load may have no metric of its steady state.
-NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
-
-
-class RoundValue(msgspec.Struct, frozen=True, gc=False):
-    """Value of a metric in one round.
-
-    Attributes:
-        value: The value, in the unit of the metric.
-        meter: Standard uncertainty from the edges of the round.
-        unsampled: Standard uncertainty from what a part-time sensor did not sample.
-        accuracy: Standard uncertainty from the accuracy of the source.
-        phase: Phase of the tick in which the round started.
-    """
-
-    value: float
-    meter: float = 0.0
-    unsampled: float = 0.0
-    accuracy: float = 0.0
-    phase: float | None = None
-
-    def scale(self, factor: float) -> RoundValue:
-        """Return the value and its uncertainties, multiplied by a factor."""
-        return RoundValue(
-            self.value * factor,
-            self.meter * factor,
-            self.unsampled * factor,
-            self.accuracy * factor,
-            self.phase,
-        )
-
-
 @dataclass(frozen=True)
 class RoundMetric:
     """How a metric is computed from rounds.
@@ -160,7 +67,7 @@ class RoundMetric:
         missing: Why a workload may not have the metric.
         applies: Returns whether a round has what the metric needs, apart from joules.
         phase: Phase that the metric describes, if any.
-        pooled: Returns the metric of all valid rounds together, if it is not the mean over rounds.
+        pooled: Returns the metric of all valid rounds together, if it is not the median over rounds.
         served: Whether only served loads have the metric.
     """
 
@@ -177,6 +84,11 @@ class RoundMetric:
         """Whether the metric is computed from joules."""
         return "J" in self.unit or self.unit == "W"
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether the metric is a count over a time."""
+        return self.unit.endswith("/s")
+
 
 def is_valid(round_: Round) -> bool:
     """Return whether a round counts in metrics."""
@@ -190,7 +102,7 @@ def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], 
     missing = figure.missing
     unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
     if unresolved:
-        # The mean over only the rounds whose phase was resolved would be too high.
+        # The median over only the rounds whose phase was resolved would be too high.
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
         values = [value for round_ in valid if (value := figure.value_of(round_)) is not None]
@@ -223,7 +135,9 @@ def compute_metrics(
         if values:
             # Net energy may be zero or less, gross energy may not.
             gross = "J" in figure.unit and name != "net_energy_j"
-            metrics[name] = _mean(values, figure.unit, coverage, gross=gross)
+            metrics[name] = summarize_rounds(
+                values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate
+            )
             if figure.pooled is not None:
                 pooled = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
                 metrics[name] = msgspec.structs.replace(metrics[name], value=pooled)
@@ -253,40 +167,10 @@ def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> floa
     values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
     if len(values) < 2:
         return None
-    metric = _mean(values, "J", coverage, gross=True)
+    metric = summarize_rounds(values, "J", coverage, gross=True)
     if metric.value is None or metric.uncertainty is None or metric.value <= 0:
         return None
     return metric.uncertainty / metric.value
-
-
-def _mean(values: Sequence[RoundValue], unit: str, coverage: float, *, gross: bool) -> Metric:
-    n, mean = len(values), fmean(each.value for each in values)
-    if gross and mean <= 0:
-        return Metric(
-            value=None, unit=unit, n=n, reason=f"not resolvable: {n} rounds give {mean:.2g} J on average"
-        )
-    if n == 1:
-        reason = "one round shows no scatter: uncertainty unknown"
-        return Metric(value=mean, unit=unit, n=1, reason=reason)
-    phases = [each.phase for each in values]
-    unsampled = fmean(each.unsampled for each in values)
-    dithered = unsampled > 0 and phases_cover_tick(phases, coverage)
-    numbers = [each.value for each in values]
-    if dithered:
-        scatter = uncertainty_of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
-        unsampled = 0.0
-    else:
-        scatter = uncertainty_of_mean(numbers)
-    meter = math.sqrt(fmean(each.meter**2 for each in values) / n)
-    uncertainty = math.hypot(max(scatter, meter), unsampled)
-    return Metric(
-        value=mean,
-        unit=unit,
-        uncertainty=uncertainty,
-        spread=scatter,
-        uncertainty_absolute=math.hypot(uncertainty, fmean(each.accuracy for each in values)),
-        n=n,
-    )
 
 
 def _energy(round_: Round) -> RoundValue | None:

@@ -15,21 +15,21 @@ from pytest_llenergy.measure.accounting import phase_spans
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.edges import Quiet, energy_at_end, energy_at_start, quiet_power
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
 
 #: Largest number of steps of a domain; more could not be distinguished in a chart and would enlarge the
 #: report.
-MOST_STEPS = 120
+MAX_STEPS = 120
 
 #: Largest number of phases; more could not be distinguished in a chart.
-MOST_SPANS = 100
+MAX_SPANS = 100
 
 #: Part of each quiet gap that is kept: as a share of the round, and at least (seconds).
-GAP_SHARE, LEAST_GAP_S = 0.25, 0.1
+GAP_SHARE, MIN_GAP_S = 0.25, 0.1
 
 #: Shortest step (nanoseconds); edges are stored to the microsecond.
-LEAST_STEP_NS = 10_000
+MIN_STEP_NS = 10_000
 
 #: Significant digits of a power, and hence of its joules.
 DIGITS = 7
@@ -47,7 +47,7 @@ def median_round_index(rounds: Sequence[Round]) -> int | None:
     return ordered[(len(ordered) - 1) // 2][1] if ordered else None
 
 
-def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace | None:
+def power_trace(measured: MeasuredRound, trace: Trace) -> PowerTrace | None:
     """Return the power over time of each domain with two quiet gaps; ``None`` without such a domain."""
     timeline = measured.timeline
     start_ns = timeline.start_ns
@@ -68,7 +68,7 @@ def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace 
         start_s=start_ns / 1e9,
         duration_s=timeline.duration_s,
         by_domain=by_domain,
-        spans=sorted(spans, key=lambda span: span.start_s) if len(spans) <= MOST_SPANS else [],
+        spans=sorted(spans, key=lambda span: span.start_s) if len(spans) <= MAX_SPANS else [],
     )
 
 
@@ -77,7 +77,7 @@ def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], 
     start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
     before = quiet_power(series, measured.gap_start_ns, start_ns)
     after = quiet_power(series, end_ns, measured.gap_end_ns)
-    if before is None or after is None or end_ns - start_ns < LEAST_STEP_NS:
+    if before is None or after is None or end_ns - start_ns < MIN_STEP_NS:
         return [], []
     first = (start_ns, energy_at_start(series, start_ns, before).energy_j)
     last = (end_ns, energy_at_end(series, end_ns, after).energy_j)
@@ -86,7 +86,7 @@ def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], 
         [first, *_inside(series, first, last), last],
         [last, *_quiet(series, end_ns, measured.gap_end_ns, after)],
     )
-    reach_ns = round(max(GAP_SHARE * (end_ns - start_ns), LEAST_GAP_S * 1e9))
+    reach_ns = round(max(GAP_SHARE * (end_ns - start_ns), MIN_GAP_S * 1e9))
     # Leave out ticks far from the round, but keep three: the nearest one may be too near for a step.
     lead = [point for point in parts[0][:-3] if start_ns - point[0] <= reach_ns] + parts[0][-3:]
     trail = parts[2][:3] + [point for point in parts[2][3:] if point[0] - end_ns <= reach_ns]
@@ -106,7 +106,7 @@ def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], 
 
 def _quiet(series: Series, start_ns: int, end_ns: int, quiet: Quiet) -> list[Point]:
     """Return the ticks of a gap from which its power was computed."""
-    ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
+    ticks = series.without_common_delay(series.ticks_between(start_ns + series.smear_ns, end_ns))
     inside = [tick for tick in ticks if quiet.first.time_ns <= tick.time_ns <= quiet.last.time_ns]
     return [(tick.time_ns, tick.energy_j) for tick in inside]
 
@@ -117,15 +117,15 @@ def _inside(series: Series, first: Point, last: Point) -> list[Point]:
     A running average over s lags by s/2.
     """
     lag_ns = series.smear_ns // 2
-    ticks = series.between(first[0] + lag_ns + 1, last[0] + lag_ns - 1)
+    ticks = series.ticks_between(first[0] + lag_ns + 1, last[0] + lag_ns - 1)
     return [(tick.time_ns - lag_ns, tick.energy_j) for tick in ticks if first[1] <= tick.energy_j <= last[1]]
 
 
 def _shortest_step_ns(*parts: Sequence[Point]) -> int:
-    """Return the shortest step: half the median, and long enough for at most ``MOST_STEPS`` steps."""
+    """Return the shortest step: half the median, and long enough for at most ``MAX_STEPS`` steps."""
     steps = [b - a for points in parts for (a, _), (b, _) in pairwise(points)]
     span_ns = parts[-1][-1][0] - parts[0][0][0]
-    return max(span_ns // (MOST_STEPS - len(parts)), round(median(steps) / 2), LEAST_STEP_NS)
+    return max(span_ns // (MAX_STEPS - len(parts)), round(median(steps) / 2), MIN_STEP_NS)
 
 
 def _thin(points: Sequence[Point], least_ns: int) -> list[Point]:

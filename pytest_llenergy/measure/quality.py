@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
 import msgspec
@@ -14,18 +14,20 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.measure.metrics import linear_drift
+from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Trace
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import trace_flags
+from pytest_llenergy.model.quantity import format_energy
 from pytest_llenergy.model.record import Flag, Round
 
 #: A round during which others use more cores than this is contended, or stolen by a hypervisor.
 CONTENDED_CORES = 0.25
 
 #: CPU time below this is not significant, since the system counts it in ticks of 10 ms (seconds).
-LEAST_CPU_S = 0.05
+MIN_CPU_S = 0.05
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -45,9 +47,18 @@ CLOCK = 0.03
 #: A change over the rounds is a drift if it is at least this large and its t value this high.
 DRIFT, DRIFT_T = 0.02, 4.0
 
+#: Further outlying rounds are only counted.
+MAX_NAMED_ROUNDS = 3
 
-def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy) -> list[Flag]:
-    """Return the flags of a round that need no comparison with other rounds."""
+
+def round_flags(measured: MeasuredRound, trace: Trace, total: Energy) -> list[Flag]:
+    """Return the flags of a round that need no comparison with other rounds.
+
+    Args:
+        measured: The round.
+        trace: One series for each domain.
+        total: Energy of the round.
+    """
     timeline = measured.timeline
     flags = _energy_flags(total)
     flags += _short_flags(timeline.duration_s, trace)
@@ -58,10 +69,15 @@ def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy)
     return flags
 
 
-def stretch_flags(
-    stretch: MeasuredRound, whole: MeasuredRound, trace: Sequence[Series], total: Energy
-) -> list[Flag]:
-    """Return the flags of a part of uninterrupted work. Use by others is known only for the ``whole``."""
+def stretch_flags(stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, total: Energy) -> list[Flag]:
+    """Return the flags of a part of uninterrupted work. Use by others is known only for the ``whole``.
+
+    Args:
+        stretch: The part.
+        whole: All of the work.
+        trace: One series for each domain.
+        total: Energy of the part.
+    """
     flags = _energy_flags(total)
     flags += _short_flags(stretch.timeline.duration_s, trace)
     flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
@@ -96,6 +112,44 @@ def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
     return [Flag(name="drift", severity="warning", detail=detail)]
 
 
+def outlier_flags(rounds: Sequence[Round]) -> list[Flag]:
+    """Return a flag that names the valid rounds whose time or energy lies far from that of the others."""
+    valid = [(number, round_) for number, round_ in enumerate(rounds, 1) if is_valid(round_)]
+    slow = _name_outlying(
+        [(number, each.duration_s / each.iterations) for number, each in valid], "took", _time
+    )
+    # A longer round uses more energy, which needs no name of its own.
+    energies = [
+        (number, each.energy_j / each.iterations)
+        for number, each in valid
+        if each.energy_j is not None and number not in slow
+    ]
+    found = {**slow, **_name_outlying(energies, "used", format_energy)}
+    if not found:
+        return []
+    each = " an iteration" if any(round_.iterations > 1 for _, round_ in valid) else ""
+    detail = f"{'; '.join(dict.fromkeys(found.values()))}{each}; medians are hardly moved by it"
+    return [Flag(name="outlying-rounds", severity="warning", detail=detail)]
+
+
+def _name_outlying(
+    values: Sequence[tuple[int, float]], verb: str, text: Callable[[float], str]
+) -> dict[int, str]:
+    """Return one text for the outlying rounds among ``values``, by each of their numbers."""
+    found = [values[index] for index in outlying([value for _, value in values])]
+    if not found:
+        return {}
+    shown = [f"round {number} {verb} {text(value)}" for number, value in found[:MAX_NAMED_ROUNDS]]
+    if len(found) > MAX_NAMED_ROUNDS:
+        shown.append(f"{len(found) - MAX_NAMED_ROUNDS} more likewise")
+    usual = text(median(value for _, value in values))
+    return dict.fromkeys((number for number, _ in found), f"{', '.join(shown)}, the median round {usual}")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
 def _energy_flags(total: Energy) -> list[Flag]:
     if total.energy_j is None or total.u_j is None:
         # Only a warning: the times and counts of the round are valid.
@@ -110,7 +164,7 @@ def _energy_flags(total: Energy) -> list[Flag]:
     return []
 
 
-def _short_flags(duration_s: float, trace: Sequence[Series]) -> list[Flag]:
+def _short_flags(duration_s: float, trace: Trace) -> list[Flag]:
     period_s = max((series.period_s or 0.0 for series in trace), default=0.0)
     if duration_s >= period_s:
         return []
@@ -126,7 +180,7 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     return [
         Flag(name=name, severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")
         for name, cpu_s, text in used
-        if cpu_s > max(CONTENDED_CORES * duration_s, LEAST_CPU_S)
+        if cpu_s > max(CONTENDED_CORES * duration_s, MIN_CPU_S)
     ]
 
 

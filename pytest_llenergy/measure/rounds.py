@@ -22,14 +22,31 @@ from random import Random
 from typing import Any, Protocol
 
 from pytest_llenergy.devices.condition import Condition
-from pytest_llenergy.meters.estimate import CpuTime, read_cpu_time
+from pytest_llenergy.meters.cpu_time import ProcessTree, read_cpu_time
 from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.trace import Series, Tick
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
+from pytest_llenergy.meters.trace import Series, Tick, Trace
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
-#: Seconds between two readings of the boards' condition during the work: rare enough to cost nothing, and
+#: Latest ticks among which the reference of the phase is chosen, and the relative error of a period: the
+#: older the tick, the less certain the phase.
+LOOK_BACK = 8
+PERIOD_OFF = 0.02
+
+#: Length of a quiet gap in ticks of the slowest counter, so that it always contains three ticks.
+GAP_TICKS = 3.5
+
+#: Length of a quiet gap if every counter rests while nothing is measured (seconds): enough to read it once
+#: more, so that a reading surely lies after the work.
+RESTING_GAP_S = 0.001
+
+#: Wait for the first tick of every counter. Longer than the slowest counter that can bracket a window takes
+#: (``meters.selfcheck``: 1 s).
+FIRST_TICK_TIMEOUT_S = 1.5
+#: Counters with a longer period than this are not waited for at the start of a round.
+LONGEST_PHASE_WAIT_S = 2.0
+#: Interval between two readings of the boards' condition during the work: rare enough to cost nothing, and
 #: frequent enough to detect a process that affects the result.
-EVERY_S = 0.5
+CONDITION_POLL_S = 0.5
 
 
 class BoardMonitor(Protocol):
@@ -49,7 +66,7 @@ def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condit
     ended = threading.Event()
 
     def collect() -> None:
-        while not ended.wait(EVERY_S):
+        while not ended.wait(CONDITION_POLL_S):
             conditions.append(watch.read())
 
     if not watch.read():
@@ -68,19 +85,26 @@ def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condit
 class CallWorkload:
     """A callable measured in this process, and its latest result.
 
-    ``peak_memory_bytes`` is unknown, since the process has other uses too.
+    ``setup`` runs before each round and ``teardown`` after it, outside the quiet gaps. ``peak_memory_bytes``
+    is unknown, since the process has other uses too.
     """
 
     function: Callable[[], Any]
+    setup: Callable[[], object] | None = None
+    teardown: Callable[[], object] | None = None
     peak_memory_bytes: int | None = field(default=None, init=False)
     result: Any = field(default=None, init=False)
 
     def prepare_round(self) -> None:
-        """Collect garbage now, so that it is not collected during the work."""
+        """Run ``setup``, then collect garbage, so that it is not collected during the work."""
+        __tracebackhide__ = True
+        if self.setup is not None:
+            self.setup()
         gc.collect()
 
     def work(self, iterations: int = 1) -> None:
         """Call the function ``iterations`` times."""
+        __tracebackhide__ = True
         cpu_before = time.process_time()
         start_ns = time.monotonic_ns()
         for _ in range(iterations):
@@ -90,19 +114,13 @@ class CallWorkload:
         # Reading the clock after each call would cost more than a short call.
         self._iteration = Iteration(start_ns=start_ns, end_ns=end_ns, repeats=iterations)
 
-    def timeline(self) -> RoundTimeline:
-        """Return when the function ran."""
+    def timeline(self) -> Timeline:
+        """Run ``teardown``, and return when the function ran."""
+        __tracebackhide__ = True
+        if self.teardown is not None:
+            self.teardown()
         rank = RankTimeline(rank=0, iterations=(self._iteration,), cpu_time_s=self._cpu_time_s)
-        return RoundTimeline(ranks=(rank,))
-
-
-#: Counters with a longer period than this are not waited for (seconds).
-LONGEST_WAIT_S = 2.0
-
-#: Latest ticks among which the reference of the phase is chosen, and the relative error of a period: the
-#: older the tick, the less certain the phase.
-LOOK_BACK = 8
-PERIOD_OFF = 0.02
+        return Timeline(ranks=(rank,))
 
 
 class PhaseDither:
@@ -113,7 +131,7 @@ class PhaseDither:
         self._random = Random(seed)
         self._strata: list[int] = []
 
-    def wait(self, trace: Sequence[Series]) -> None:
+    def wait(self, trace: Trace) -> None:
         """Sleep until a phase in the next stratum of the slowest counter's tick."""
         leader = slowest_series(trace)
         if leader is None or not leader.ticks or not leader.period_s:
@@ -132,20 +150,20 @@ def required_strata(coverage: float) -> int:
     return math.ceil(2 / coverage) if coverage < 1 else 1
 
 
-def slowest_series(trace: Sequence[Series]) -> Series | None:
-    """Return the ticking series with the longest period of at most ``LONGEST_WAIT_S``."""
+def slowest_series(trace: Trace) -> Series | None:
+    """Return the ticking series with the longest period of at most ``LONGEST_PHASE_WAIT_S``."""
     ticking = [
         series
         for series in trace
-        if series.domain.max_age_s is None and 0 < (series.period_s or 0.0) <= LONGEST_WAIT_S
+        if series.domain.max_age_s is None and 0 < (series.period_s or 0.0) <= LONGEST_PHASE_WAIT_S
     ]
     return max(ticking, key=lambda series: series.period_s or 0.0, default=None)
 
 
-def tick_phase(trace: Sequence[Series], time_ns: int) -> float | None:
+def tick_phase(trace: Trace, time_ns: int) -> float | None:
     """Return the phase of a moment in the slowest counter's tick, from 0 to 1; ``None`` without ticks."""
     leader = slowest_series(trace)
-    ticks = leader.around(time_ns, LOOK_BACK)[0] if leader is not None else []
+    ticks = leader.ticks_around(time_ns, LOOK_BACK)[0] if leader is not None else []
     if leader is None or not ticks or not leader.period_s:
         return None
     return (time_ns - _select_reference(ticks).time_ns) / 1e9 / leader.period_s % 1.0
@@ -161,10 +179,6 @@ def _select_reference(ticks: Sequence[Tick]) -> Tick:
     return min(ticks, key=lambda tick: tick.gap_s / 2 + (newest_ns - tick.time_ns) / 1e9 * PERIOD_OFF)
 
 
-#: Length of a quiet gap in ticks of the slowest counter, so that it always contains three ticks.
-GAP_TICKS = 3.5
-
-
 class Workload(Protocol):
     """The measured work. Only ``work`` runs between the quiet gaps."""
 
@@ -174,7 +188,7 @@ class Workload(Protocol):
     def work(self, iterations: int = 1) -> None:
         """Do the work ``iterations`` times; blocks until it is done on all ranks."""
 
-    def timeline(self) -> RoundTimeline:
+    def timeline(self) -> Timeline:
         """Return timestamps and counts of the last ``work``. Tokens are counted and decoded here."""
 
 
@@ -186,7 +200,7 @@ class MeasuredRound:
     during the work, and right after it.
     """
 
-    timeline: RoundTimeline
+    timeline: Timeline
     gap_start_ns: int
     gap_end_ns: int
     other_cpu_s: float = 0.0
@@ -202,8 +216,11 @@ class MeasuredRound:
         return max((value for value in temperatures_c if value is not None), default=None)
 
 
-def required_gap_s(trace: Sequence[Series], least_s: float) -> float:
+def required_gap_s(trace: Trace, least_s: float) -> float:
     """Return how long a quiet gap must be to give the idle power of every counter (seconds)."""
+    if trace and all(series.domain.rests for series in trace):
+        # These count nothing but the work: there is no idle power to measure.
+        return RESTING_GAP_S
     late = [series.domain.smear_s + series.domain.late_s[1] for series in trace]
     needed = [late_s + GAP_TICKS * (each.period_s or 0.0) for late_s, each in zip(late, trace, strict=True)]
     return max([least_s, *needed])
@@ -216,37 +233,48 @@ def run_round(
     dither: PhaseDither,
     sampler: Sampler,
     watch: BoardMonitor,
+    processes: ProcessTree,
 ) -> MeasuredRound:
-    """Run one round while the sampler reads; the calling thread sleeps or blocks throughout."""
+    """Run one round while the sampler reads; the calling thread sleeps or blocks throughout.
+
+    Args:
+        workload: The work.
+        iterations: Repetitions of the work.
+        gap_s: Length of each quiet gap (seconds).
+        dither: Chooses the phase at which the round starts.
+        sampler: Reads the meters.
+        watch: Reads the condition of the boards.
+        processes: The processes that do the work, as far as this one started them.
+    """
+    __tracebackhide__ = True
     workload.prepare_round()
     before = watch.read()
     gap_start_ns = time.monotonic_ns()
-    with sampler.closely():
+    with sampler.reading_closely():
         time.sleep(gap_s)
-        cpu_before = read_cpu_time()
+        cpu_before, work_before_s = read_cpu_time(), processes.cpu_time_s()
         dither.wait(sampler.series)
     # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
     sampler.read_now()
     with sampler.at_work(), collect_conditions(watch) as during:
         workload.work(iterations)
     sampler.read_now()
-    with sampler.closely():
-        cpu_after = read_cpu_time()
+    with sampler.reading_closely():
+        cpu_after, work_after_s = read_cpu_time(), processes.cpu_time_s()
         after = watch.read()
         time.sleep(gap_s)
+        sampler.read_now()
     gap_end_ns = time.monotonic_ns()
     timeline = workload.timeline()
+    # Only the ranks know of a server that was started elsewhere.
+    work_s = max(work_after_s - work_before_s, timeline.cpu_time_s)
     return MeasuredRound(
         timeline=timeline,
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=_other_cpu_s(cpu_before, cpu_after, timeline),
+        other_cpu_s=max(0.0, cpu_after.busy_s - cpu_before.busy_s - work_s),
         stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
         before=before,
         during=during,
         after=after,
     )
-
-
-def _other_cpu_s(before: CpuTime, after: CpuTime, timeline: RoundTimeline) -> float:
-    return max(0.0, after.busy_s - before.busy_s - timeline.cpu_time_s)

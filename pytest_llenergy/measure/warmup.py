@@ -17,23 +17,33 @@ from pytest_llenergy.meters.trace import Series
 SETTLED = 0.05
 
 #: Shortest block that is compared, in seconds and in ticks of the slowest counter.
-LEAST_BLOCK_S = 0.05
+MIN_BLOCK_S = 0.05
 BLOCK_TICKS = 3.5
 
 #: Smallest number of ticks in a block for its power to count.
-LEAST_TICKS = 3
+MIN_TICKS = 3
 
 #: Largest number of blocks.
-MOST_BLOCKS = 10
+MAX_BLOCKS = 10
 
 #: Share of the budget after which the warm-up ends.
-MOST_OF_BUDGET = 0.5
+MAX_BUDGET_SHARE = 0.5
 
 CRITERION = (
-    f"duration and power of two blocks in a row within {SETTLED:.0%}, at most {MOST_BLOCKS} blocks or "
-    f"{MOST_OF_BUDGET:.0%} of the budget"
+    f"duration and power of two blocks in a row within {SETTLED:.0%}, at most {MAX_BLOCKS} blocks or "
+    f"{MAX_BUDGET_SHARE:.0%} of the budget"
 )
 GIVEN = "number of iterations given"
+
+#: Ticks that a round should contain, so that the power inside it is observed.
+ROUND_TICKS = 3
+
+#: Shortest round (seconds), whatever the budget, and where a counter has a period of ``SLOW_TICK_S``. Shorter
+#: ones scatter with every interruption.
+MIN_ROUND_S, MIN_SLOW_ROUND_S, SLOW_TICK_S = 0.1, 0.2, 0.05
+
+#: Share of the target for the uncertainty of the meters; the rest is for the spread of the work itself.
+METER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -78,21 +88,33 @@ def warm_up(
     budget_s: float,
     sampler: Sampler,
     on_step: StepCallback = ignore_step,
+    block_iterations: int = 1,
 ) -> WarmUp:
-    """Run ``given`` iterations, or run until the work has settled if ``given`` is ``None``."""
+    """Run ``given`` iterations, or run until the work has settled if ``given`` is ``None``.
+
+    Args:
+        workload: The work.
+        given: Number of iterations; None warms up until the work has settled.
+        budget_s: Time that measuring may take (seconds).
+        sampler: Reads the meters.
+        on_step: Called before each block.
+        block_iterations: Iterations of each block, which divide ``given``.
+    """
+    __tracebackhide__ = True
     if given is not None:
         blocks = []
-        for number in range(1, given + 1):
-            on_step(Step("warm-up", number, given))
-            blocks.append(_block(workload, 1, sampler))
+        count = given // block_iterations
+        for number in range(1, count + 1):
+            on_step(Step("warm-up", number, count))
+            blocks.append(_block(workload, block_iterations, sampler))
         last = blocks[-1] if blocks else None
         return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
-    least_s = max([LEAST_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
+    least_s = max([MIN_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
     on_step(Step("warm-up", 1))
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
-    for number in range(2, MOST_BLOCKS + 1):
+    for number in range(2, MAX_BLOCKS + 1):
         spent_s += block.duration_s
-        if spent_s > MOST_OF_BUDGET * budget_s:
+        if spent_s > MAX_BUDGET_SHARE * budget_s:
             break
         iterations = block.iterations
         if block.duration_s < least_s:
@@ -107,14 +129,15 @@ def warm_up(
 
 
 def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
+    __tracebackhide__ = True
     workload.prepare_round()
     with sampler.at_work():
         workload.work(iterations)
     timeline = workload.timeline()
     power_w, blur = 0.0, 0.0
     for series in sampler.series:
-        ticks = series.between(timeline.start_ns, timeline.end_ns)
-        if len(ticks) < LEAST_TICKS:
+        ticks = series.ticks_between(timeline.start_ns, timeline.end_ns)
+        if len(ticks) < MIN_TICKS:
             return _Block(iterations, timeline.duration_s, None, 0.0)
         first, last = ticks[0], ticks[-1]
         power_w += power_between(first, last)
@@ -122,24 +145,26 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur)
 
 
-#: Ticks that a round should contain, so that the power inside it is observed.
-ROUND_TICKS = 3
-
-#: Share of the target for the uncertainty of the meters; the rest is for the spread of the work itself.
-METER_SHARE = 0.5
-
-
 def calibrate_iterations(
     warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, sampler: Sampler
 ) -> int:
-    """Return the iterations of each round, as many as the target needs and the budget allows, at least one.
+    """Return the iterations of each round, as many as the target needs and the budget allows.
 
-    Measures a quiet gap. Returns 1 without a warm-up, since the duration of an iteration is then unknown.
+    Rounds last at least 100 ms, 200 ms with a slow counter, and have at least one iteration. Measures a quiet
+    gap. Returns 1 without a warm-up, since the duration of an iteration is then unknown.
+
+    Args:
+        warmup: Result of the warm-up.
+        rounds: Smallest number of rounds.
+        gap_s: Length of each quiet gap (seconds).
+        target: Relative standard uncertainty to reach.
+        budget_s: Time that measuring may take (seconds).
+        sampler: Reads the meters.
     """
     if not warmup.iteration_s:
         return 1
     start_ns = time.monotonic_ns()
-    with sampler.closely():
+    with sampler.reading_closely():
         time.sleep(gap_s)
     end_ns = time.monotonic_ns()
     needed = [
@@ -148,7 +173,10 @@ def calibrate_iterations(
     ]
     needed_s = max(needed, default=0.0)
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
-    return max(1, math.ceil(min(needed_s, allowed_s) / warmup.iteration_s - 1e-6))
+    ticking = [series for series in sampler.series if series.domain.max_age_s is None]
+    slow = any((series.period_s or 0.0) >= SLOW_TICK_S for series in ticking)
+    round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slow else MIN_ROUND_S)
+    return max(1, math.ceil(round_s / warmup.iteration_s - 1e-6))
 
 
 def required_round_s(
@@ -159,6 +187,14 @@ def required_round_s(
     The uncertainty of a round does not depend on its length. It comes from the times of two ticks at idle
     power and, for a part-time sensor, from two steps between idle and busy power (see
     ``window_arithmetic.coverage_variance``).
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of a quiet gap (monotonic nanoseconds).
+        end_ns: End of the gap (monotonic nanoseconds).
+        busy_w: Power during the work (W); None if unknown.
+        rounds: Smallest number of rounds.
+        target: Relative standard uncertainty to reach.
     """
     period_s = series.period_s or 0.0
     least_s = ROUND_TICKS * period_s if series.domain.max_age_s is None else period_s

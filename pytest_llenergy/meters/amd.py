@@ -15,19 +15,21 @@ from typing import Any
 from pytest_llenergy.devices.amd import import_amdsmi, one_line
 from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
+from pytest_llenergy.meters.timeouts import AMD_POLL_S, AMD_STILL_S
 from pytest_llenergy.model.record import Flag
 
 MICRO = 1e-6
-#: Every working counter moves within this time, since a count is some 15 µJ (seconds).
-STILL_S = 0.5
-PAUSE_S = 0.01
 
 
 class Library:
     """The AMD SMI library, which stays open while one of its boards is open."""
 
     def __init__(self) -> None:
-        """Initialise AMD SMI. Raises ``MeterError`` if the package, its library or the driver is missing."""
+        """Initialise AMD SMI.
+
+        Raises:
+            MeterError: If the package, its library or the driver is missing.
+        """
         try:
             self._smi = import_amdsmi()
         except DeviceError as error:
@@ -39,7 +41,11 @@ class Library:
             raise MeterError(f"amd: {one_line(error)}") from None
 
     def boards(self) -> dict[str, Any]:
-        """Return handles by UUID. Raises ``MeterError``."""
+        """Return handles by UUID.
+
+        Raises:
+            MeterError: If AMD SMI fails.
+        """
         try:
             return {
                 str(self._smi.amdsmi_get_gpu_device_uuid(handle)): handle
@@ -49,7 +55,11 @@ class Library:
             raise MeterError(f"amd: {one_line(error)}") from None
 
     def count(self, handle: Any) -> tuple[float, float]:
-        """Return joules since the driver was loaded, and the joules of one count. Raises ``MeterError``."""
+        """Return joules since the driver was loaded, and the joules of one count.
+
+        Raises:
+            MeterError: If AMD SMI fails.
+        """
         try:
             answer = self._smi.amdsmi_get_energy_count(handle)
         except self._smi.AmdSmiException as error:
@@ -75,7 +85,11 @@ class AmdMeter:
     poll_period_s: float = 0.01
 
     def __init__(self, library: Library, uuid: str, handle: Any, flags: tuple[Flag, ...] = ()) -> None:
-        """Open a board. Raises ``MeterError`` if it has no counter."""
+        """Open a board.
+
+        Raises:
+            MeterError: If it has no counter.
+        """
         self._library = library
         self._handle = handle
         accuracy = unknown_accuracy("AMD SMI")
@@ -106,7 +120,8 @@ class AmdMeter:
 def open_amd(targets: Targets, pause: Callable[[float], None] = time.sleep) -> list[AmdMeter]:
     """Open the boards of the targets, or every AMD board of this host if the targets have no GPUs.
 
-    Raises ``MeterError`` if AMD SMI or a board of the targets is missing, or no counter moves.
+    Raises:
+        MeterError: If AMD SMI or a board of the targets is missing, or no counter moves.
     """
     library = Library()
     try:
@@ -127,7 +142,7 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
     chosen = {uuid: boards[uuid] for uuid in wanted or boards}
     still = _select_unmoving(library, chosen, pause)
     if still and (wanted or len(still) == len(chosen)):
-        raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {STILL_S:g} s")
+        raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {AMD_STILL_S:g} s")
     detail = f"no energy counter moves on {', '.join(still)}: not in the energy, or in that of the other die"
     flags = (Flag(name="unmoving", severity="warning", detail=detail),) if still else ()
     return [AmdMeter(library, uuid, chosen[uuid], flags) for uuid in chosen if uuid not in still]
@@ -136,8 +151,8 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
 def _select_unmoving(library: Library, boards: dict[str, Any], pause: Callable[[float], None]) -> list[str]:
     first = {uuid: library.count(handle)[0] for uuid, handle in boards.items()}
     still = list(boards)
-    for _ in range(round(STILL_S / PAUSE_S)):
-        pause(PAUSE_S)
+    for _ in range(round(AMD_STILL_S / AMD_POLL_S)):
+        pause(AMD_POLL_S)
         still = [uuid for uuid in still if library.count(boards[uuid])[0] == first[uuid]]
         if not still:
             break

@@ -18,6 +18,12 @@ Limits = Callable[[float, float], tuple[float, float]]
 """``limits(energy_j, duration_s)``: the lowest and the highest true energy for a reading."""
 
 
+#: Name of the thread that reads the meters.
+READER_THREAD = "llenergy-sampler"
+
+STATED = re.compile(r"^(?P<rest>.*)@(?P<percent>\d+(\.\d+)?)%$", re.DOTALL)
+
+
 def within(fraction: float) -> Limits:
     """Return the limits of a source that is accurate to ``fraction`` of its reading."""
 
@@ -47,6 +53,8 @@ class Domain(NamedTuple):
         coverage: Share of the time in which the sensor samples. A part-time sensor takes its sample for the
             whole of each tick.
         highest_w: Highest power of the device, if known.
+        rests: Whether the counter stands still while nothing happens: a reading that repeats the previous one
+            is then a tick too.
         covers_others: Whether the joules may include those of other meters, so that they cannot be added.
         flags: Flags of every measurement with this domain, such as a rejected counter or a shared board.
     """
@@ -65,6 +73,7 @@ class Domain(NamedTuple):
     integrated: bool = False
     coverage: float = 1.0
     highest_w: float | None = None
+    rests: bool = False
     covers_others: bool = False
     flags: tuple[Flag, ...] = ()
 
@@ -86,14 +95,24 @@ class Domain(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The devices of a test, which meters must cover: GPUs by full UUID, or the CPU."""
+    """What the meters of a test must cover: GPUs, or the CPU, or both.
+
+    Attributes:
+        gpus: Full UUIDs.
+        also_cpu: Whether a test with GPUs holds the CPU too, as work in pytest's own process does.
+        processes: Processes that work for the test although this one did not start them, such as a server.
+        unknown_processes: Why such processes are unknown, if they are.
+    """
 
     gpus: tuple[str, ...] = ()
+    also_cpu: bool = False
+    processes: tuple[int, ...] = ()
+    unknown_processes: str | None = None
 
     @property
     def cpu(self) -> bool:
-        """Whether the test uses the CPU: it does if it uses no GPU."""
-        return not self.gpus
+        """Whether meters of the CPU apply: the test holds it, with or without GPUs."""
+        return self.also_cpu or not self.gpus
 
 
 class Meter(Protocol):
@@ -131,6 +150,8 @@ class MeterSpec(NamedTuple):
             ``open(targets, argument)``.
         by_default: Whether the automatic selection includes the meter.
         host_wide: Whether the meter reads more than the targets, so that a test needs the host to itself.
+        check: Called with the argument before any test; raises ``MeterError`` if no test can use it. None
+            leaves that to ``open``.
     """
 
     name: str
@@ -139,9 +160,7 @@ class MeterSpec(NamedTuple):
     takes_argument: bool = False
     by_default: bool = True
     host_wide: bool = True
-
-
-STATED = re.compile(r"^(?P<rest>.*)@(?P<percent>\d+(\.\d+)?)%$", re.DOTALL)
+    check: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 with the load of the whole host since the previous sample (CodeCarbon 3.3,
 ``codecarbon.external.hardware.CPU``, mode ``cpu_load``). The cube of a mean is not the mean of cubes, so
 the result depends on how often it is sampled: once a second, as in CodeCarbon. The TDP is that of the most
-similar name in CodeCarbon's table, or 4 W a thread.
+similar name in CodeCarbon's table, or 4 W per thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class CodeCarbonMeter:
     poll_period_s = SAMPLE_S
 
     def __init__(self) -> None:
-        """Set up the model. Raises ``MeterError`` if CodeCarbon is missing or has no TDP for this CPU."""
+        """Set up the model.
+
+        Raises:
+            MeterError: If CodeCarbon is missing or has no TDP for this CPU.
+        """
         try:
             import codecarbon
             from codecarbon.core.cpu import TDP
@@ -82,7 +86,11 @@ class CodeCarbonMeter:
 
 
 def open_codecarbon(targets: Targets) -> list[CodeCarbonMeter]:
-    """Open the model. Raises ``MeterDoesNotApply`` for tests that use GPUs, which it does not model."""
+    """Open the model.
+
+    Raises:
+        MeterDoesNotApply: If the test uses GPUs, which the model does not cover.
+    """
     if not targets.cpu:
         raise MeterDoesNotApply("codecarbon: models the CPU only, and the test uses GPUs")
     return [CodeCarbonMeter()]

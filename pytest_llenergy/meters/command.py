@@ -12,6 +12,7 @@ import ctypes
 import math
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -25,15 +26,12 @@ from typing import IO
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.meters.timeouts import FIRST_LINE_TIMEOUT_S, MIN_SILENCE_S, PROGRAM_END_TIMEOUT_S
 
-#: How long to wait for the first line.
-FIRST_LINE_S = 5.0
-#: A program counts as silent after this many of its usual intervals, and at least this long, without a line.
+#: A program counts as silent after this many of its usual intervals without a line.
 SILENT_INTERVALS = 5
-SILENT_AT_LEAST_S = 2.0
+#: Latest intervals that show the usual one.
 REMEMBERED_INTERVALS = 50
-#: How long to wait for the program to end, and for its output.
-END_S = 2.0
 
 #: Lines that follow one another within this share of the usual interval are a burst.
 BURST_SHARE = 0.2
@@ -48,8 +46,12 @@ class CommandMeter:
     name = "command"
     poll_period_s: float = 0.01
 
-    def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_S) -> None:
-        """Start the program and wait for its first line. Raises ``MeterError``."""
+    def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
+        """Start the program and wait for its first line.
+
+        Raises:
+            MeterError: If it cannot be started, ends, or prints no number in time.
+        """
         arguments = _split(command)
         self._program = Path(arguments[0]).name
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
@@ -120,7 +122,7 @@ class CommandMeter:
             with self._changed:
                 if watts is None:
                     self._fail(
-                        f"printed {line.decode(errors='replace').rstrip()!r}, which is no number of watts"
+                        f"printed {line.decode(errors='replace').rstrip()!r}, which is not a number of watts"
                     )
                     break
                 self._add(now_s, watts)
@@ -153,12 +155,12 @@ class CommandMeter:
         if self._closing:
             return
         try:
-            status = self._process.wait(END_S)
+            status = self._process.wait(PROGRAM_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             what = "closed its output"
         else:
             self._signal(signal.SIGKILL)
-            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit code {status}"
             error_line = self._last_error_line()
             what = f"ended {how}" + (f": {error_line}" if error_line else "")
         with self._changed:
@@ -179,8 +181,8 @@ class CommandMeter:
 
     def _longest_silence_s(self) -> float:
         if not self._intervals:
-            return FIRST_LINE_S
-        return max(SILENT_AT_LEAST_S, SILENT_INTERVALS * statistics.median(self._intervals))
+            return FIRST_LINE_TIMEOUT_S
+        return max(MIN_SILENCE_S, SILENT_INTERVALS * statistics.median(self._intervals))
 
     def close(self) -> None:
         """End the program and everything in its session."""
@@ -192,10 +194,10 @@ class CommandMeter:
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
+                self._process.wait(PROGRAM_END_TIMEOUT_S)
             self._signal(signal.SIGKILL)
             self._process.wait()
-        self._thread.join(END_S)
+        self._thread.join(PROGRAM_END_TIMEOUT_S)
         if self._process.stdout is not None and not self._thread.is_alive():
             self._process.stdout.close()
         self._stderr.close()
@@ -223,7 +225,7 @@ def _split(command: str) -> list[str]:
     try:
         arguments = shlex.split(command)
     except ValueError as error:
-        raise MeterError(f"command: {command!r} is no command line ({error})") from None
+        raise MeterError(f"command: {command!r} is not a command line ({error})") from None
     if not arguments:
         raise MeterError("command: no program; write --energy-meter='command:PROGRAM ARGS'")
     return arguments
@@ -240,11 +242,27 @@ def _parse_watts(line: bytes) -> float | None:
 def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
     """Start the program. It may measure CPUs and GPUs alike.
 
-    Raises ``MeterError`` if the program cannot be started, ends, prints anything but numbers, or prints
-    nothing for five seconds.
+    Raises:
+        MeterError: If the program cannot be started, ends, prints anything but numbers, or prints nothing for
+            five seconds.
     """
     command, accuracy = parse_accuracy(argument, "the program")
     return [CommandMeter(command, accuracy)]
 
 
-SPEC = MeterSpec(name="command", kind="measured", open=open_command, takes_argument=True, by_default=False)
+def check_argument(argument: str) -> None:
+    """Check that the program exists, without starting it. Raises ``MeterError``."""
+    program, *_ = _split(parse_accuracy(argument, "the program")[0])
+    if shutil.which(program) is None:
+        problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
+        raise MeterError(f"command: {program!r} {problem}; install it, or write its whole path")
+
+
+SPEC = MeterSpec(
+    name="command",
+    kind="measured",
+    open=open_command,
+    takes_argument=True,
+    by_default=False,
+    check=check_argument,
+)

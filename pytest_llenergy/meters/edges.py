@@ -56,6 +56,18 @@ BLURRED = 2.0
 #: How far an edge may lie beyond the observed ticks, in ticks.
 UNBRACKETED_TICKS = 2.0
 
+#: From this many ticks inside a window on, its edges are independent.
+INSIDE = 2
+
+#: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
+AROUND = 1 / 16
+
+#: Moments no further apart than this count as one (nanoseconds).
+SAME_NS = 1_000_000
+
+#: Share by which steady power may differ from tick to tick.
+STEADY = 0.05
+
 
 @dataclass(frozen=True)
 class Quiet(Power):
@@ -95,8 +107,13 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
     """Return the mean power between the first and the last tick of a quiet gap; ``None`` with too few ticks.
 
     The readings of a running average belong to the gap only once its smear is over.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the gap (monotonic nanoseconds).
+        end_ns: End of the gap (monotonic nanoseconds).
     """
-    ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
+    ticks = series.without_common_delay(series.ticks_between(start_ns + series.smear_ns, end_ns))
     if series.domain.max_age_s is None:
         sharp = _select_sharp(ticks)
         # Uncertain ticks are better than none.
@@ -123,7 +140,13 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
 
 
 def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the start of a window that follows a quiet gap."""
+    """Return the energy at the start of a window that follows a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: Start of the window (monotonic nanoseconds).
+        quiet: The gap before it.
+    """
     tick = quiet.last
     head_s = (time_ns - tick.time_ns) / 1e9
     return Reading(
@@ -132,7 +155,13 @@ def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
 
 
 def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the end of a window that precedes a quiet gap."""
+    """Return the energy at the end of a window that precedes a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: End of the window (monotonic nanoseconds).
+        quiet: The gap after it.
+    """
     tick = quiet.first
     tail_s = (tick.time_ns - time_ns) / 1e9
     watts = quiet.power_at_edge(quiet.steps, tail_s)
@@ -149,7 +178,7 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
     """
     time_ns += series.smear_ns // 2
-    lefts, rights = series.around(time_ns, NEIGHBOURS)
+    lefts, rights = series.ticks_around(time_ns, NEIGHBOURS)
     if not lefts or not rights:
         return None
     lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
@@ -183,7 +212,7 @@ def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
 
     The limits are those of a counter that stood still, and of twice that power.
     """
-    ticks = series.between(0, time_ns)[-2:] or series.ticks[:2]
+    ticks = series.ticks_between(0, time_ns)[-2:] or series.ticks[:2]
     period_s = series.period_s
     if len(ticks) < 2 or period_s is None:
         return None
@@ -196,12 +225,26 @@ def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
 
 
 def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
-    """Return the mean power (W) between neighbouring ticks of an interval, in time order."""
-    return [power_between(a, b) for a, b in pairwise(series.between(start_ns, end_ns))]
+    """Return the mean power (W) between neighbouring ticks of an interval, in time order.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the interval (monotonic nanoseconds).
+        end_ns: End of the interval (monotonic nanoseconds).
+    """
+    return [power_between(a, b) for a, b in pairwise(series.ticks_between(start_ns, end_ns))]
 
 
 def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
-    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap."""
+    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        quiet: The gap next to the edge.
+        near: The tick of the gap that is nearest to the edge.
+        far: The tick at its other end.
+        distance_s: Time from the nearest tick to the edge (seconds).
+    """
     # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
     # well, in the direction that increases the error.
     reach = distance_s / quiet.length_s
@@ -214,10 +257,10 @@ def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, di
 
 def find_tick_at(series: Series, time_ns: int) -> Tick | None:
     """Return the tick of a counter that was read at exactly this moment, if there is one."""
-    before, after = series.before(time_ns), series.after(time_ns)
+    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
     if before is None or after is None:
         return None
-    straddling = series.between(before.latest_ns + 1, after.earliest_ns - 1)
+    straddling = series.ticks_between(before.latest_ns + 1, after.earliest_ns - 1)
     if not straddling:
         return None
     width_s = (after.time_ns - before.time_ns) / 1e9
@@ -272,26 +315,41 @@ def resolution_variance(series: Series) -> float:
     return series.domain.resolution_j**2 / 6
 
 
-#: From this many ticks inside a window on, its edges are independent.
-INSIDE = 2
-
-#: Moments no further apart than this count as one (nanoseconds).
-SAME_NS = 1_000_000
-
-#: Share by which steady power may differ from tick to tick.
-STEADY = 0.05
-
-
 def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
-    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges."""
-    if len(series.between(start_ns, end_ns)) >= INSIDE:
+    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+    """
+    if len(series.ticks_between(start_ns, end_ns)) >= INSIDE:
         return False
-    return find_tick_at(series, start_ns) is None or find_tick_at(series, end_ns) is None
+    return not all(_is_read_at(series, time_ns, end_ns - start_ns) for time_ns in (start_ns, end_ns))
+
+
+def _is_read_at(series: Series, time_ns: int, length_ns: int) -> bool:
+    """Return whether a counter was read at an edge, or a fresh one shortly before and shortly after it."""
+    if find_tick_at(series, time_ns) is not None:
+        return True
+    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
+    if series.domain.max_age_s is None or before is None or after is None:
+        return False
+    # A reading next to the edge decides; the other one only bounds the power in between.
+    nearest_ns = min(time_ns - before.time_ns, after.time_ns - time_ns)
+    return nearest_ns <= AROUND * length_ns
 
 
 def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
-    """Return the energy of a short window. ``marks`` are other moments at which power may have changed."""
-    lefts, rights = series.around(start_ns, NEIGHBOURS)[0], series.around(end_ns, NEIGHBOURS)[1]
+    """Return the energy of a short window. ``marks`` are other moments at which power may have changed.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+        marks: Other moments at which power may have changed.
+    """
+    lefts, rights = series.ticks_around(start_ns, NEIGHBOURS)[0], series.ticks_around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
         side = "after" if lefts else "before"
         return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
@@ -303,7 +361,7 @@ def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Seque
     mean_w = power_between(before, after)
     left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
     right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
-    middle = series.between(start_ns, end_ns)
+    middle = series.ticks_between(start_ns, end_ns)
     if middle:
         limits = [
             _limits(before, middle[0], start_ns, middle[0].time_ns, (left_w, None)),

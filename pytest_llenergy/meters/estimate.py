@@ -1,129 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate of CPU energy on hosts without any counter: CPU time times published watts per virtual CPU.
+"""Estimate of CPU energy on hosts without any counter: CPU time of the work times published watts.
 
-    E = n · P_idle · t + (P_full − P_idle) · t_busy
+    E = P_full · t_busy
 
-with n logical CPUs of the host and t_busy the sum of their busy seconds. The coefficients are those of the
-Cloud Carbon Footprint project (https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I), derived
-from SPECpower results. The estimate uses its averages over processor families (AWS: 0.74 W and 3.5 W); the
-limits are the lowest and the highest family in its table, so the true value of a given host may lie
-anywhere between them. It covers processor power only: no memory, no fans, no supply losses.
+with t_busy the CPU seconds of the processes that do the work: the one that opens the meter with all its
+descendants, and a server that was started elsewhere. P_full is the power of a busy logical CPU, including
+what it draws when idle: a process is charged for a CPU while it runs on it. Neither other processes nor idle
+CPUs count, so that the estimate does not depend on how long the work waits for its turn.
+
+The coefficients are those of the Cloud Carbon Footprint project
+(https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I), derived from SPECpower results. The
+estimate uses its average over processor families (AWS: 3.5 W); the limits are the lowest and the highest
+family in its table, so the true value of a given host may lie anywhere between them. It covers processor
+power only: no memory, no fans, no supply losses.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from pytest_llenergy.errors import MeterDoesNotApply
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
+from pytest_llenergy.meters.base import READER_THREAD, Domain, MeterSpec, Targets
+from pytest_llenergy.meters.cpu_time import TICK_S, ProcessTree
 
-#: Busy states of psutil; nice, irq and softirq exist on some systems only.
-BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
+#: Watts per logical CPU at full load: average over families, lowest, highest.
+AVERAGE_W, LOWEST_W, HIGHEST_W = 3.5, 1.69, 8.58
 
-#: Possible mount points of the root control group (version 2).
-GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+#: Step of the CPU clocks. Children of other processes that start and end between two readings are known to
+#: two ticks of 10 ms only; that shows in the spread of the rounds.
+STEP_S = 1e-6
 
-
-@dataclass(frozen=True)
-class CpuTime:
-    """CPU seconds of the host since it started: busy with its processes, and stolen by its hypervisor."""
-
-    busy_s: float
-    stolen_s: float
-
-
-def read_cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
-    """Return the CPU time of the host, summed over all logical CPUs."""
-    import psutil
-
-    times = psutil.cpu_times()
-    busy_s = read_root_cgroup_busy_s(groups)
-    if busy_s is None:
-        busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
-    return CpuTime(busy_s, getattr(times, "steal", 0.0))
-
-
-def read_root_cgroup_busy_s(groups: Sequence[Path]) -> float | None:
-    """Return the busy CPU seconds of /proc/stat, but to the microsecond instead of ticks of 10 ms.
-
-    The root group's cpu.stat is the sum of the kernel's CPU states, not of its processes (kernel:
-    kernel/cgroup/rstat.c, ``root_cgroup_cputime``). ``None`` if the root group is not visible, as in most
-    containers.
-    """
-    for group in groups:
-        # Every group but the root has cgroup.events; any other group is only a part of the host.
-        if not (group / "cgroup.events").exists() and (group / "cpu.stat").exists():
-            fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            if "user_usec" in fields:
-                return (int(fields["user_usec"]) + int(fields["system_usec"])) / 1e6
-    return None
-
-
-#: Watts per virtual CPU at 0 % and at 100 % load: average over families, lowest, highest.
-AVERAGE_W = (0.74, 3.5)
-LOWEST_W = (0.45, 1.69)
-HIGHEST_W = (3.04, 8.58)
-
-#: Coarsest step in which Linux reports CPU time (USER_HZ = 100).
-TICK_S = 0.01
-
-
-def modelled_energy_j(watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float) -> float:
-    """Return the joules of ``cpus`` logical CPUs over ``elapsed_s`` with ``busy_s`` busy in total."""
-    idle_w, full_w = watts
-    return cpus * idle_w * elapsed_s + (full_w - idle_w) * busy_s
+#: Age of a reading. The clock of a process that runs on another CPU may lag by a tick of the scheduler (1 to
+#: 10 ms) on some kernels; at the edges of a round nothing runs elsewhere.
+MAX_AGE_S = 1e-4
 
 
 class EstimateMeter:
-    """All processors of the host as one domain."""
+    """This process and its descendants as one domain.
+
+    Args:
+        processes: Processes that were started elsewhere and work for the test, such as a server.
+    """
 
     name = "estimate"
     poll_period_s: float = 0.05
 
-    def __init__(self) -> None:
-        import psutil
-
-        self._cpus = psutil.cpu_count(logical=True) or 1
-        self.domains: tuple[Domain] = (
+    def __init__(self, processes: tuple[int, ...] = ()) -> None:
+        self._tree = ProcessTree({os.getpid(), *processes})
+        #: CPU time for reading: of the thread that only reads, and in other threads.
+        self._reader_s = self._elsewhere_s = 0.0
+        self._busy_s = 0.0
+        self.domains: tuple[Domain, ...] = (
             Domain(
-                name="cpu:host",
+                name="cpu:processes",
                 kind="estimated",
                 source="CPU time x Cloud Carbon Footprint coefficients",
-                scope="host processors",
-                resolution_j=(AVERAGE_W[1] - AVERAGE_W[0]) * TICK_S,
-                accuracy=(
-                    f"{LOWEST_W[0]}-{HIGHEST_W[0]} W idle and {LOWEST_W[1]}-{HIGHEST_W[1]} W busy "
-                    f"per logical CPU ({self._cpus})"
-                ),
-                limits=self._limits,
+                scope="processes of the test",
+                resolution_j=AVERAGE_W * STEP_S,
+                accuracy=f"{LOWEST_W}-{HIGHEST_W} W per busy logical CPU",
+                limits=_limits,
                 covers_others=True,
+                rests=True,
                 update_period_s=TICK_S,
-                max_age_s=TICK_S,
+                max_age_s=MAX_AGE_S,
             ),
         )
 
-    def _limits(self, energy_j: float, duration_s: float) -> tuple[float, float]:
-        idle_j = modelled_energy_j(AVERAGE_W, self._cpus, duration_s, 0)
-        busy_s = max(0.0, energy_j - idle_j) / (AVERAGE_W[1] - AVERAGE_W[0])
-        low = modelled_energy_j(LOWEST_W, self._cpus, duration_s, busy_s)
-        high = modelled_energy_j(HIGHEST_W, self._cpus, duration_s, busy_s)
-        return low, high
-
     def read(self) -> list[float | str]:
-        return [modelled_energy_j(AVERAGE_W, self._cpus, time.monotonic(), read_cpu_time().busy_s)]
+        begin_s = time.thread_time()
+        busy_s = self._tree.cpu_time_s()
+        if threading.current_thread().name == READER_THREAD:
+            self._reader_s = time.thread_time()
+        else:
+            self._elsewhere_s += time.thread_time() - begin_s
+        # The end of a reading is subtracted before it is part of this process's time.
+        self._busy_s = max(self._busy_s, busy_s - self._reader_s - self._elsewhere_s)
+        return [AVERAGE_W * self._busy_s]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        self._tree.close()
+
+
+def _limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
+    return energy_j * LOWEST_W / AVERAGE_W, energy_j * HIGHEST_W / AVERAGE_W
 
 
 def open_estimate(targets: Targets) -> list[EstimateMeter]:
-    """Open the estimate. Raises ``MeterDoesNotApply`` for tests that use GPUs, which it does not model."""
+    """Open the estimate.
+
+    Raises:
+        MeterDoesNotApply: If the test uses GPUs, which the model does not cover.
+        MeterError: If processes that work for the test are unknown.
+    """
     if not targets.cpu:
         raise MeterDoesNotApply("estimate: models the CPU only, and the test uses GPUs")
-    return [EstimateMeter()]
+    if targets.unknown_processes is not None:
+        raise MeterError(f"estimate: it needs the processes of the test: {targets.unknown_processes}")
+    return [EstimateMeter(targets.processes)]
 
 
-SPEC = MeterSpec(name="estimate", kind="estimated", open=open_estimate)
+SPEC = MeterSpec(name="estimate", kind="estimated", open=open_estimate, host_wide=False)

@@ -25,9 +25,9 @@ INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
 MICRO = 1e-6
 
 #: Higher readings are invalid (W). Integrated, one of them would outweigh hours of valid ones.
-MOST_W = 100_000
+MAX_W = 100_000
 #: The kernel counts in 64 bits.
-MOST_MICROJOULES = 2**64 - 1
+MAX_MICROJOULES = 2**64 - 1
 #: Longest plausible time for refreshing or averaging (milliseconds).
 LONGEST_INTERVAL_MS = 600_000
 #: Drivers that do not report their refresh period read the chip again within about a second.
@@ -54,7 +54,11 @@ class HwmonMeter:
     poll_period_s: float = 0.01
 
     def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
-        """Open the sensor. Raises ``MeterError`` if it cannot be read."""
+        """Open the sensor.
+
+        Raises:
+            MeterError: If it cannot be read.
+        """
         self._sensor = sensor
         try:
             self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
@@ -114,11 +118,11 @@ class HwmonMeter:
         except OSError as error:
             return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
         number = _parse_int(text.decode(errors="replace"))
-        most = round(MOST_W / MICRO) if self._sensor.is_power else MOST_MICROJOULES
+        most = round(MAX_W / MICRO) if self._sensor.is_power else MAX_MICROJOULES
         if number is None or not 0 <= number <= most:
-            what = f"power in µW from 0 to {most}" if self._sensor.is_power else "energy in µJ from 0 up"
+            what = f"a power in µW from 0 to {most}" if self._sensor.is_power else "an energy in µJ from 0 up"
             content = text.decode(errors="replace").strip()
-            return f"hwmon: {self._sensor.file} reads {content!r}, which is no {what}"
+            return f"hwmon: {self._sensor.file} reads {content!r}, which is not {what}"
         return number * MICRO
 
     def read(self) -> list[float | str]:
@@ -149,7 +153,9 @@ def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
 def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
     """Find the sensor called ``CHIP[/LABEL]``.
 
-    Raises ``MeterError`` that lists the sensors of the host, or names an invalid interval of the chip.
+    Raises:
+        MeterError: If there is no such sensor, with a list of those on the host, or if an interval of the
+            chip is invalid.
     """
     name, _, label = argument.partition("/")
     chip = _find_chip(name, root)
@@ -220,7 +226,7 @@ def _interval_ms(file: Path) -> int | None:
     interval_ms = _parse_int(text)
     if interval_ms is None or not 0 <= interval_ms <= LONGEST_INTERVAL_MS:
         raise MeterError(
-            f"hwmon: {file} reads {text!r}, which is no interval in ms from 0 to {LONGEST_INTERVAL_MS}"
+            f"hwmon: {file} reads {text!r}, which is not an interval in ms from 0 to {LONGEST_INTERVAL_MS}"
         )
     return interval_ms
 
@@ -238,9 +244,25 @@ def _read_text(path: Path) -> str | None:
 
 
 def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[HwmonMeter]:
-    """Open the sensor. Raises ``MeterError`` if it is unknown, ambiguous or unreadable."""
+    """Open the sensor.
+
+    Raises:
+        MeterError: If it is unknown, ambiguous or unreadable.
+    """
     chosen, accuracy = parse_accuracy(argument, "hwmon")
     return [HwmonMeter(find_sensor(chosen, root), accuracy)]
 
 
-SPEC = MeterSpec(name="hwmon", kind="measured", open=open_hwmon, takes_argument=True, by_default=False)
+def check_argument(argument: str) -> None:
+    """Check that the sensor exists. Raises ``MeterError``."""
+    find_sensor(parse_accuracy(argument, "hwmon")[0])
+
+
+SPEC = MeterSpec(
+    name="hwmon",
+    kind="measured",
+    open=open_hwmon,
+    takes_argument=True,
+    by_default=False,
+    check=check_argument,
+)

@@ -39,6 +39,42 @@ AVERAGING_S = 1.0
 #: ``NVML_DEVICE_ARCH_AMPERE`` (nvml.h).
 AMPERE = 7
 
+_PAPER = "Yang, Adamek, Armour, SC 2024"
+_GA100 = ("A100", "A100X", "A800", "A30", "A30X")
+
+#: Counters, the best first. Each board is queried for every counter, since neither architecture nor product
+#: name determines which it has. Grace Hopper has no counter for the GPU alone, only for the whole module.
+COUNTERS = (
+    Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
+    Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
+    Quantity("nvmlDeviceGetTotalEnergyConsumption"),
+    Quantity("NVML_FI_DEV_ENERGY", "module", field=(191, 1)),
+)
+
+POWER_USAGE = Quantity("nvmlDeviceGetPowerUsage")
+
+#: Power readings, the best first: present power, then possibly averaged power.
+POWERS = (
+    Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0)),
+    Quantity("NVML_FI_DEV_POWER_INSTANT", "module", field=(186, 1)),
+    POWER_USAGE,
+)
+
+#: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
+#: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
+#: by about -5 % (Yang et al., SC 2024). As limits of a rectangular distribution, ±10 % covers that within two
+#: standard uncertainties.
+GAIN_LIMIT = 0.10
+
+#: Counters and power readings are in mJ and mW.
+STEP = 0.001
+
+#: Longest and shortest time between readings (seconds); a tenth of the tick period in between. Integrated
+#: power has a higher minimum, since its readings are never put off for their cost.
+SLOWEST_POLL_S = 0.01
+FASTEST_POLL_S = 0.002
+FASTEST_POWER_POLL_S = 0.005
+
 
 class _Sensor(NamedTuple):
     """A sensor that samples for ``window_s`` seconds in every ``refresh_s``."""
@@ -48,9 +84,6 @@ class _Sensor(NamedTuple):
     refresh_s: float
     source: str
 
-
-_PAPER = "Yang, Adamek, Armour, SC 2024"
-_GA100 = ("A100", "A100X", "A800", "A30", "A30X")
 
 _PART_TIME = (
     _Sensor((*_GA100, "H100"), 0.025, 0.1, _PAPER),
@@ -99,25 +132,6 @@ def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
     )
 
 
-#: Counters, the best first. Each board is queried for every counter, since neither architecture nor product
-#: name determines which it has. Grace Hopper has no counter for the GPU alone, only for the whole module.
-COUNTERS = (
-    Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
-    Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
-    Quantity("nvmlDeviceGetTotalEnergyConsumption"),
-    Quantity("NVML_FI_DEV_ENERGY", "module", field=(191, 1)),
-)
-
-POWER_USAGE = Quantity("nvmlDeviceGetPowerUsage")
-
-#: Power readings, the best first: present power, then possibly averaged power.
-POWERS = (
-    Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0)),
-    Quantity("NVML_FI_DEV_POWER_INSTANT", "module", field=(186, 1)),
-    POWER_USAGE,
-)
-
-
 class Sources(NamedTuple):
     """What can be read from a board.
 
@@ -160,7 +174,8 @@ class Sources(NamedTuple):
 def find_sources(session: Session, board: BoardHandle) -> Sources:
     """Query all counters and power readings of a board.
 
-    Raises ``MeterError`` with the answer to each query if the board supports none of them.
+    Raises:
+        MeterError: If the board supports none of them, with the answer to each query.
     """
     answers: dict[str, str] = {}
     counters = _select_available(session, board, COUNTERS, answers)
@@ -200,22 +215,6 @@ def _optional(session: Session, board: BoardHandle, function: str) -> int | None
         return int(getattr(session.module, function)(board.handle))
     except session.module.NVMLError:
         return None
-
-
-#: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
-#: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
-#: by about -5 % (Yang et al., SC 2024). As limits of a rectangular distribution, ±10 % covers that within two
-#: standard uncertainties.
-GAIN_LIMIT = 0.10
-
-#: Counters and power readings are in mJ and mW.
-STEP = 0.001
-
-#: Longest and shortest time between readings (seconds); a tenth of the tick period in between. Integrated
-#: power has a higher minimum, since its readings are never put off for their cost.
-SLOWEST_POLL_S = 0.01
-FASTEST_POLL_S = 0.002
-FASTEST_POWER_POLL_S = 0.005
 
 
 class NvmlMeter:
@@ -338,7 +337,7 @@ def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[
         detail = "the driver reports only the whole module, with its CPU and its memory"
         flags.append(Flag(name="module-scope", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.board.shared:
-        detail = "MIG instances have no counter of their own: the joules are those of the whole board"
+        detail = "MIG instances have no energy counter: the joules are those of the whole board"
         flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.counter is not None and rejected is not None:
         detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"

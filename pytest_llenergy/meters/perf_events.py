@@ -52,13 +52,21 @@ class PerfCounter:
     """One open event on one CPU."""
 
     def __init__(self, event: Event, cpu: int, domain: str) -> None:
-        """Open the event. Raises ``OSError`` if the kernel refuses."""
+        """Open the event.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
         self.domain = domain
         self._scale_j = event.scale_j
         self._descriptor = perf_event_open(event.type, event.config, cpu)
 
     def energy_j(self) -> float:
-        """Return joules since the event was opened. Raises ``OSError`` if there is no count."""
+        """Return joules since the event was opened.
+
+        Raises:
+            OSError: If there is no count.
+        """
         count = os.read(self._descriptor, 8)
         if len(count) != 8:
             raise OSError("the event has no count any more; was its CPU taken offline?")
@@ -70,7 +78,16 @@ class PerfCounter:
 
 
 def perf_event_open(event_type: int, config: int, cpu: int) -> int:
-    """Open a descriptor that counts an event of all processes on a CPU. Raises ``OSError``."""
+    """Open a descriptor that counts an event of all processes on a CPU.
+
+    Args:
+        event_type: Type of the event.
+        config: Its configuration.
+        cpu: Number of the CPU.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
     number = SYSCALLS.get(platform.machine())
     if number is None or sys.platform != "linux":
         raise OSError(f"no perf events on {sys.platform} {platform.machine()}")
@@ -86,7 +103,8 @@ def perf_event_open(event_type: int, config: int, cpu: int) -> int:
 def open_events(root: Path = ROOT) -> tuple[list[PerfCounter], list[Flag]]:
     """Open the counters of every package and its memory. Returns them with flags for those left out.
 
-    Raises ``MeterError`` if the device has no package event or the kernel refuses.
+    Raises:
+        MeterError: If the device has no package event or the kernel refuses.
     """
     device = root / DEVICE
     counters: list[PerfCounter] = []

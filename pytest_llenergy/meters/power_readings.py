@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from pytest_llenergy.meters.selfcheck import CheckResult
 
 
+#: Changes of a reading that show how often it is refreshed; fewer may be changes of the power itself.
+ENOUGH_CHANGES = 8
+
+#: Factor by which an observed period may exceed the slowest possible refresh, for the time between polls.
+LEEWAY = 1.1
+
+#: Power that is refreshed more often than this is sampled, since observing each refresh would take many times
+#: as many readings (seconds).
+SAMPLED_S = 0.015
+
+
 class IntegratedPower:
     """A counter of joules integrated from watts.
 
@@ -52,17 +63,6 @@ class IntegratedPower:
         elif watts != last[1] or time_s - self._counter_s >= self._period_s:
             self._counter_j, self._counter_s = middle_j, time_s
         return self._counter_j
-
-
-#: Changes of a reading that show how often it is refreshed; fewer may be changes of the power itself.
-ENOUGH_CHANGES = 8
-
-#: Factor by which an observed period may exceed the slowest possible refresh, for the time between polls.
-LEEWAY = 1.1
-
-#: Power that is refreshed more often than this is sampled, since observing each refresh would take many times
-#: as many readings (seconds).
-SAMPLED_S = 0.015
 
 
 class Refresh(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Protocol
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters import perf_events
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
+from pytest_llenergy.meters.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
 from pytest_llenergy.model.record import Flag
 
 ROOT = Path("/sys/class/powercap")
@@ -27,7 +28,24 @@ ROOT = Path("/sys/class/powercap")
 #: Two zones show one counter if each reading of the second lies between the readings of the first around it,
 #: within one update (1 ms at a kilowatt). Different counters are kilojoules apart.
 MIRROR_UJ = 1_000_000
-MIRROR_PAUSE_S = 0.02
+
+#: A udev rule, since permissions of files in /sys are lost at reboot.
+REMEDY = (
+    """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
+    """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
+    """&& sudo udevadm control -R && sudo udevadm trigger -c add -s powercap"""
+)
+
+#: Intel publishes no accuracy. ±5 % is assumed for the package and memory counters of servers.
+GAIN_LIMIT = 0.05
+
+#: The counters are updated about every millisecond (kernel: Documentation/hwmon/amd_energy; Intel SDM vol.
+#: 3B, 15.10.1), but not exactly, so a reading may be somewhat older.
+UPDATE_PERIOD_S = 0.001
+MAX_AGE_S = 0.002
+
+#: Steps of 61 µJ, the coarsest usual unit of the registers (Intel SDM: 2^-14 J; AMD: 2^-16 J).
+RESOLUTION_J = 2**-14
 
 
 class Zone:
@@ -49,11 +67,21 @@ class Zone:
         self._total_uj = 0
 
     def raw_uj(self) -> int:
-        """Return the raw counter. Raises ``OSError`` or ``ValueError``."""
+        """Return the raw counter (µJ).
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it holds no number.
+        """
         return int(os.pread(self._descriptor, 32, 0))
 
     def energy_j(self) -> float:
-        """Return joules since the zone was opened. Raises ``OSError``, or ``ValueError`` after a reset."""
+        """Return joules since the zone was opened.
+
+        Raises:
+            OSError: If the counter cannot be read.
+            ValueError: If it was reset.
+        """
         last_uj, self._last_uj = self._last_uj, self.raw_uj()
         step_uj = self._last_uj - last_uj
         if step_uj < 0:
@@ -121,7 +149,7 @@ def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[floa
 def _mirrors(first: Zone, second: Zone, pause: Callable[[float], None]) -> bool:
     if not _between(first, second):
         return False
-    pause(MIRROR_PAUSE_S)
+    pause(RAPL_MIRROR_PAUSE_S)
     return _between(first, second)
 
 
@@ -134,35 +162,18 @@ def _between(first: Zone, second: Zone) -> bool:
     return late_enough and early_enough
 
 
-#: A udev rule, since permissions of files in /sys are lost at reboot.
-REMEDY = (
-    """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
-    """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
-    """&& sudo udevadm control -R && sudo udevadm trigger -c add -s powercap"""
-)
-
-#: Intel publishes no accuracy. ±5 % is assumed for the package and memory counters of servers.
-GAIN_LIMIT = 0.05
-
-#: The counters are updated about every millisecond (kernel: Documentation/hwmon/amd_energy; Intel SDM vol.
-#: 3B, 15.10.1), but not exactly, so a reading may be somewhat older.
-UPDATE_PERIOD_S = 0.001
-MAX_AGE_S = 0.002
-
-#: Steps of 61 µJ, the coarsest usual unit of the registers (Intel SDM: 2^-14 J; AMD: 2^-16 J).
-RESOLUTION_J = 2**-14
-
-#: A counter that has not moved for this long is broken (seconds).
-STILL_S = 0.1
-
-
 class Counter(Protocol):
     """The counter of one domain, from powercap or perf events."""
 
     domain: str
 
     def energy_j(self) -> float:
-        """Return joules since it was opened. Raises ``OSError`` or ``ValueError``."""
+        """Return joules since it was opened.
+
+        Raises:
+            OSError: If the counter cannot be read.
+            ValueError: If its value is wrong.
+        """
 
     def close(self) -> None:
         """Release all resources."""
@@ -203,10 +214,14 @@ class RaplMeter:
         flags: Sequence[Flag],
         source: str,
         *,
-        still_s: float = STILL_S,
+        still_s: float = RAPL_STILL_S,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take ownership of open counters. Raises ``MeterError`` if no counter of a package moves."""
+        """Take ownership of open counters.
+
+        Raises:
+            MeterError: If no counter of a package moves.
+        """
         self._still_s = still_s
         try:
             self._watched = [_WatchedCounter(counter) for counter in counters]
@@ -256,7 +271,7 @@ def _select_unmoving(
 ) -> list[_WatchedCounter]:
     """Return the counters that did not move within ``still_s``."""
     waiting = list(watched)
-    for _ in range(round(STILL_S / UPDATE_PERIOD_S)):
+    for _ in range(round(RAPL_STILL_S / UPDATE_PERIOD_S)):
         pause(UPDATE_PERIOD_S)
         for each in waiting:
             each.read(still_s)
@@ -291,7 +306,7 @@ def open_rapl(
     *,
     powercap_root: Path = ROOT,
     system_root: Path = perf_events.ROOT,
-    still_s: float = STILL_S,
+    still_s: float = RAPL_STILL_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[RaplMeter]:
     """Open one meter for all packages, from powercap or else from perf events.

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.base import Meter
+from pytest_llenergy.meters.base import READER_THREAD, Meter
 from pytest_llenergy.meters.schedule import Budget, Timetable
+from pytest_llenergy.meters.timeouts import READING_TIMEOUT_S, TICK_POLL_S
 from pytest_llenergy.meters.trace import Mark, Series
 
 #: A reading that comes later than this after it was due is noted (nanoseconds).
@@ -28,6 +29,10 @@ TOGETHER_NS = 300_000
 
 #: How long, at most, counters are read closely to learn how they tick (nanoseconds).
 LEARNING_NS = 2_000_000_000
+
+#: CPU time of the reader up to which it learns while a workload runs (nanoseconds): enough for the first
+#: ticks of eight boards, too little for a meter whose readings take milliseconds.
+LEARNING_AT_WORK_NS = 20_000_000
 
 #: The rest of this process counts as busy if it uses at least this share of a core.
 BUSY = 0.1
@@ -45,9 +50,6 @@ LONGEST_SLEEP_S = 0.02
 
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
-
-#: How long to wait for a reading before the driver counts as hanging (seconds).
-HANGING_S = 5.0
 
 
 class MeterReader:
@@ -79,7 +81,7 @@ class MeterReader:
             if end_ns - due_ns > LATE_NS:
                 self._note_late(series, due_ns, end_ns)
             if isinstance(value, str):
-                series.fail(begin_ns, value)
+                series.begin_outage(begin_ns, value)
             else:
                 series.add(begin_ns, end_ns, value)
         self.due_ns = self.timetable.next_ns(end_ns)
@@ -89,7 +91,7 @@ class MeterReader:
         longest_ns = max(UNREAD_NS, UNREAD_PERIODS * (series.domain.update_period_s or 0.0) * 1e9)
         if series.domain.integrated and end_ns - due_ns > longest_ns:
             reason = f"the power of {series.domain.name} was not read for {(end_ns - due_ns) / 1e6:.0f} ms"
-            series.miss(due_ns, end_ns, f"{self.meter.name}: {reason}")
+            series.add_outage(due_ns, end_ns, f"{self.meter.name}: {reason}")
 
     def _validate(self, values: Sequence[object]) -> list[float | str]:
         if not isinstance(values, Sequence) or len(values) != len(self.series):
@@ -103,7 +105,7 @@ class MeterReader:
             return value
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
-        return f"{self.meter.name}: it read {value!r}, which is no number of joules"
+        return f"{self.meter.name}: it read {value!r}, which is not a number of joules"
 
 
 class Reader:
@@ -111,7 +113,7 @@ class Reader:
 
     Args:
         clock: Monotonic time in nanoseconds.
-        thread_time: CPU time of the thread that calls ``turn``, in nanoseconds.
+        thread_time: CPU time of the thread that calls ``read_due_meters``, in nanoseconds.
         process_time: CPU time of the whole process, in nanoseconds.
     """
 
@@ -141,11 +143,11 @@ class Reader:
         self.start_ns: int = self._clock()
 
     def wake(self) -> None:
-        """Start to account for the CPU time of the calling thread, which then calls ``turn``."""
+        """Start to account for the CPU time of the calling thread, which then calls ``read_due_meters``."""
         self._woken_ns = self._clock()
         self._thread_ns, self._process_ns = self._thread_time(), self._process_time()
 
-    def turn(self) -> int:
+    def read_due_meters(self) -> int:
         """Read the meters that are due. Returns when to wake up again (monotonic nanoseconds)."""
         now_ns = self._clock()
         if self._edges != self.budget.edges:
@@ -156,23 +158,25 @@ class Reader:
         due = [each for each in self.meters if each.due_ns <= until_ns]
         for each in due:
             each.read(self._put_off_to_ns)
-        self._pay(now_ns, len(due))
+        self._charge(now_ns, len(due))
         wait_ns = 0 if self._learning(now_ns) else self.budget.wait_ns(self._longest_wait_ns(now_ns))
         self.asleep = wait_ns > self._every_tick_ns
         self._put_off_to_ns = now_ns + wait_ns
         return max(self._put_off_to_ns, min(each.due_ns for each in self.meters))
 
-    def _pay(self, now_ns: int, readings: int) -> None:
+    def _charge(self, now_ns: int, readings: int) -> None:
         thread_ns, process_ns = self._thread_time(), self._process_time()
         cost_ns, elapsed_ns = thread_ns - self._thread_ns, now_ns - self._woken_ns
         busy = process_ns - self._process_ns - cost_ns > BUSY * elapsed_ns
-        self.budget.pay(cost_ns, elapsed_ns, readings, busy=busy)
+        self.budget.charge(cost_ns, elapsed_ns, readings, busy=busy)
         self._woken_ns, self._thread_ns, self._process_ns = now_ns, thread_ns, process_ns
 
     def _learning(self, now_ns: int) -> bool:
         """Return whether to observe ticks closely, as at the start, so that fewer readings suffice later."""
+        # Learn during work too: a window that opens right after its meter would miss its first ticks.
         early = now_ns - self.start_ns < LEARNING_NS
-        return early and not self.budget.sparing and any(each.timetable.learning for each in self.meters)
+        affordable = not self.budget.sparing or self._thread_ns < LEARNING_AT_WORK_NS
+        return early and affordable and any(each.timetable.learning for each in self.meters)
 
     def _longest_wait_ns(self, now_ns: int) -> float:
         """Return how long all meters may stay unread at present (nanoseconds)."""
@@ -209,7 +213,7 @@ class Sampler:
         self._hangs = False
         self._owner = os.getpid()
         self._budget = self._reader.budget
-        self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=READER_THREAD, daemon=True)
 
     @property
     def series(self) -> list[Series]:
@@ -234,29 +238,29 @@ class Sampler:
             return
         self._stopping = True
         self._wake_thread()
-        self._thread.join(0 if self._hangs else HANGING_S)
+        self._thread.join(0 if self._hangs else READING_TIMEOUT_S)
         if not self._thread.is_alive():
             # Closing a meter whose driver never answers would keep the program from ending.
             for each in self._meters:
                 each.meter.close()
 
     @contextmanager
-    def closely(self) -> Iterator[None]:
+    def reading_closely(self) -> Iterator[None]:
         """Read every tick closely, unless work is under way."""
-        with self._budget.closely():
+        with self._budget.reading_closely():
             self._wake_thread()
             yield
 
-    def work_begins(self) -> None:
-        """Read rarely, to spare the measured work, until the matching ``work_ends``. Calls nest."""
-        self._budget.work_begins()
+    def begin_work(self) -> None:
+        """Read rarely, to spare the measured work, until the matching ``end_work``. Calls nest."""
+        self._budget.begin_work()
         if self._reader.asleep:
             # Other work may leave its ticks unobserved, but the ticks next to this edge matter.
             self._wake_thread()
 
-    def work_ends(self) -> None:
-        """End the work that ``work_begins`` began, and observe the next ticks."""
-        self._budget.work_ends()
+    def end_work(self) -> None:
+        """End the work that ``begin_work`` began, and observe the next ticks."""
+        self._budget.end_work()
         self._wake_thread()
 
     def note_edge(self) -> None:
@@ -267,12 +271,12 @@ class Sampler:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Call ``work_begins`` and ``work_ends`` around a block."""
-        self.work_begins()
+        """Call ``begin_work`` and ``end_work`` around a block."""
+        self.begin_work()
         try:
             yield
         finally:
-            self.work_ends()
+            self.end_work()
 
     def read_now(self) -> None:
         """Read every meter whose readings are always fresh, in the calling thread.
@@ -306,22 +310,23 @@ class Sampler:
         )
         wait_s = timeout_s + slowest_s
         deadline_s = time.monotonic() + wait_s
-        with self.closely():
+        with self.reading_closely():
             while time.monotonic() < deadline_s:
                 # Do not wait again for a counter that has already stood still for this long.
                 stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
-                    series.settled(after_ns, ticks) or series.latest_ns(self._reader.start_ns) < stale_ns
+                    series.has_ticked_after(after_ns, ticks)
+                    or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):
                     return
-                time.sleep(0.002)
+                time.sleep(TICK_POLL_S)
 
     def _take_lock(self) -> bool:
         """Take the lock for a reading. Returns False in a fork, and while a meter hangs."""
         if self.is_fork():
             return False
-        if self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
+        if self._lock.acquire(timeout=0 if self._hangs else READING_TIMEOUT_S):
             self._hangs = False
             return True
         self._note_hanging()
@@ -338,7 +343,7 @@ class Sampler:
             if each.pending_since_ns is not None:
                 waited_s = (now_ns - each.pending_since_ns) / 1e9
                 for series in each.series:
-                    series.fail(
+                    series.begin_outage(
                         each.pending_since_ns,
                         f"{each.meter.name}: no answer from {series.domain.name} for {waited_s:.0f} s",
                     )
@@ -347,7 +352,7 @@ class Sampler:
         self._reader.wake()
         while self._meters and not self._stopping:
             with self._lock:
-                planned_ns = self._reader.turn()
+                planned_ns = self._reader.read_due_meters()
             self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
 
     def _wake_thread(self) -> None:

@@ -34,16 +34,16 @@ MARGIN, SHORTEST_MARGIN_S = 4.0, 0.002
 STEPS = 3
 
 #: A tick that is further off than this many margins shows that the prediction is wrong.
-LOST = 1.5
+MAX_DEVIATION_MARGINS = 1.5
 
 #: Growth of the margin with each tick that was not observed closely, as a share of the period.
 DRIFT = 0.002
 
 #: Widest search, as a share of the period.
-WIDEST = 0.25
+MAX_MARGIN_SHARE = 0.25
 
 #: Longest time between readings that misses hardly any tick, as a share of the period.
-EVERY_TICK = 0.9
+MAX_READING_GAP_SHARE = 0.9
 
 #: Longest time between postponed readings of a counter that moves all the time (seconds).
 CONTINUOUS_S = 0.05
@@ -88,8 +88,9 @@ class Timetable:
 
     @property
     def learning(self) -> bool:
-        """Whether the counter ticks but too few ticks were observed to predict it."""
-        return bool(self._points) and len(self._points) < ENOUGH_TICKS
+        """Whether the counter ticks in steps, but too few ticks were observed to predict the next one."""
+        steps = self._period_ns is None or self._period_ns >= SHORTEST_PERIOD_S * 1e9
+        return self._leader is not None and steps and len(self._points) < ENOUGH_TICKS
 
     @property
     def period_ns(self) -> float:
@@ -101,7 +102,7 @@ class Timetable:
         """Longest time between two readings that misses hardly any tick (nanoseconds)."""
         if self._leader is None:
             return max(self._poll_ns, CONTINUOUS_S * 1e9)
-        return EVERY_TICK * self._period_ns if self._period_ns else self._poll_ns
+        return MAX_READING_GAP_SHARE * self._period_ns if self._period_ns else self._poll_ns
 
     def next_ns(self, now_ns: int) -> int:
         """Return when to read next, given that one reading has just been made (monotonic nanoseconds)."""
@@ -159,7 +160,7 @@ class Timetable:
         # Place a tick that came before the first reading near it at that reading.
         moment_ns = tick.time_ns if close else min(max(expected_ns, tick.earliest_ns), tick.latest_ns)
         self._index = index
-        if abs(moment_ns - expected_ns) > LOST * reach_ns:
+        if abs(moment_ns - expected_ns) > MAX_DEVIATION_MARGINS * reach_ns:
             self._restart(tick)
         else:
             self._fit(moment_ns, min(gap_ns, self._margin_ns))
@@ -203,7 +204,7 @@ class Timetable:
         if len(points) > 3:
             squares = sum(p.weight * (p.time_ns - self._predict(p.number)) ** 2 for p in points)
             margin_ns = MARGIN * math.sqrt(squares / total * len(points) / (len(points) - 2))
-        self._margin_ns = min(max(margin_ns, SHORTEST_MARGIN_S * 1e9), WIDEST * self.period_ns)
+        self._margin_ns = min(max(margin_ns, SHORTEST_MARGIN_S * 1e9), MAX_MARGIN_SHARE * self.period_ns)
 
     def _predict(self, index: int) -> float:
         return self._mean_ns + (index - self._mean_index) * self.period_ns
@@ -211,7 +212,7 @@ class Timetable:
     def _reach(self, index: int) -> float:
         """Return how far around its prediction to search for a tick (nanoseconds)."""
         unobserved = index - self._points[-1].number - 1
-        return min(self._margin_ns + DRIFT * unobserved * self.period_ns, WIDEST * self.period_ns)
+        return min(self._margin_ns + DRIFT * unobserved * self.period_ns, MAX_MARGIN_SHARE * self.period_ns)
 
 
 #: Share of a core that the reader may use on average, and while a window is open or a round is at work.
@@ -246,8 +247,8 @@ class Budget:
         self.edges: int = 0
 
     @contextmanager
-    def closely(self) -> Iterator[None]:
-        """Lift the budget, unless something is at work."""
+    def reading_closely(self) -> Iterator[None]:
+        """Lift the budget within the block, unless something is at work."""
         with self._lock:
             self._close += 1
         try:
@@ -256,14 +257,14 @@ class Budget:
             with self._lock:
                 self._close -= 1
 
-    def work_begins(self) -> None:
-        """Spare a workload until the matching ``work_ends``. Calls nest."""
+    def begin_work(self) -> None:
+        """Spare a workload until the matching ``end_work``. Calls nest."""
         with self._lock:
             self._at_work += 1
             self.edges += 1
 
-    def work_ends(self) -> None:
-        """End the work that ``work_begins`` began."""
+    def end_work(self) -> None:
+        """End the work that ``begin_work`` began."""
         with self._lock:
             self._at_work -= 1
             self.edges += 1
@@ -291,7 +292,7 @@ class Budget:
     def _lifted(self) -> bool:
         return self._unlimited or (bool(self._close) and not self._at_work)
 
-    def pay(self, cost_ns: int, elapsed_ns: int, readings: int = 0, *, busy: bool = False) -> None:
+    def charge(self, cost_ns: int, elapsed_ns: int, readings: int = 0, *, busy: bool = False) -> None:
         """Charge the CPU time of a wake-up to the budget.
 
         Args:

@@ -77,7 +77,11 @@ class Selection(NamedTuple):
 
 
 def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
-    """Check names of the form ``NAME`` or ``NAME:ARGUMENT``. Raises ``MeterError`` for an invalid one."""
+    """Check names of the form ``NAME`` or ``NAME:ARGUMENT``.
+
+    Raises:
+        MeterError: If a name is invalid.
+    """
     if len(set(names)) < len(names):
         raise MeterError(f"a meter is named twice: {', '.join(names)}")
     for name in names:
@@ -88,6 +92,14 @@ def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
             raise MeterError(f"meter {meter} needs an argument: {meter}:ARGUMENT")
         if colon and not specs[meter].takes_argument:
             raise MeterError(f"meter {meter} takes no argument, and {argument!r} was given")
+
+
+def check_arguments(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
+    """Check the arguments of names as in ``check_names``. Raises ``MeterError`` for an invalid one."""
+    for name in names:
+        check = _spec(name, specs).check
+        if check is not None:
+            check(name.partition(":")[2])
 
 
 def open_meters(

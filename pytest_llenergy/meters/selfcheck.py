@@ -24,10 +24,37 @@ import msgspec
 
 from pytest_llenergy import __version__
 from pytest_llenergy.meters.power_readings import ENOUGH_CHANGES
+from pytest_llenergy.meters.timeouts import (
+    CHECK_POLL_S,
+    EVALUATE_EVERY_S,
+    LONGEST_CHECK_S,
+    SHORTEST_CHECK_S,
+    STANDSTILL_S,
+)
 from pytest_llenergy.model.base import StoredStruct, cache_directory
 
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
+
+#: Regular ticks after which the check may end before ``LONGEST_CHECK_S``, and the largest ``ratio_margin``.
+ENOUGH_TICKS = 10
+SMALL_MARGIN = 0.02
+
+#: A counter that moves between at least this share of its readings moves all the time.
+CONTINUOUS = 0.95
+
+#: Ticks are joined into spans of at least this length before counter and power are compared (seconds).
+SPAN_S = 0.05
+
+#: Deviations up to this many standard deviations count as possible.
+SIGMAS = 3.0
+
+#: A rejected counter, or one that could not be compared precisely on a busy board, is checked again after
+#: this time (seconds).
+PROVISIONAL_S = 3600.0
+
+#: Reads the joules and watts of one board; ``None`` for a quantity that the board does not have.
+Poll = Callable[[], tuple[float | None, float | None]]
 
 
 class CheckResult(StoredStruct, frozen=True):
@@ -64,30 +91,6 @@ class CheckResult(StoredStruct, frozen=True):
     power_continuous: bool = False
     mean_w: float | None = None
     reason: str | None = None
-
-
-#: A counter that has not moved for this long cannot bracket a window.
-STANDSTILL_S = 1.0
-
-#: The check ends after this many regular ticks and this many seconds, or at the latest after ``LONGEST_S``.
-ENOUGH_TICKS = 10
-ENOUGH_S = 1.0
-LONGEST_S = 2.5
-
-#: Largest ``ratio_margin`` with which the check may end early.
-SMALL_MARGIN = 0.02
-
-POLL_S = 0.0015
-EVALUATE_EVERY_S = 0.1
-
-#: A counter that moves between at least this share of its readings moves all the time.
-CONTINUOUS = 0.95
-
-#: Ticks are joined into spans of at least this length before counter and power are compared.
-SPAN_S = 0.05
-
-#: Deviations up to this many standard deviations count as possible.
-SIGMAS = 3.0
 
 
 class Reading(NamedTuple):
@@ -276,14 +279,16 @@ def _joules(energy_j: float) -> str:
     return f"{energy_j:.0f} J" if energy_j >= 10 else f"{energy_j:.3g} J"
 
 
-Poll = Callable[[], tuple[float | None, float | None]]
-"""Reads the joules and watts of one board; ``None`` for a quantity that the board does not have."""
-
-
 def check_counters(
-    polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_S
+    polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_CHECK_S
 ) -> dict[str, CheckResult]:
-    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds."""
+    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds.
+
+    Args:
+        polls: Reader of each board, by UUID.
+        power_age_s: How far the power readings of each board may lag (seconds), by UUID.
+        longest_s: Time limit (seconds).
+    """
     results: dict[str, CheckResult] = {}
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
     begin_s = evaluated_s = time.monotonic()
@@ -291,8 +296,8 @@ def check_counters(
         for name in polls.keys() - results.keys():
             readings[name].append(_poll(polls[name]))
         now_s = time.monotonic()
-        if now_s - begin_s < ENOUGH_S or now_s - evaluated_s < EVALUATE_EVERY_S:
-            time.sleep(POLL_S)
+        if now_s - begin_s < SHORTEST_CHECK_S or now_s - evaluated_s < EVALUATE_EVERY_S:
+            time.sleep(CHECK_POLL_S)
             continue
         evaluated_s = now_s
         for name in polls.keys() - results.keys():
@@ -310,19 +315,14 @@ def _poll(poll: Poll) -> Reading:
 
 def is_settled(result: CheckResult) -> bool:
     """Return whether more readings would not change the result."""
-    if result.duration_s < ENOUGH_S:
+    if result.duration_s < SHORTEST_CHECK_S:
         return False
     if result.still_s is None or result.still_s >= STANDSTILL_S:
         return True
     if result.period_s is None or result.jitter_s is None:
         return False
-    steady = result.jitter_s <= result.period_s / 10 + 2 * POLL_S
+    steady = result.jitter_s <= result.period_s / 10 + 2 * CHECK_POLL_S
     return result.ticks >= ENOUGH_TICKS and steady and (result.ratio_margin or 0.0) <= SMALL_MARGIN
-
-
-#: A rejected counter, or one that could not be compared precisely on a busy board, is checked again after
-#: this time.
-PROVISIONAL_S = 3600.0
 
 
 class CheckedBoard(StoredStruct, frozen=True):
@@ -347,7 +347,8 @@ class CheckCache:
     The default ``directory`` is ``meters`` in ``LLENERGY_CACHE_DIR``, or in the platform's cache directory.
     """
 
-    #: Results that could not be written, by path; only this process can use them.
+    #: Results that could not be written, by path; only this process can use them. They belong to the class,
+    #: since each test opens its meters, and with them a cache, anew.
     _unwritten: ClassVar[dict[Path, _Entry]] = {}
 
     def __init__(self, directory: Path | None = None) -> None:

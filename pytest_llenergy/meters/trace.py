@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace of a meter: for each domain, the moments at which its counter ticked."""
+"""The trace of the meters: for each domain, the moments at which its counter ticked, with the joules."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pytest_llenergy.meters.base import Domain
 
@@ -77,7 +77,13 @@ class Series:
         self._out = False
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
-        """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved."""
+        """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
+
+        Args:
+            begin_ns: Before the reading (monotonic nanoseconds).
+            end_ns: After the reading (monotonic nanoseconds).
+            energy_j: Joules read.
+        """
         last, self._last = self._last, (begin_ns, energy_j)
         if self._out:
             self._out_until(end_ns)
@@ -90,7 +96,7 @@ class Series:
             # When a counter reached its first value is unknown, unless readings are always fresh.
             if self.domain.max_age_s is not None:
                 self._tick(self._oldest(begin_ns), end_ns, energy_j)
-        elif energy_j > last[1]:
+        elif energy_j > last[1] or self.domain.rests:
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
 
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
@@ -114,7 +120,7 @@ class Series:
         elapsed_s = (end_ns - since_ns) / 1e9 + JUMP_PERIODS * period_s + self.domain.smear_s
         return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
 
-    def fail(self, time_ns: int, reason: str) -> None:
+    def begin_outage(self, time_ns: int, reason: str) -> None:
         """Begin an outage, when a reading gives a reason instead of joules. The next joules end it."""
         if self._out:
             self._out_until(time_ns)
@@ -122,8 +128,14 @@ class Series:
             self._outage(self._last[0] if self._last else time_ns, time_ns, reason)
             self._out = True
 
-    def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
-        """Add an outage for an unread stretch whose energy is missing from later readings."""
+    def add_outage(self, start_ns: int, end_ns: int, reason: str) -> None:
+        """Add an outage for an unread stretch whose energy is missing from later readings.
+
+        Args:
+            start_ns: Start of the stretch (monotonic nanoseconds).
+            end_ns: End of the stretch (monotonic nanoseconds).
+            reason: Why it was not read.
+        """
         # An outage that has not ended stays the last one.
         self.outages.insert(
             len(self.outages) - self._out, Outage(start_ns - self._late_ns[1], end_ns, reason)
@@ -136,7 +148,7 @@ class Series:
 
     def reason_between(self, start_ns: int, end_ns: int) -> str | None:
         """Return the reason of the first outage that touches the ticks around an interval, if any."""
-        before, after = self.before(start_ns), self.after(end_ns + self.smear_ns)
+        before, after = self.tick_before(start_ns), self.tick_after(end_ns + self.smear_ns)
         for outage in self.outages:
             begins_in_time = after is None or outage.start_ns < after.latest_ns
             if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
@@ -161,19 +173,19 @@ class Series:
         period_s = self.domain.update_period_s
         return begin_ns - round(period_s * LONGEST_TICK * 1e9) if period_s else 0
 
-    def before(self, time_ns: int) -> Tick | None:
+    def tick_before(self, time_ns: int) -> Tick | None:
         """Return the last tick that surely came before a moment."""
         index = bisect_right(self.ticks, time_ns, key=_latest) - 1
         return self.ticks[index] if index >= 0 else None
 
-    def after(self, time_ns: int) -> Tick | None:
+    def tick_after(self, time_ns: int) -> Tick | None:
         """Return the first tick that surely came at or after a moment."""
         index = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[index] if index < len(self.ticks) else None
 
-    def settled(self, time_ns: int, ticks: int = 1) -> bool:
+    def has_ticked_after(self, time_ns: int, ticks: int = 1) -> bool:
         """Return whether this many ticks have come after a moment, or cannot come because of an outage."""
-        return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
+        return self.reason is not None or len(self.ticks_around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
     @property
     def shift_s(self) -> float:
@@ -181,7 +193,7 @@ class Series:
         at_least_s, at_most_s = self.domain.late_s
         return at_most_s - at_least_s
 
-    def as_one(self, ticks: Sequence[Tick]) -> list[Tick]:
+    def without_common_delay(self, ticks: Sequence[Tick]) -> list[Tick]:
         """Return ticks without their common unknown delay, which cancels in differences."""
         half_ns = round(self.shift_s * 1e9 / 2)
         return [
@@ -198,19 +210,19 @@ class Series:
         """Time after which the readings show a change of power in full (nanoseconds)."""
         return round(self.domain.smear_s * 1e9)
 
-    def between(self, start_ns: int, end_ns: int) -> list[Tick]:
+    def ticks_between(self, start_ns: int, end_ns: int) -> list[Tick]:
         """Return the ticks that surely came within a closed interval."""
         first = bisect_left(self.ticks, start_ns, key=_earliest)
         last = bisect_right(self.ticks, end_ns, key=_latest)
         return self.ticks[first:last]
 
-    def around(self, time_ns: int, n: int) -> tuple[list[Tick], list[Tick]]:
+    def ticks_around(self, time_ns: int, n: int) -> tuple[list[Tick], list[Tick]]:
         """Return up to ``n`` ticks surely before a moment and ``n`` surely after it, in time order."""
         last = bisect_right(self.ticks, time_ns, key=_latest)
         first = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[max(0, last - n) : last], self.ticks[first : first + n]
 
-    def spanning(self, start_ns: int, end_ns: int, n: int) -> list[Tick]:
+    def ticks_spanning(self, start_ns: int, end_ns: int, n: int) -> list[Tick]:
         """Return all ticks from the ``n``-th surely before an interval to the ``n``-th surely after it."""
         first = bisect_right(self.ticks, start_ns, key=_latest)
         last = bisect_left(self.ticks, end_ns, key=_earliest)
@@ -241,3 +253,7 @@ def _earliest(tick: Tick) -> int:
 
 def _latest(tick: Tick) -> int:
     return tick.latest_ns
+
+
+#: What the background reader has observed, with one series per domain. The reader extends it during a run.
+Trace: TypeAlias = Sequence[Series]

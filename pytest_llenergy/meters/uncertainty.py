@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainEnergy, Terms
 
+#: Student's t for one standard deviation (p = 68.27 %) by degrees of freedom: GUM (JCGM 100:2008),
+#: table G.2.
+STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
+
 
 @dataclass(frozen=True)
 class Variances:
@@ -89,7 +93,13 @@ def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Ene
 
 
 def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
-    """Return the energy of a domain for a record, with the limits of its source."""
+    """Return the energy of a domain for a record, with the limits of its source.
+
+    Args:
+        energy: Energy of the domain in the window.
+        series: Trace of the domain.
+        duration_s: Length of the window (seconds).
+    """
     domain = series.domain
     low_j = high_j = None
     if energy.energy_j is not None:
@@ -115,11 +125,6 @@ def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> fl
         return None
     widths = [(each.high_j or 0.0) - (each.low_j or 0.0) for each in domains]
     return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)
-
-
-#: Student's t for one standard deviation (p = 68.27 %) by degrees of freedom: GUM (JCGM 100:2008),
-#: table G.2.
-STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
 
 
 def student_factor(degrees: float) -> float:

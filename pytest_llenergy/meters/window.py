@@ -8,7 +8,7 @@ with measure() as energy:
         load()
     energy.begin("generate")
     generate()
-    print(energy.end("generate").energy_j)
+    print(energy.end("generate"))
 print(energy.total.energy_j, "±", energy.total.energy_u_j)
 """
 
@@ -26,15 +26,13 @@ from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
+from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series
 
 if TYPE_CHECKING:
     from pytest_llenergy.model import record
     from pytest_llenergy.model.record import DomainEnergy, Flag
 
-
-#: How long to wait for a counter to tick (seconds).
-TICK_TIMEOUT_S = 1.0
 
 FORKED = "this process was forked from the one that reads the meters; open its own with measure()"
 
@@ -44,8 +42,9 @@ class Window:
 
     Entering and leaving only record the time. The counters tick later: the first access to a result waits for
     up to three ticks; use ``await window.settled()`` in an event loop. ``start_s`` and ``duration_s`` are
-    monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``,
-    or ``None`` with ``reason``. With ``at_work``, meters are read rarely while the window is open.
+    monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``.
+    Without joules, ``reason`` says why, and both raise ``MeterError`` with it; ``window.record`` has ``None``
+    there, as JSON has ``null``. With ``at_work``, meters are read rarely while the window is open.
     """
 
     def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str], *, at_work: bool = True) -> None:
@@ -66,7 +65,7 @@ class Window:
         self._start_ns = time.monotonic_ns()
         self._sampler.marks.append(Mark(self._start_ns, begins=True))
         if self._at_work:
-            self._sampler.work_begins()
+            self._sampler.begin_work()
         return self
 
     def __exit__(
@@ -88,7 +87,7 @@ class Window:
             self._end_ns = time.monotonic_ns()
             self._sampler.marks.append(Mark(self._end_ns, begins=False))
             if self._at_work:
-                self._sampler.work_ends()
+                self._sampler.end_work()
             self._sampler.read_now()
 
     async def __aenter__(self) -> Window:
@@ -114,7 +113,11 @@ class Window:
 
     @property
     def record(self) -> record.Window:
-        """The window as a record. Raises ``MeterError`` while it is open."""
+        """The window as a record.
+
+        Raises:
+            MeterError: If the window is still open.
+        """
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
@@ -138,24 +141,61 @@ class Window:
         return self.record.duration_s
 
     @property
-    def energy_j(self) -> float | None:
-        """Joules of all domains."""
-        return self.record.energy_j
+    def energy_j(self) -> float:
+        """Joules of all domains.
+
+        Raises:
+            MeterError: The window has no joules, or has not ended.
+        """
+        __tracebackhide__ = True
+        return self._value("energy_j")
 
     @property
-    def energy_u_j(self) -> float | None:
-        """Standard uncertainty of ``energy_j`` for comparisons on the same devices."""
-        return self.record.energy_u_j
+    def energy_u_j(self) -> float:
+        """Standard uncertainty of ``energy_j`` for comparisons on the same devices.
+
+        Raises:
+            MeterError: The window has no joules, or has not ended.
+        """
+        __tracebackhide__ = True
+        return self._value("energy_u_j")
 
     @property
-    def energy_u_absolute_j(self) -> float | None:
-        """Standard uncertainty of ``energy_j`` that includes the accuracy of the sources."""
-        return self.record.energy_u_absolute_j
+    def energy_u_absolute_j(self) -> float:
+        """Standard uncertainty of ``energy_j`` that includes the accuracy of the sources.
+
+        Raises:
+            MeterError: The window has no joules, or has not ended.
+        """
+        __tracebackhide__ = True
+        return self._value("energy_u_absolute_j")
+
+    def _value(self, name: str) -> float:
+        __tracebackhide__ = True
+        value: float | None = getattr(self.record, name)
+        if value is None:
+            raise MeterError(f"window {self.name!r}: {name} has no value: {self.record.reason}")
+        return value
 
     @property
     def reason(self) -> str | None:
-        """Why ``energy_j`` is ``None``."""
+        """Why the window has no joules; ``None`` if it has."""
         return self.record.reason
+
+    def __repr__(self) -> str:
+        if not self.ended:
+            return f"<Window {self.name!r}: {'not begun' if self._start_ns is None else 'open'}>"
+        try:
+            found = self.record
+        except Exception as error:
+            return f"<Window {self.name!r}: {type(error).__name__}: {error}>"
+        if found.energy_j is None:
+            return f"<Window {self.name!r}: no joules in {found.duration_s:.3g} s: {found.reason}>"
+        from pytest_llenergy.model.quantity import format_quantity
+
+        joules = format_quantity(found.energy_j, found.energy_u_absolute_j, "J")
+        kinds = " and ".join(sorted({each.kind for each in found.by_domain.values()}))
+        return f"<Window {self.name!r}: {joules} in {found.duration_s:.3g} s, {kinds}>"
 
     @property
     def by_domain(self) -> dict[str, DomainEnergy]:
@@ -216,14 +256,22 @@ class Measuring:
         return window
 
     def begin(self, name: str) -> Window:
-        """Open a window by name. Raises ``MeterError`` if a window of that name is open."""
+        """Open a window by name.
+
+        Raises:
+            MeterError: If a window of that name is open.
+        """
         if name in self._open:
             raise MeterError(f"window {name!r} is open already; end it first, or give another name")
         window = self._open[name] = self.window(name).__enter__()
         return window
 
     def end(self, name: str) -> Window:
-        """Close the window of that name. Raises ``MeterError`` if no such window is open."""
+        """Close the window of that name.
+
+        Raises:
+            MeterError: If no such window is open.
+        """
         if name not in self._open:
             names = ", ".join(map(repr, self._open)) or "none"
             raise MeterError(f"no window {name!r} is open; open: {names}")
@@ -295,7 +343,7 @@ def _visible() -> Sequence[str]:
             "named GPUs"
         )
     # A board with MIG is named by one of its instances, so that it counts as shared.
-    parts = [(uuid, inventory.instances_of(uuid)) for uuid in allowed.uuids]
+    parts = [(uuid, inventory.board_instances(uuid)) for uuid in allowed.uuids]
     return [instances[0].uuid if instances else uuid for uuid, instances in parts]
 
 

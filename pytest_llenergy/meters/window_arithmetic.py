@@ -44,6 +44,15 @@ SMEARED = 0.3
 #: Ticks of integrated power on either side of a window from which a change at its edge is computed.
 EDGE_TICKS = 2
 
+#: The energy of a window with fewer ticks depends on its edges alone.
+FEW_TICKS = 2
+
+#: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
+READER_GAP_S = 0.1
+
+#: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
+POWER_GAP_S = 0.05
+
 
 def energy_between(
     series: Series,
@@ -113,7 +122,7 @@ def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
     """
     if not series.domain.integrated:
         return 0.0
-    ticks = series.spanning(start_ns, end_ns, EDGE_TICKS)
+    ticks = series.ticks_spanning(start_ns, end_ns, EDGE_TICKS)
     steps = pairwise(power_between(a, b) for a, b in pairwise(ticks))
     changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
     if series.domain.max_age_s is None:
@@ -128,9 +137,19 @@ def energy_at_edge(series: Series, time_ns: int) -> Reading | None:
 
 
 def require_resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
-    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by a reason."""
+    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by a reason.
+
+    Args:
+        energy: Energy of the window.
+        series: Trace of the domain.
+        duration_s: Length of the window (seconds).
+    """
     if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
         return energy
+    if series.domain.rests:
+        # Not the tick, but how little was used, or that no reading was made near an edge.
+        found = f"{energy.energy_j:.1g} ± {energy.u_j:.1g} J"
+        return Energy(None, reason=f"not resolvable: {duration_s * 1e3:.3g} ms window, {found}")
     tick_ms = (series.period_s or 0.0) * 1e3
     reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
     if series.domain.coverage < 1:
@@ -153,6 +172,13 @@ def coverage_variance(
     which; (1-f)/5 lies between the two, by the geometric mean of the factors. Where n - 1 of n ticks were
     left unobserved, the differences are of means over n ticks: for power that scatters, their sum of squares
     is n² times smaller than from tick to tick. Slow changes then count as such scatter.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+        before: Quiet gap before the window, if there is one.
+        after: Quiet gap after the window, if there is one.
     """
     period_s, f = series.period_s, series.domain.coverage
     if period_s is None:
@@ -173,29 +199,27 @@ def coverage_variance(
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
     edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
-    spans = pairwise((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.between(start_ns, end_ns)))
+    spans = pairwise(
+        (b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.ticks_between(start_ns, end_ns))
+    )
     each_of = [max(1, round((a_s + b_s) / 2 / period_s)) for a_s, b_s in spans]
     changes = sum(n**2 * (b - a) ** 2 for n, (a, b) in zip(each_of, pairwise(inside), strict=True))
     return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
 
 
-#: The energy of a window with fewer ticks depends on its edges alone.
-FEW_TICKS = 2
-
-#: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
-READER_GAP_S = 0.1
-
-#: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
-POWER_GAP_S = 0.05
-
-
 def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
-    """Return the flags that the trace alone raises for a window between two monotonic moments."""
+    """Return the flags that the trace alone raises for a window between two monotonic moments.
+
+    Args:
+        trace: One series for each domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+    """
     flags: list[Flag] = []
     for series in trace:
         domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
         flags += domain.flags
-        ticks = len(series.between(start_ns, end_ns))
+        ticks = len(series.ticks_between(start_ns, end_ns))
         always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
         if ticks < FEW_TICKS and not always_fresh:
             detail = f"{domain.name} ticked {ticks} times in {duration_ms:.4g} ms"

@@ -48,7 +48,11 @@ JETSON_RAILS = (
 
 
 def select_parts(measurement: Any) -> tuple[Part, ...]:
-    """Select the parts of this chip to add up. Raises ``MeterError`` if it has no known part."""
+    """Select the parts of this chip to add up.
+
+    Raises:
+        MeterError: If it has no known part.
+    """
     for parts in (APPLE, JETSON_TOTAL, JETSON_RAILS):
         present = tuple(part for part in parts if getattr(measurement, part.field, None) is not None)
         if present:
@@ -63,7 +67,11 @@ class ZeusSocMeter:
     poll_period_s: float = 0.05
 
     def __init__(self, soc: Any) -> None:
-        """Open the chip. Raises ``MeterError`` if it reports no energy."""
+        """Open the chip.
+
+        Raises:
+            MeterError: If it reports no energy.
+        """
         self._soc = soc
         measurement = soc.get_total_energy_consumption()
         self._parts = select_parts(measurement)
@@ -103,7 +111,11 @@ class ZeusSocMeter:
 
 
 def open_zeus(_targets: Targets) -> list[ZeusSocMeter]:
-    """Open the chip, with its CPU and GPU. Raises ``MeterError`` if Zeus is missing or lacks the chip."""
+    """Open the chip, with its CPU and GPU.
+
+    Raises:
+        MeterError: If Zeus is missing or lacks the chip.
+    """
     try:
         from zeus.device.soc import ZeusSoCInitError, get_soc
     except ImportError:

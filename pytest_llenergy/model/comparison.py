@@ -49,11 +49,12 @@ class Comparison(StoredStruct, frozen=True):
 
     Attributes:
         ratio: Head over base, with one-sided limits ``low`` and ``high`` at the ``alpha`` of ``rule``.
-        base: Median over ``n_base`` valid rounds, in ``unit``; ``head`` likewise.
+        base: Value of the metric over ``n_base`` valid rounds, in ``unit``; ``head`` likewise.
         better: Direction of an improvement.
         noise: Relative scatter of the rounds of one side.
         detectable: Smallest relative change that this comparison could have found.
         p: P-value of no regression.
+        kind: Whether the joules are measured or estimated; null for times and counts.
         gated: Whether a gate was requested for this metric.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
@@ -91,7 +92,7 @@ class Comparison(StoredStruct, frozen=True):
         return self.verdict in RULE_VERDICTS
 
 
-class Side(StoredStruct, frozen=True):
+class ReportSource(StoredStruct, frozen=True):
     """One report of a comparison: where it was read from, and its run.
 
     ``complete`` is false for a run that was interrupted.
@@ -109,15 +110,15 @@ class Side(StoredStruct, frozen=True):
 class Baseline(StoredStruct, frozen=True):
     """The report that a run was compared with, and its tests that are absent from the run."""
 
-    side: Side
+    side: ReportSource
     absent: list[str] = []
 
 
 class ComparedReports(StoredStruct, frozen=True):
     """Two reports, test by test: the result of ``llenergy compare``."""
 
-    base: Side
-    head: Side
+    base: ReportSource
+    head: ReportSource
     comparisons: list[Comparison]
     devices: list[str] = []
     notes: list[str] = []

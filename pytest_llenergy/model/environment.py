@@ -56,6 +56,11 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     """Hash the stable facts: never a UUID, a host name, a load or a package version.
 
     ``missing`` counts GPUs that did not answer, of which nothing else is known.
+
+    Args:
+        host: The machine.
+        gpus: Its boards that answered.
+        missing: Number of boards that did not answer.
     """
     facts = {
         "cpu_model": host.cpu_model,

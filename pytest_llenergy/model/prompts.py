@@ -53,15 +53,18 @@ class Prompts(tuple[str, ...]):
 def load_prompts(path: Path) -> Prompts:
     """Read one prompt per line, in UTF-8, skipping blank lines and lines that start with ``#``.
 
-    Raises ``LLEnergyError`` if the file cannot be read or holds no prompt.
+    Raises:
+        LLEnergyError: If the file cannot be read or holds no prompt.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LLEnergyError(f"energy_prompts: cannot read {path} ({error})") from None
+    except OSError as error:
+        raise LLEnergyError(f"the prompts file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise LLEnergyError(f"the prompts file {path} is not UTF-8 text ({error}); convert it") from None
     prompts = Prompts(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not prompts:
-        raise LLEnergyError(f"energy_prompts: {path} holds no prompt; write one per line")
+        raise LLEnergyError(f"the prompts file {path} holds no prompt; write one per line")
     return prompts
 
 

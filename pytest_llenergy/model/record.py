@@ -6,7 +6,7 @@ A missing value is ``None``, with the reason in a separate field.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_llenergy.model.base import EnergyKind, Primitive, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
@@ -62,7 +62,7 @@ class Terms(StoredStruct, frozen=True):
 
 
 class DomainEnergy(StoredStruct, frozen=True):
-    """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
+    """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:processes``) in one window.
 
     ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value.
     """
@@ -226,9 +226,10 @@ class Procedure(StoredStruct, frozen=True):
 
     Attributes:
         settled: Whether the warm-up met ``criterion`` before its cap; None if its length was given.
-        iterations: Iterations per round, chosen so that the uncertainty of a round meets ``target``.
+        iterations: Iterations per round, given or chosen so that the uncertainty of a round meets ``target``.
         target: Relative standard uncertainty of ``energy_j`` to reach.
-        budget_s: Rounds were added until ``target`` was met or this time was spent.
+        budget_s: Rounds were added until ``target`` was met or this time was spent; 0 if their number was
+            given.
         reached: Relative standard uncertainty that was reached.
     """
 
@@ -303,6 +304,7 @@ class Record(StoredStruct, frozen=True):
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
+        extra_info: What the test wrote into ``extra_info`` of its fixture, as JSON values.
     """
 
     id: str
@@ -310,6 +312,7 @@ class Record(StoredStruct, frozen=True):
     status: Status
     reason: str | None = None
     params: dict[str, Primitive] = {}
+    extra_info: dict[str, Any] = {}
     backend: BackendInfo | None = None
     parallel: Parallel = Parallel()
     ranks: list[RankInfo] = []
@@ -331,6 +334,11 @@ class Record(StoredStruct, frozen=True):
     comparisons: list[Comparison] = []
     failed_gate: bool = False
     flags: list[Flag] = []
+
+    def value_of(self, metric: str) -> float | None:
+        """Return the value of a metric, as every table, verdict and file shows it; None if it is missing."""
+        found = self.metrics.get(metric)
+        return found.value if found is not None else None
 
     @property
     def counts(self) -> bool:

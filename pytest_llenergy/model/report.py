@@ -22,6 +22,8 @@ SCHEMA_VERSION = 1
 
 _EMPTY_RECORDS = b'"records": []'
 
+SideName = Literal["base", "head"]
+
 
 class Tool(StoredStruct, frozen=True):
     """The program that wrote the file."""
@@ -87,7 +89,8 @@ def _encode_with_record_lines(rest: StoredStruct, *records: Sequence[Record]) ->
 def decode_report(data: bytes, origin: str) -> Report:
     """Decode a report strictly. ``origin`` names it in errors.
 
-    Raises ``ReportError`` unless the data is a report of a supported version.
+    Raises:
+        ReportError: If the data is not a report of a supported version.
     """
     return _decode_as(Report, data, origin)
 
@@ -133,10 +136,10 @@ class _Header(msgspec.Struct):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a report, generated from the types that decode it."""
-    return _schema_of(Report, "report")
+    return _build_schema(Report, "report")
 
 
-def _schema_of(kind: type[StoredStruct], what: str) -> dict[str, Any]:
+def _build_schema(kind: type[StoredStruct], what: str) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"pytest-llenergy {what}, schema version {SCHEMA_VERSION}",
@@ -162,6 +165,7 @@ class _LeanRound(Round, frozen=True):
 
 
 class _LeanRecord(Record, frozen=True):
+    extra_info: _Unread = _Unread()  # type: ignore[assignment]
     procedure: _Unread | None = None  # type: ignore[assignment]
     rounds: list[_LeanRound] = []  # type: ignore[assignment]
     windows: list[_Unread] = []  # type: ignore[assignment]
@@ -175,11 +179,12 @@ class _LeanReport(Report, frozen=True):
 
 
 def decode_lean_report(data: bytes, origin: str) -> Report:
-    """Decode a report without what comparisons do not need. Raises ``ReportError``."""
+    """Decode a report without what comparisons do not need.
+
+    Raises:
+        ReportError: As for ``decode_report``.
+    """
     return cast(Report, _decode_as(_LeanReport, data, origin))
-
-
-SideName = Literal["base", "head"]
 
 
 class Session(StoredStruct, frozen=True):
@@ -193,7 +198,7 @@ class Session(StoredStruct, frozen=True):
 
 
 class PairedReport(StoredStruct, frozen=True):
-    """The file that ``llenergy ab`` writes: both sides, measured in turn, and the verdicts.
+    """The file that ``llenergy ab`` writes: both sides, measured alternately, and the verdicts.
 
     Attributes:
         schema_version: The same as that of reports.
@@ -232,7 +237,8 @@ def is_paired_report(data: bytes) -> bool:
 def decode_paired_report(data: bytes, origin: str) -> PairedReport:
     """Decode a paired report strictly. ``origin`` names it in errors.
 
-    Raises ``ReportError`` unless the data is a paired report of a supported version.
+    Raises:
+        ReportError: If the data is not a paired report of a supported version.
     """
     if not is_paired_report(data):
         decode_report(data, origin)  # raises if it is no report either
@@ -247,4 +253,4 @@ def decode_paired_report(data: bytes, origin: str) -> PairedReport:
 
 def paired_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a paired report, generated from the types that decode it."""
-    return _schema_of(PairedReport, "comparison of two sides")
+    return _build_schema(PairedReport, "comparison of two sides")

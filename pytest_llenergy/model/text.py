@@ -25,6 +25,12 @@ ASCII_FALLBACKS = {
     "α": "a",
 }
 
+#: Most characters of the name of a test.
+MAX_NAME_LENGTH = 160
+
+#: Similarity (difflib's ratio) above which an unknown name is taken for a misspelling of a known one.
+MIN_SIMILARITY = 0.7
+
 
 def escape_surrogates(value: Any) -> Any:
     """Escape lone surrogates, which UTF-8 cannot encode, in JSON primitives.
@@ -71,6 +77,11 @@ def strip_trailing_space(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
 
 
+def count_tests(count: int) -> str:
+    """Return ``1 test`` or ``2 tests``."""
+    return f"{count} test{'' if count == 1 else 's'}"
+
+
 def shorten(line: str, width: int) -> str:
     """Cut a line to ``width`` characters in its middle, since names of tests differ at the end."""
     return line if len(line) <= width else f"{line[: width // 2]}…{line[1 - width // 2 :]}"
@@ -78,10 +89,6 @@ def shorten(line: str, width: int) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
-
-
-#: Most characters of the name of a test.
-MAX_NAME_LENGTH = 160
 
 
 def short_test_name(name: str) -> str:
@@ -129,10 +136,6 @@ def split_test_id(test_id: str) -> tuple[list[str], str]:
     path, bracket, params = test_id.partition("[")
     *directories, last = path.split("/")
     return directories, f"{last}{bracket}{params}"
-
-
-#: Similarity (difflib's ratio) above which an unknown name is taken for a misspelling of a known one.
-MIN_SIMILARITY = 0.7
 
 
 def did_you_mean(unknown: Iterable[str], known: Collection[str]) -> str:

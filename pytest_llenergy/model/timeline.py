@@ -13,6 +13,11 @@ import msgspec
 
 from pytest_llenergy.model.record import Flag
 
+#: Reason for unknown FLOPs of a plain function.
+FUNCTION_FLOPS_REASON = (
+    "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
+)
+
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a batch.
@@ -88,7 +93,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(request for iteration in self.iterations for request in iteration.requests)
 
 
-class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """One round on all ranks: its window runs from the first start to the last end."""
 
     ranks: tuple[RankTimeline, ...]
@@ -155,12 +160,6 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
     def cpu_time_s(self) -> float:
         """CPU seconds of all rank processes within the round."""
         return sum(rank.cpu_time_s for rank in self.ranks)
-
-
-#: Reason for unknown FLOPs of a plain function.
-FUNCTION_FLOPS_REASON = (
-    "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
-)
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,32 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.columns import Layout
 
 
+#: Most annotations of one kind that GitHub shows per step (https://github.com/orgs/community/discussions/68471).
+MAX_ANNOTATIONS = 10
+
+#: GitHub's limit for the summary of a step.
+MAX_SUMMARY_BYTES = 1024 * 1024
+
+#: Verdicts of gated tests that are counted in one warning.
+WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
+
+#: Decimal places of a relative change: a tenth of a percent.
+CHANGE_DECIMAL_PLACES = 3
+
+#: Characters that XML 1.0 cannot contain, not even as a reference (https://www.w3.org/TR/xml/#charsets).
+ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+#: Result of the test case by verdict; other verdicts pass.
+JUNIT_OUTCOMES: dict[Verdict, str] = {
+    "regressed": "failure",
+    "not comparable": "error",
+    "invalid": "error",
+    "inconclusive": "skipped",
+    "new": "skipped",
+    "removed": "skipped",
+}
+
+
 @dataclass(frozen=True)
 class Sample:
     """One formatted value and its labels. Empty labels are left out."""
@@ -69,16 +95,6 @@ def _format_labels(labels: Mapping[str, str]) -> str:
     return f"{{{text}}}" if text else ""
 
 
-#: Most annotations of one kind that GitHub shows per step (https://github.com/orgs/community/discussions/68471).
-MAX_ANNOTATIONS = 10
-
-#: GitHub's limit for the summary of a step.
-MAX_SUMMARY_BYTES = 1024 * 1024
-
-#: Verdicts of gated tests that are counted in one warning.
-WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
-
-
 def render_workflow_commands(compared: ComparedReports) -> str:
     """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
@@ -98,6 +114,11 @@ def workflow_command(name: str, properties: dict[str, str], message: str) -> str
     """Return ``::name key=value,key=value::message``.
 
     Form and escapes are those of ``packages/core/src/command.ts`` in ``actions/toolkit``.
+
+    Args:
+        name: Name of the command.
+        properties: Its properties.
+        message: Its text.
     """
     text = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items() if value)
     return f"::{name}{' ' if text else ''}{text}::{_escape_data(message)}"
@@ -114,7 +135,8 @@ def _escape_property(text: str) -> str:
 def append_comparison_summary(compared: ComparedReports) -> None:
     """Append a comparison to the summary of the step; do nothing outside GitHub Actions.
 
-    Raises ``ReportError`` if the file cannot be written.
+    Raises:
+        ReportError: If the file cannot be written.
     """
     _append_to_summary(lambda room: _render_fitting(compared, room))
 
@@ -122,7 +144,13 @@ def append_comparison_summary(compared: ComparedReports) -> None:
 def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
     """Append the table of a run to the summary of the step; do nothing outside GitHub Actions.
 
-    Raises ``ReportError`` if the file cannot be written.
+    Args:
+        records: Records of the run.
+        layout: Layout of the table.
+        complete: Whether the run finished.
+
+    Raises:
+        ReportError: If the file cannot be written.
     """
     from pytest_llenergy.report.markdown import render_run_markdown
 
@@ -202,10 +230,6 @@ def _find_line(path: Path, names: Sequence[str]) -> str:
     return str(getattr(node, "lineno", ""))
 
 
-#: Decimal places of a relative change: a tenth of a percent.
-CHANGE_DECIMAL_PLACES = 3
-
-
 def render_gitlab_metrics(compared: ComparedReports) -> str:
     """Render a metrics report of GitLab (``artifacts:reports:metrics``): counts and changes.
 
@@ -246,20 +270,6 @@ def _escape_label(name: str) -> str:
     Other invisible characters are escaped too, except line breaks, which the format escapes itself.
     """
     return "\n".join(escape_invisible(line) for line in name.replace("#", "%23").split("\n"))
-
-
-#: Characters that XML 1.0 cannot contain, not even as a reference (https://www.w3.org/TR/xml/#charsets).
-ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-#: Result of the test case by verdict; other verdicts pass.
-JUNIT_OUTCOMES: dict[Verdict, str] = {
-    "regressed": "failure",
-    "not comparable": "error",
-    "invalid": "error",
-    "inconclusive": "skipped",
-    "new": "skipped",
-    "removed": "skipped",
-}
 
 
 def render_junit(compared: ComparedReports) -> str:

@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llenergy.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.record import Metric, Record
+from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
+from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line
 
 #: Metrics of a test that its rounds do not have.
@@ -16,23 +18,29 @@ METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j")
 
 #: Headings of metrics, if they differ from the name.
 HEADINGS = {
-    "energy_j": "J ± u",
-    "energy_per_output_token_j": "J/token ± u",
-    "energy_per_request_j": "J/request ± u",
-    "net_energy_j": "net J ± u",
+    "energy_j": "energy ± u",
+    "energy_per_output_token_j": "per token ± u",
+    "energy_per_request_j": "per request ± u",
+    "net_energy_j": "net energy ± u",
     "mean_power_w": "W ± u",
     "duration_s": "s",
     "output_tokens_per_s": "token/s",
     "requests_per_s": "request/s",
-    "prefill_energy_j": "prefill J ± u",
-    "decode_energy_j": "decode J ± u",
+    "prefill_energy_j": "prefill ± u",
+    "decode_energy_j": "decode ± u",
     "time_to_first_token_s": "first token s",
     "inter_token_latency_s": "inter token s",
     "end_to_end_latency_s": "end to end s",
     "peak_memory_bytes": "peak MiB",
-    "energy_per_flop_j": "J/FLOP ± u",
+    "energy_per_flop_j": "per FLOP ± u",
     "flops": "FLOP",
 }
+
+#: All metrics of a record.
+METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
+
+#: Precedes the name of a parameter in ``--energy-group-by``.
+PARAM_PREFIX = "param:"
 
 
 @dataclass(frozen=True)
@@ -42,22 +50,6 @@ class Column:
     head: str
     cell: Callable[[Record], str]
     is_number: bool = False
-
-
-#: A value that needs more decimal places is written with a power of ten.
-MAX_DECIMAL_PLACES = 5
-
-
-def format_with_uncertainty(value: float, u: float | None) -> str:
-    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
-    if not u or not math.isfinite(u):
-        return f"{value:.3g}"
-    places = max(0, 1 - math.floor(math.log10(u)))
-    if places > MAX_DECIMAL_PLACES:
-        power = math.floor(math.log10(max(abs(value), u)))
-        places = max(0, places + power)
-        return f"({value / 10**power:.{places}f} ± {u / 10**power:.{places}f})e{power}"
-    return f"{value:.{places}f} ± {u:.{places}f}"
 
 
 def backend_name(record: Record) -> str:
@@ -92,17 +84,14 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
             return "-"
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
-        return _format_small(metric) if with_u else f"{metric.value:.3g}"
+        if not with_u:
+            return f"{metric.value:.3g}"
+        if name == "mean_power_w":
+            return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
+        # The heading says per what.
+        return format_quantity(metric.value, metric.uncertainty_absolute, "J")
 
     return cell
-
-
-def _format_small(metric: Metric) -> str:
-    """Format small values, such as joules per floating-point operation, with a power of ten."""
-    value, u = metric.value or 0.0, metric.uncertainty_absolute
-    if value == 0 or abs(value) >= 1e-4:
-        return format_with_uncertainty(value, u)
-    return f"{value:.3g}" if u is None else f"{value:.3g} ± {u:.1e}"
 
 
 def _columns() -> dict[str, Column]:
@@ -121,18 +110,8 @@ def _columns() -> dict[str, Column]:
     return {**facts, **metrics}
 
 
-#: All metrics of a record.
-METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
-
 #: Columns by their names in ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()
-
-#: Columns of the summary unless ``--energy-columns`` is given.
-DEFAULT_COLUMNS = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
-
-
-#: Precedes the name of a parameter in ``--energy-group-by``.
-PARAM_PREFIX = "param:"
 
 #: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
 GROUP_KEYS: dict[str, Callable[[Record], str]] = {
@@ -200,12 +179,20 @@ DEFAULT_LAYOUT = Layout()
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """Parse ``--energy-columns``. Raises ``ValueError`` for an unknown name."""
+    """Parse ``--energy-columns``.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
     return _check_names(_words(text), COLUMNS)
 
 
 def parse_sort(text: str) -> str:
-    """Parse ``--energy-sort``. Raises ``ValueError`` for an unknown name."""
+    """Parse ``--energy-sort``.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
     word = text.strip()
     _check_names(
         [word.removeprefix("-")], (*NAME_SORT_KEYS, *METRICS), "; with - before it the largest comes first"
@@ -214,7 +201,11 @@ def parse_sort(text: str) -> str:
 
 
 def parse_group_by(text: str) -> tuple[str, ...]:
-    """Parse ``--energy-group-by``. Raises ``ValueError`` for an unknown name."""
+    """Parse ``--energy-group-by``.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
     words = _words(text)
     plain = [word for word in words if not (word.startswith(PARAM_PREFIX) and word != PARAM_PREFIX)]
     _check_names(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))

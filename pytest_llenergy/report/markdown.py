@@ -14,9 +14,9 @@ from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
 from pytest_llenergy.report.terminal import (
     format_window_energy,
     has_values,
+    list_notes,
     record_label,
     summary_flags,
-    summary_notes,
 )
 from pytest_llenergy.report.verdicts import format_change, sort_by_verdict, summarize_verdicts
 
@@ -25,7 +25,14 @@ MAX_LINES = 20
 
 
 def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: int, *, complete: bool) -> str:
-    """Render the tests of a run in at most ``max_bytes``; rows that do not fit are only counted."""
+    """Render the tests of a run in at most ``max_bytes``; rows that do not fit are only counted.
+
+    Args:
+        records: Records of the run.
+        layout: Layout of the table.
+        max_bytes: Limit of the text in bytes.
+        complete: Whether the run finished.
+    """
     head = _head(records, complete=complete)
     names = unique_function_names(record.id for record in records)
     foot = "\n".join(["", *_windows_and_failures(records), *_verdicts(records), *_notes(records, names), ""])
@@ -122,5 +129,5 @@ def _bullets(lines: Sequence[tuple[str, str]]) -> list[str]:
 def _notes(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
     """Return the notes on all values, and the flags."""
     metered = [record for record in records if record.meters]
-    text = [*summary_notes(metered), *(line for _, line in summary_flags(metered, names))]
+    text = [line for _, line in list_notes(metered, summary_flags(metered, names))]
     return ["", *(escape_markdown(each, MAX_REASON_LENGTH) + "  " for each in text)] if text else []

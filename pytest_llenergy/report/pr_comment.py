@@ -10,7 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from pytest_llenergy.model.comparison import VERDICTS, AppliedRule, ComparedReports, Comparison, Side, Verdict
+from pytest_llenergy.model.comparison import (
+    VERDICTS,
+    AppliedRule,
+    ComparedReports,
+    Comparison,
+    ReportSource,
+    Verdict,
+)
 from pytest_llenergy.model.text import one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
     count_verdicts,
@@ -120,7 +127,7 @@ def _head(compared: ComparedReports) -> str:
     return "\n".join(lines)
 
 
-def _side(side: Side) -> str:
+def _side(side: ReportSource) -> str:
     if side.commit is None:
         # Marked as code, since a dash or a number at the beginning of a line would start a list.
         return f"<code>{escape_markdown(side.origin)}</code>"
@@ -168,9 +175,9 @@ def _foot(compared: ComparedReports) -> str:
 
 
 def _rule(rule: AppliedRule) -> str:
-    absolute = f" and by {rule.threshold_absolute:g}" if rule.threshold_absolute else ""
+    absolute = f" and {rule.threshold_absolute:g}" if rule.threshold_absolute else ""
     threshold, floor = f"{rule.threshold * 100:.3g}%", f"{rule.floor * 100:.3g}%"
-    return f"worse by {threshold}{absolute} or more, and surely by more than {floor}"
+    return f"the estimate is at least {threshold}{absolute} worse and the lower limit is above {floor}"
 
 
 def _fitting(rows: Sequence[tuple[Verdict, str]], room: int) -> tuple[list[str], int]:

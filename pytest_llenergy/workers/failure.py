@@ -100,13 +100,19 @@ class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
 
 
 def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
-    """Return the report of a rank that ended without an answer."""
+    """Return the report of a rank that ended without an answer.
+
+    Args:
+        host: Host of the rank.
+        group: Name of its group.
+        pid: Its process id.
+    """
     now_ns = time.monotonic_ns()
     deadline = time.monotonic() + timeouts.EXIT_CODE_TIMEOUT_S
     try:
         while (code := host.exit_code(group, pid)) is None and time.monotonic() < deadline:
             # Polled, since the supervisor only answers requests; nothing is measured any more.
-            time.sleep(0.01)
+            time.sleep(timeouts.EXIT_CODE_POLL_S)
     except WorkerError as error:
         return {"time_ns": now_ns, "message": str(error)}
     if code is None:
@@ -137,7 +143,14 @@ def read_tail(log: Path, start: int) -> list[str]:
 
 
 def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
-    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads."""
+    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads.
+
+    Args:
+        silent: Plans of the ranks that did not answer.
+        world_size: Number of ranks.
+        timeout_s: Time limit that was exceeded (seconds).
+        outputs: Recent output of all ranks, with the stacks of their threads.
+    """
     names = ", ".join(f"rank {plan.rank} of {world_size} ({plan.device})" for plan in silent)
     raise WorkerError(
         f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
@@ -153,15 +166,15 @@ def raise_first_cause(
     come last. Errors precede outcomes of pytest: if one rank skips and another fails, the test has failed.
 
     Args:
-        failures: all failures, at least one.
-        world_size: number of ranks.
-        outputs: recent output of all ranks.
-        silent: ranks that had not answered when the group was ended.
+        failures: All failures, at least one.
+        world_size: Number of ranks.
+        outputs: Recent output of all ranks.
+        silent: Ranks that had not answered when the group was ended.
 
     Raises:
-        OutcomeInRank: the first cause is a skip, an xfail or the end of the run.
-        LLEnergyError: the first cause is an error of this package, whose message suffices.
-        WorkerError: the first cause is any other error, or the death of a rank.
+        OutcomeInRank: The first cause is a skip, an xfail or the end of the run.
+        LLEnergyError: The first cause is an error of this package, whose message suffices.
+        WorkerError: The first cause is any other error, or the death of a rank.
     """
     first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
     report = first.report
@@ -231,7 +244,7 @@ def may_write_stacks(pid: int | None) -> bool:
 
 def explain_missing_stacks(pid: int | None) -> str:
     """Return why a rank has not written its stacks; ``None`` is a process of another host."""
-    unknown = "it was asked for its stacks and wrote none"
+    unknown = "it was asked for its stacks but wrote none"
     if pid is None or not PROC.is_dir():
         return unknown
     status = _read_status(pid)

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.interpreter import activated_environment
-from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
+from pytest_llenergy.errors import PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure, timeouts
 from pytest_llenergy.workers.host import Host, StartedRank
@@ -32,6 +31,7 @@ from pytest_llenergy.workers.plan import (
 from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.transport import Channel
 
+#: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
 
 
@@ -95,14 +95,14 @@ class RankGroup:
     """Running ranks. Any failure kills the whole group; ``alive`` is false from then on.
 
     Args:
-        plan: what to start.
-        hosts: each host of the plan, by its name.
-        descriptors: open files of the device lease, which lasts until no process of the ranks is left.
-        environment: what ranks inherit; by default pytest's environment.
+        plan: What to start.
+        hosts: Each host of the plan, by its name.
+        descriptors: Open files of the device lease, which lasts until no process of the ranks is left.
+        environment: What ranks inherit; by default pytest's environment.
 
     Raises:
-        WorkerError: a rank does not start.
-        WorkerPlacementError: the started ranks differ from the plan.
+        WorkerError: A rank does not start.
+        WorkerPlacementError: The started ranks differ from the plan.
     """
 
     def __init__(
@@ -150,16 +150,16 @@ class RankGroup:
         One thread requests at a time; ``kill`` may come from another.
 
         Args:
-            verb: one of the verbs of ``server.Server``.
-            payloads: one for each rank.
-            timeout_s: time limit for all answers.
+            verb: One of the verbs of ``server.Server``.
+            payloads: One for each rank.
+            timeout_s: Time limit for all answers.
 
         Returns:
             The answers in rank order.
 
         Raises:
-            OutcomeInRank: a rank raised an outcome of pytest. The group has been killed.
-            LLEnergyError: a rank failed, or did not answer in time. The group has been killed.
+            OutcomeInRank: A rank raised an outcome of pytest. The group has been killed.
+            LLEnergyError: A rank failed, or did not answer in time. The group has been killed.
         """
         if os.getpid() != self._owner:
             raise PlanError(
@@ -186,7 +186,13 @@ class RankGroup:
             self._busy.release()
 
     def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
-        """Send the same request to every rank; see ``request``."""
+        """Send the same request to every rank; see ``request``.
+
+        Args:
+            verb: As for ``request``.
+            payload: The same for each rank.
+            timeout_s: Time limit for all answers (seconds).
+        """
         return self.request(verb, [payload] * len(self._ranks), timeout_s)
 
     def close(self) -> None:
@@ -218,11 +224,9 @@ class RankGroup:
             rank.channel.close()
         if stuck:
             pids = ", ".join(map(str, stuck))
-            warnings.warn(
+            warn_caller(
                 f"ranks that were killed have not ended (pid {pids}): they wait in the kernel, and their "
-                "devices stay leased until they end",
-                LLEnergyWarning,
-                stacklevel=2,
+                "devices stay leased until they end"
             )
 
     def _start(

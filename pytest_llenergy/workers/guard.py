@@ -43,9 +43,9 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
     or ``parent_pid`` is gone.
 
     Args:
-        parent_pid: the process whose end ends the child.
-        directory: removed if the parent is gone, since the parent cannot.
-        descriptor: an open file that only the child keeps.
+        parent_pid: The process whose end ends the child.
+        directory: Removed if the parent is gone, since the parent cannot.
+        descriptor: An open file that only the child keeps.
 
     Returns:
         In the child, a descriptor. After the child has written to it, the guard sends SIGTERM and waits
@@ -161,12 +161,26 @@ class _Guard:
 
 
 def main(parent_pid: str, directory: str, descriptor: str, *command: str) -> None:
-    """Run a command under a guard. The command inherits ``descriptor``."""
+    """Run a command under a guard. The command inherits ``descriptor``.
+
+    Args:
+        parent_pid: Process whose end ends the command.
+        directory: Directory to remove if the parent is gone.
+        descriptor: Open file that the command inherits.
+        *command: The command line.
+    """
     fork_under_guard(int(parent_pid), directory, int(descriptor))
     os.execv(command[0], command)
 
 
 def guarded_command(parent_pid: int, directory: Path, descriptor: int, command: list[str]) -> list[str]:
-    """Return the command line of ``main``; its interpreter ignores sitecustomize and .pth files (``-S``)."""
+    """Return the command line of ``main``; its interpreter ignores sitecustomize and .pth files (``-S``).
+
+    Args:
+        parent_pid: Process whose end ends the command.
+        directory: Directory to remove if the parent is gone.
+        descriptor: Open file that the command inherits.
+        command: The command line.
+    """
     arguments = [str(parent_pid), str(directory), str(descriptor)]
     return [sys.executable, "-S", "-c", PROGRAM, PACKAGE_PARENT, *arguments, *command]

@@ -55,11 +55,11 @@ class Host(Protocol):
         """Start a rank in exactly this environment.
 
         Args:
-            group: the group that the rank belongs to, which was prepared before.
-            rank: its number.
-            environment: all of its environment variables.
-            descriptors: open files of the device lease, which lasts until no process of the group is left.
-            python: an interpreter other than pytest's; nothing may be preloaded for such a group.
+            group: The group that the rank belongs to, which was prepared before.
+            rank: Its number.
+            environment: All of its environment variables.
+            descriptors: Open files of the device lease, which lasts until no process of the group is left.
+            python: An interpreter other than pytest's; nothing may be preloaded for such a group.
         """
 
     def exit_code(self, group: str, pid: int) -> int | None:

@@ -25,8 +25,8 @@ class LeaseKeeper:
     """Leases the devices of one test after the other, and keeps those of warm ranks between tests.
 
     Args:
-        pool: the ranks.
-        where: returns the directory of the lock files.
+        pool: The ranks.
+        where: Returns the directory of the lock files.
     """
 
     def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
@@ -53,17 +53,17 @@ class LeaseKeeper:
         """Lock the devices of a test.
 
         Args:
-            lease: the devices that the test may use.
-            wait_s: how long to queue for them.
-            test: its name, which other waiting processes show.
-            also: further devices, such as the CPU in addition to a GPU.
-            on_wait: called with a text about the holder of the devices while this process waits.
+            lease: The devices that the test may use.
+            wait_s: How long to queue for them.
+            test: Its name, which other waiting processes show.
+            also: Further devices, such as the CPU in addition to a GPU.
+            on_wait: Called with a text about the holder of the devices while this process waits.
 
         Returns:
             The lease with the devices that were chosen.
 
         Raises:
-            DeviceError: the devices are not free in time, or cannot be locked.
+            DeviceError: The devices are not free in time, or cannot be locked.
         """
         request = lease.request(also)
         with self._lock:

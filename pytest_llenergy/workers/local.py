@@ -49,11 +49,11 @@ class SupervisorClient:
     """A running supervisor and its guard, as pytest controls them; one request at a time.
 
     Args:
-        preload: modules that the supervisor imports.
-        environment: all environment variables of the supervisor.
+        preload: Modules that the supervisor imports.
+        environment: All environment variables of the supervisor.
 
     Raises:
-        WorkerError: the supervisor cannot be started, or cannot import a module.
+        WorkerError: The supervisor cannot be started, or cannot import a module.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -70,7 +70,8 @@ class SupervisorClient:
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory)]
         try:
             with theirs, self._log.open("wb") as log:
-                # In a session of its own: a Ctrl-C at the terminal is for pytest, which then stops its ranks.
+                # In a separate session: Ctrl-C at the terminal must reach only pytest, which then stops its
+                # ranks.
                 self._popen = subprocess.Popen(
                     [sys.executable, *flags, "-c", PROGRAM, guard.PACKAGE_PARENT, *arguments],
                     pass_fds=[theirs.fileno()],
@@ -104,7 +105,11 @@ class SupervisorClient:
             raise
 
     def request(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
-        """Return the answer to a request. Raises ``WorkerError`` if the supervisor refuses or is gone."""
+        """Return the answer to a request.
+
+        Raises:
+            WorkerError: If the supervisor refuses or is gone.
+        """
         with self._lock:
             return self._request(timeouts.SUPERVISOR_ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
 
@@ -203,7 +208,7 @@ def _explain_start_failure(error: OSError, environment: Mapping[str, str]) -> Wo
     largest = max(sizes, key=lambda name: sizes[name])
     return WorkerError(
         f"{message}; the environment has {sum(sizes.values())} bytes, {sizes[largest]} of them in {largest}: "
-        "unset what is not needed"
+        "unset variables that are not needed"
     )
 
 
@@ -211,11 +216,11 @@ class LocalHost:
     """The ``Host`` that pytest itself runs on.
 
     Args:
-        start_method: with ``forkserver`` a supervisor imports what ranks share, and they are forks of it.
-        logs: directory that keeps the output of the ranks; without one it is removed with the ranks.
+        start_method: With ``forkserver`` a supervisor imports what ranks share, and they are forks of it.
+        logs: Directory that keeps the output of the ranks; without one it is removed with the ranks.
     """
 
-    def __init__(self, start_method: StartMethod = "spawn", logs: Path | None = None) -> None:
+    def __init__(self, start_method: StartMethod, logs: Path | None = None) -> None:
         self._start_method = start_method
         self._logs = logs
         #: The most recently used supervisor is last.

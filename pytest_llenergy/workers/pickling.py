@@ -41,6 +41,15 @@ CachedFunction: type = type(functools.lru_cache(lambda: None))
 #: Attributes that each process sets by itself on import. pytest's loader cannot be pickled.
 IMPORT_ATTRIBUTES = {"__builtins__", "__loader__", "__spec__"}
 
+# A call of these only creates an object; it does no work that could be measured.
+LAZY_FUNCTIONS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+LAZY_RESULTS = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
+
+REFUSAL = (
+    "a call of this function only makes a coroutine or generator; give a function that runs it, such as "
+    "lambda: asyncio.run(f()) or lambda: list(f())"
+)
+
 
 # cloudpickle has no type annotations.
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -206,16 +215,6 @@ def _find_file(module: str, _import_state: tuple[object, ...]) -> str | None:
             return None
         path = spec.submodule_search_locations
     return spec.origin if spec is not None else None
-
-
-# A call of these only creates an object; it does no work that could be measured.
-LAZY_FUNCTIONS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-LAZY_RESULTS = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
-
-REFUSAL = (
-    "a call of this function only makes a coroutine or generator; give a function that runs it, such as "
-    "lambda: asyncio.run(f()) or lambda: list(f())"
-)
 
 
 def is_lazy(function: Callable[..., Any]) -> bool:

@@ -96,18 +96,18 @@ class ProcessPlan:
     """All ranks of a group. Tests with equal plans can share their ranks.
 
     Attributes:
-        launch: ``ranks`` for one process a device; ``engine`` for backends that start processes of their own.
-        framework: imported by each rank before anything else.
-        parallel: the parallel degrees, which multiply to the number of devices.
-        ranks: the plan of each rank.
+        launch: ``ranks`` for one process a device; ``backend`` for backends that start their own processes.
+        framework: Imported by each rank before anything else.
+        parallel: The parallel degrees, which multiply to the number of devices.
+        ranks: The plan of each rank.
         divided: UUIDs of the boards of leased MIG instances.
-        replica_size: how many consecutive ranks work on the same inputs, as the shards of one model do.
-        process_group: whether ranks join a process group of the framework.
-        python: interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
-        preload: modules that the process which forks the ranks imports.
+        replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do.
+        process_group: Whether ranks join a process group of the framework.
+        python: Interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
+        preload: Modules that the process which forks the ranks imports.
     """
 
-    launch: Literal["ranks", "engine"]
+    launch: Literal["ranks", "backend"]
     framework: Literal["torch"] | None
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
@@ -147,21 +147,21 @@ def plan_processes(
     """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
 
     Args:
-        capabilities: what the backend supports.
-        parallel: the degrees that the test requests; data parallel by default.
-        lease: the devices.
-        cpus: logical CPUs, which are divided between ranks.
-        threads: number of threads of each rank; by default one for each of its CPUs.
-        python: interpreter of the ranks, if it is not pytest's.
+        capabilities: What the backend supports.
+        parallel: The degrees that the test requests; data parallel by default.
+        lease: The devices.
+        cpus: Logical CPUs, which are divided between ranks.
+        threads: Number of threads of each rank; by default one for each of its CPUs.
+        python: Interpreter of the ranks, if it is not pytest's.
 
     Raises:
-        PlanError: the degrees do not multiply to the devices, or the backend does not support them.
+        PlanError: The degrees do not multiply to the devices, or the backend does not support them.
     """
     n = len(lease.devices)
     degrees = parallel or Parallel(data=n)
     if (wrong := explain_degree_mismatch(degrees, n)) is not None:
         raise PlanError(wrong)
-    lacking = capabilities.lacks(degrees)
+    lacking = capabilities.unsupported_degrees(degrees)
     if lacking:
         hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
         raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{hint}")
@@ -204,9 +204,9 @@ def plan_processes(
 def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) -> list[tuple[str, ...]]:
     """Return the devices of each rank."""
     size = degrees.placement
-    if capabilities.launch == "engine":
+    if capabilities.launch == "backend":
         size *= degrees.tensor * degrees.pipeline
-        size *= degrees.data if capabilities.replicas == "engine" else 1
+        size *= degrees.data if capabilities.replicas == "backend" else 1
     if lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
@@ -225,7 +225,7 @@ def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) ->
         The ranks for the record.
 
     Raises:
-        WorkerPlacementError: a process, device or world differs from the plan.
+        WorkerPlacementError: A process, device or world differs from the plan.
     """
     pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, reported, strict=True)}
     if len(pids) != len(plan.ranks):
@@ -260,14 +260,19 @@ def check_backend_workers(
 ) -> tuple[RankInfo, ...]:
     """Check the processes that the backend of each rank has started against the plan.
 
+    Args:
+        plan: The plan of the ranks.
+        ranks: The started ranks.
+        workers: Processes that the backend of each rank reports.
+
     Returns:
         The ranks for the record, with the pids of these processes in the order of their own ranks.
 
     Raises:
-        WorkerPlacementError: their number or their world differs from the plan, or one is not a descendant of
+        WorkerPlacementError: Their number or their world differs from the plan, or one is not a descendant of
             its rank.
     """
-    if plan.launch != "engine":
+    if plan.launch != "backend":
         return tuple(ranks)
     return tuple(
         msgspec.structs.replace(rank, workers=_check_workers(plan, rank, found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
+from pytest_llenergy.errors import PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.group import RankGroup
@@ -44,11 +43,21 @@ class Load:
 
     @classmethod
     def from_options(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
-        """Sort the options, so that equal ones compare equal."""
+        """Sort the options, so that equal ones compare equal.
+
+        Args:
+            spec: The backend.
+            model: The model.
+            options: Load options by name.
+        """
         return cls(spec, model, tuple(sorted(options.items())))
 
     def payload(self) -> dict[str, Any]:
-        """Return the request to the ranks. Raises ``ModelError`` if a needed conversion fails."""
+        """Return the request to the ranks.
+
+        Raises:
+            ModelError: If a needed conversion fails.
+        """
         converts = self.spec.python is not None and self.spec.reads == "directory"
         model = convert_in_subprocess(self.model) if converts else self.model
         return {
@@ -82,17 +91,17 @@ class RankPool:
     that new ranks run under.
 
     Args:
-        timeout_s: time limit for loading a model.
-        start_method: how ranks start.
-        isolation: which tests share ranks.
-        logs: directory that keeps the ranks' output.
+        timeout_s: Time limit for loading a model.
+        start_method: How ranks start.
+        isolation: Which tests share ranks.
+        logs: Directory that keeps the ranks' output.
     """
 
     def __init__(
         self,
         timeout_s: float,
-        start_method: StartMethod = "spawn",
-        isolation: Isolation = "backend",
+        start_method: StartMethod,
+        isolation: Isolation,
         logs: Path | None = None,
     ) -> None:
         self._timeout_s = timeout_s
@@ -121,7 +130,13 @@ class RankPool:
     def get_loaded(
         self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _allow
     ) -> tuple[RankGroup, BackendInfo]:
-        """Return ranks with a loaded model, and its description. See ``get_ranks``."""
+        """Return ranks with a loaded model, and its description. See ``get_ranks``.
+
+        Args:
+            plan: The plan of the ranks.
+            load: What they load.
+            check: Raises if the caller may no longer use ranks.
+        """
         with self._lock:
             check()
             shared = self._share_or_start(plan, load)
@@ -225,4 +240,4 @@ class RankPool:
         for hazard in find_hazards():
             if hazard not in self._warned:
                 self._warned.add(hazard)
-                warnings.warn(hazard, LLEnergyWarning, stacklevel=2)
+                warn_caller(hazard)

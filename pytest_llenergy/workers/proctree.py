@@ -37,7 +37,8 @@ def become_subreaper() -> None:
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Ask the kernel to send this process a signal when its parent ends, in whatever way.
 
-    Raises ``SystemExit`` if the parent has ended already.
+    Raises:
+        SystemExit: If the parent has ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

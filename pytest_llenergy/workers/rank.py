@@ -22,8 +22,8 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     """Receive the plan over a socket, set up the rank, then serve requests until the socket closes.
 
     Args:
-        descriptor: the socket.
-        preloaded: whether this is a fork of a process that has imported torch without using it.
+        descriptor: The socket.
+        preloaded: Whether this is a fork of a process that has imported torch without using it.
     """
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)

@@ -58,7 +58,7 @@ def check_accelerate_world() -> None:
     if count is not None and count != world_size:
         raise PlanError(
             f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} ranks, "
-            "so each has done the work of all; on CPU ranks write PartialState(cpu=True), before anything "
+            "so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before anything "
             "else of accelerate"
         )
 
@@ -159,7 +159,7 @@ class Server:
         self._leftovers = Leftovers()
         load_s = time.monotonic() - start
         # Only such backends have the method.
-        workers = list(backend.workers()) if self._boot["launch"] == "engine" else []  # type: ignore[attr-defined]
+        workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
@@ -176,7 +176,7 @@ class Server:
     def _prepare_round(self, _payload: None) -> None:
         _seed()
         gc.collect()
-        prepare_job = getattr(self._job, "ready", None)
+        prepare_job = getattr(self._job, "before_round", None)
         if prepare_job is not None:
             prepare_job()
         self._other_pids = self._processes.pids()
@@ -240,7 +240,7 @@ class Server:
         if isinstance(self._job, CallJob):
             flops = Flops.unknown(FUNCTION_FLOPS_REASON)
         elif (count := getattr(self._backend, "flops", None)) is None:
-            flops = Flops.unknown(f"{self._backend_name} does not tell its operations")
+            flops = Flops.unknown(f"{self._backend_name} does not report its operations")
         else:
             assert self._job is not None
             flops = count(self._job, self._job.result(self._iterations[-1][2]))
@@ -259,7 +259,9 @@ class Server:
         left = self._leftovers.find()
         if left:
             with suppress(Exception):
-                sys.stdout.write(f"not given to another test, since this one has left: {', '.join(left)}\n")
+                sys.stdout.write(
+                    f"not reused for another test, because this one left behind: {', '.join(left)}\n"
+                )
         return memory_bytes(), bool(left)
 
     def _unload(self) -> None:
@@ -334,7 +336,7 @@ def _text(error: BaseException) -> str:
         return _plain_text(str(error))
     except BaseException as another:
         # Also SystemExit, which ends ``__str__`` here and not the test.
-        return f"(its text cannot be had: {type(another).__name__})"
+        return f"(its message cannot be formatted: {type(another).__name__})"
 
 
 def _plain_text(text: str) -> str:
@@ -353,7 +355,7 @@ def _users_traceback(error: BaseException) -> str:
         # Formatting runs code of loaders, of the error and of its causes.
         calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
         frames = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
-        return _plain_text("".join([*frames, f"(the rest cannot be had: {type(another).__name__})"]))
+        return _plain_text("".join([*frames, f"(the rest cannot be formatted: {type(another).__name__})"]))
 
 
 def _is_of_collective(error: BaseException, text: str) -> bool:

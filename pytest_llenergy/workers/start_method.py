@@ -35,7 +35,11 @@ class PreloadError(Exception):
 
 
 def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
-    """Import modules for all later forks. Raises ``PreloadError``."""
+    """Import modules for all later forks.
+
+    Raises:
+        PreloadError: If an import fails, or initialises CUDA.
+    """
     sys.path[:] = sys_path
     for name in names:
         try:

@@ -46,10 +46,10 @@ class Supervisor:
     """Serves one client until its socket closes or the process ``client_pid`` ends.
 
     Args:
-        client: the socket to pytest.
+        client: The socket to pytest.
         client_pid: pytest's process. A fork of pytest may keep the other end of the socket open.
-        directory: removed at the end.
-        handles_sigterm: the descriptor through which the guard learns that SIGTERM is handled.
+        directory: Removed at the end.
+        handles_sigterm: The descriptor through which the guard learns that SIGTERM is handled.
     """
 
     def __init__(self, client: socket.socket, client_pid: int, directory: str, handles_sigterm: int) -> None:
@@ -226,6 +226,8 @@ class Supervisor:
         self._kill_strays()
         if group.living or self._strays():
             return False
+        # A stray that was just killed is still a zombie with a pid.
+        self._reap()
         group.free()
         del self._groups[name]
         return True
@@ -270,7 +272,13 @@ class Supervisor:
 
 
 def main(descriptor: int, client_pid: int, directory: str) -> None:
-    """Serve the client at the other end of a socket, under a guard."""
+    """Serve the client at the other end of a socket, under a guard.
+
+    Args:
+        descriptor: The socket of the client.
+        client_pid: The client's process id.
+        directory: Directory to remove at the end.
+    """
     handles_sigterm = guard.fork_under_guard(client_pid, directory, descriptor)
     # A preloaded module may kill its whole process group, and must not hit the guard.
     os.setsid()

@@ -9,57 +9,62 @@ from __future__ import annotations
 
 # Start
 
-#: For a supervisor to answer for the first time; with ``forkserver`` it imports torch and the like before.
+#: Time limit for the first answer of a supervisor. With ``forkserver`` it imports torch and the like first.
 SUPERVISOR_START_TIMEOUT_S = 120.0
-#: For all ranks of a group to import their framework and to join the process group.
+#: Time limit for all ranks of a group to import their framework and join the process group.
 RANK_START_TIMEOUT_S = 120.0
 
 # Requests
 
-#: For a supervisor to answer; it does nothing that takes long, but for killing a group.
+#: Time limit for an answer of the supervisor. Killing a group is its slowest request.
 SUPERVISOR_ANSWER_TIMEOUT_S = 30.0
-#: For the rest of a message of which a rank has sent the beginning; whole seconds.
+#: Time limit for the rest of a message that a rank has begun to send. It must be a whole number.
 PARTIAL_MESSAGE_TIMEOUT_S = 10
-#: How often to look whether a supervisor that does not answer is stopped (SIGSTOP), and how many times in a
-#: row it must be found so before it is given up.
+#: Interval of the checks whether a supervisor that does not answer is stopped (SIGSTOP), and the number of
+#: checks in a row that must find it stopped before it is given up.
 STOPPED_POLL_S, STOPPED_POLLS = 0.5, 4
-#: The longest wait that poll(2) accepts: milliseconds in an int.
+#: The longest wait that poll(2) accepts, which takes milliseconds as an int.
 LONGEST_POLL_S = 2e6
 
 # Failures
 
-#: For the other ranks to report what happened to them, once one has failed.
+#: Time limit for the other ranks to report their own failures after one has failed.
 OTHER_RANKS_TIMEOUT_S = 2.0
-#: For the exit code of a rank: its socket closes before its process is reaped.
-EXIT_CODE_TIMEOUT_S = 2.0
-#: For ranks that did not answer to write the stacks of their threads into their logs, and how often to look.
+#: Time limit and polling interval for the exit code of a rank, whose socket closes before its process ends.
+EXIT_CODE_TIMEOUT_S, EXIT_CODE_POLL_S = 2.0, 0.01
+#: Time limit and polling interval for the stacks that ranks without an answer write into their logs.
 STACKS_TIMEOUT_S, STACKS_POLL_S = 5.0, 0.05
 
 # Between tests
 
-#: For ranks to clean up after a test.
+#: Time limit for ranks to clean up after a test.
 CLEANUP_TIMEOUT_S = 30.0
-#: For threads and processes of a test that are about to end; waiting costs less than starting new ranks.
+#: Time limit and polling interval for threads and processes of a test that are about to end. Waiting costs
+#: less than starting new ranks.
 LEFTOVERS_TIMEOUT_S, LEFTOVERS_POLL_S = 0.2, 0.005
-#: How often to look whether another process queues for the devices of idle ranks, and how long it must have
-#: waited: whoever has waited for less is about to be served anyway.
+#: Interval of the checks whether another process queues for the devices of idle ranks, and how long it must
+#: have waited. Shorter waits end by themselves.
 QUEUE_POLL_S, QUEUE_WAITED_S = 0.2, 0.05
 
 # Stop
 
-#: For ranks that were asked to stop; then they are killed.
+#: Time limit for a thread to stop using the ranks of a test that has ended. The ranks were killed before.
+THREAD_TIMEOUT_S = 2.0
+#: Time limit for ranks that were asked to stop. After it they are killed.
 RANK_STOP_TIMEOUT_S = 5.0
-#: For a killed group to be gone, before its processes are reported as stuck in the kernel.
+#: Time limit for a killed group to end. After it its processes are reported as stuck in the kernel.
 GROUP_KILL_TIMEOUT_S = 10.0
-#: How often to look for what is left of killed processes: at first, and once they seem stuck in a driver.
+#: Intervals of the checks whether killed processes have ended. The second is for processes that seem stuck in
+#: a driver.
 KILL_POLL_S, STUCK_POLL_S = 0.002, 0.2
-#: For processes such as multiprocessing's resource tracker to remove shared memory of killed processes.
+#: Time limit and polling interval for processes that remove the shared memory of killed ones, such as
+#: multiprocessing's resource tracker.
 CLEANER_TIMEOUT_S, CLEANER_POLL_S = 1.0, 0.01
-#: For a supervisor to kill all that is left and to end; then it is killed.
+#: Time limit for a supervisor to kill all remaining processes and to end. After it the supervisor is killed.
 SUPERVISOR_STOP_TIMEOUT_S = 15.0
-#: For the guard of a supervisor that has died to kill what it left behind.
+#: Time limit for the guard of a dead supervisor to kill the remaining processes.
 GUARD_EXIT_TIMEOUT_S = 5.0
-#: For a guarded process that was told to end to do so by itself; then its guard kills it.
+#: Time limit for a guarded process that was asked to end. After it its guard kills it.
 GUARDED_STOP_TIMEOUT_S = 3.0
-#: How often a guard looks whether its parent has gone, where the kernel has no pidfd to wait for.
+#: Interval of a guard's checks whether its parent has ended, if the kernel has no pidfd to wait for.
 ORPHAN_POLL_S = 0.2

@@ -38,14 +38,27 @@ MAX_SOCKET_BYTES = 1 << 16
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send JSON data and copies of descriptors. Raises ``OSError`` if the other side is gone."""
+    """Send JSON data and copies of descriptors.
+
+    Args:
+        connection: The socket.
+        message: Any JSON data.
+        descriptors: Open files to send copies of.
+
+    Raises:
+        OSError: If the other side is gone.
+    """
     body = json.dumps(message).encode()
     socket.send_fds(connection, [LENGTH.pack(len(body))], list(descriptors))
     connection.sendall(body)
 
 
 def receive_message(connection: socket.socket) -> tuple[Any, list[int]]:
-    """Return the next message and its descriptors, which the caller has to close. Raises ``EOFError``."""
+    """Return the next message and its descriptors, which the caller has to close.
+
+    Raises:
+        EOFError: If the other side is gone.
+    """
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_DESCRIPTORS, CLOSE_ON_EXEC)
     for each in descriptors:
         os.set_inheritable(each, False)
@@ -77,8 +90,8 @@ class Channel:
         """Send a verb or a state, and its value.
 
         Raises:
-            OSError: the other side is gone.
-            WorkerError: there is no space for a large message.
+            OSError: The other side is gone.
+            WorkerError: There is no space for a large message.
         """
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         if len(data) > MAX_SOCKET_BYTES:
@@ -86,7 +99,11 @@ class Channel:
         self.connection.send_bytes(data)
 
     def receive(self) -> tuple[str, Any]:
-        """Return the next message. Raises ``EOFError`` if the other side is gone."""
+        """Return the next message.
+
+        Raises:
+            EOFError: If the other side is gone.
+        """
         word, value = pickle.loads(self.connection.recv_bytes())
         if word == "file":
             path = Path(value)

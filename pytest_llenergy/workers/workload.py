@@ -12,7 +12,7 @@ import msgspec
 
 from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.model.timeline import Flops, RankTimeline, RoundTimeline, sum_flops
+from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
 
@@ -24,8 +24,8 @@ class RankWorkload:
     and the others must have made the same.
 
     Attributes:
-        peak_memory_bytes: the highest sum over ranks in any round, ``None`` if unknown.
-        rank_peak_memory_bytes: the highest use of each rank in any round.
+        peak_memory_bytes: The highest sum over ranks in any round, ``None`` if unknown.
+        rank_peak_memory_bytes: The highest use of each rank in any round.
     """
 
     def __init__(self, group: RankGroup, timeout_s: float, replica_size: int = 1) -> None:
@@ -43,10 +43,11 @@ class RankWorkload:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
         self._group.request_all("work", iterations, self._timeout_s)
 
-    def timeline(self) -> RoundTimeline:
+    def timeline(self) -> Timeline:
         """Return the timestamps and token counts of the last round.
 
-        Raises ``WorkerError`` if ranks with the same inputs have made different numbers of tokens.
+        Raises:
+            WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
         answers = self._group.request_all("timeline", None, self._timeout_s)
         peaks = [peak for _, peak in answers if peak is not None]
@@ -61,9 +62,9 @@ class RankWorkload:
             msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
             for number, rank in enumerate(ranks)
         )
-        return RoundTimeline(ranks=tuple(marked))
+        return Timeline(ranks=tuple(marked))
 
-    def run_round(self) -> RoundTimeline:
+    def run_round(self) -> Timeline:
         """Run a round that is not measured: ``prepare_round``, ``work`` and ``timeline``."""
         self.prepare_round()
         self.work()
@@ -77,7 +78,8 @@ class RankWorkload:
     def results(self) -> list[Any]:
         """Return the results of the last round by rank, without further ranks with the same inputs.
 
-        Raises ``WorkerError`` if ranks with the same inputs have made different tokens.
+        Raises:
+            WorkerError: If ranks with the same inputs have made different tokens.
         """
         answers = self._group.request_all("result", None, self._timeout_s)
         results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
@@ -92,13 +94,20 @@ class RankWorkload:
             if found != by_rank[first]:
                 raise WorkerError(
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                    f"{what} differ ({_first_difference(by_rank[first], found)}): this is no result, but a "
-                    "fault of the backend or of a device"
+                    f"{what} differ ({_first_difference(by_rank[first], found)}): the "
+                    "results are worthless, and the backend or a device is faulty"
                 )
 
 
 def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeout_s: float) -> RankWorkload:
-    """Prepare a batch, which is split over data-parallel ranks into consecutive parts."""
+    """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
+
+    Args:
+        group: The ranks.
+        inputs: The batch.
+        params: Parameters of the task.
+        timeout_s: Time limit of each request (seconds).
+    """
     replica_size = group.plan.replica_size
     parts = split_prompts(inputs, len(group.ranks) // replica_size)
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
@@ -114,7 +123,15 @@ def call_workload(
     kwargs: dict[str, Any],
     timeout_s: float,
 ) -> RankWorkload:
-    """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``."""
+    """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``.
+
+    Args:
+        group: The ranks.
+        function: The function, or its name as ``"module:function"``.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        timeout_s: Time limit of each request (seconds).
+    """
     group.request_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
     return RankWorkload(group, timeout_s)
 
@@ -139,8 +156,8 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
     """Pickle a call for the ranks.
 
     Raises:
-        PlanError: the function would only make a coroutine or generator.
-        WorkerError: it cannot be pickled; the message names the argument or variable.
+        PlanError: The function would only make a coroutine or generator.
+        WorkerError: It cannot be pickled; the message names the argument or variable.
     """
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
@@ -150,7 +167,7 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
         place = next((name for name, part in _parts(function, args, kwargs) if not _can_be_sent(part)), None)
-        remedy = f": make what is in {place} within the function" if place is not None else ""
+        remedy = f": create {place} inside the function" if place is not None else ""
         raise WorkerError(
             f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
         ) from error

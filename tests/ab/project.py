@@ -58,7 +58,7 @@ class Result:
 
 
 class Project:
-    """A repository in a directory of its own."""
+    """A repository in a separate directory."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "project"

@@ -44,8 +44,8 @@ def test_budget_that_only_the_head_exceeds_fails_the_comparison(project: Project
 
 def test_budget_that_both_sides_exceed_is_noted(project: Project) -> None:
     assert compared(project, ("9", "9")).status == 0
-    told = "failed in sessions: test_some.py::test_a (1 of 1)"
-    assert project.paired().compared.notes == [f"base: {told}", f"head: {told}"]
+    message = "failed in sessions: test_some.py::test_a (1 of 1)"
+    assert project.paired().compared.notes == [f"base: {message}", f"head: {message}"]
 
 
 def test_failure_of_a_test_without_energy_is_noted(project: Project) -> None:
@@ -57,6 +57,6 @@ def test_failure_of_a_test_without_energy_is_noted(project: Project) -> None:
 def test_many_failures_are_one_line() -> None:
     failed = FailureCounts()
     failed.add([f"t{number}" for number in range(7)])
-    assert failed.line("base") == (
+    assert failed.note("base") == (
         "base: failed in sessions: t0 (1 of 1), t1 (1 of 1), t2 (1 of 1), t3 (1 of 1), t4 (1 of 1) and 2 more"
     )

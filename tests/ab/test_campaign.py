@@ -102,7 +102,7 @@ def test_failing_test_is_invalid_and_not_run_again(compared: tuple[Project, Resu
     paired = compared[0].paired()
     found = comparison(compared, "test_fails")
     assert found.verdict == "invalid"
-    assert found.reason.startswith("head is failed (session 2: ")
+    assert found.reason.startswith("the head test failed (session 2: ")
     assert len(record(paired.base, "test_fails").rounds) == len(record(paired.head, "test_fails").rounds) == 2
 
 
@@ -128,7 +128,7 @@ def test_compare_prints_the_same_report(
     assert capsys.readouterr().out == result.out
 
 
-def test_progress_lines_and_summary(compared: tuple[Project, Result]) -> None:
+def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Result]) -> None:
     project, result = compared
     base, head = (project.git("rev-parse", name)[:10] for name in ("main", "feature"))
     assert result.lines[:2] == [
@@ -145,9 +145,9 @@ def test_same_commit_is_unchanged_and_leaves_nothing_behind(project: Project) ->
     result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
     assert result.status == 0
     assert result.lines[0] == "4 pairs with 3 rounds per session become 6"
-    told = json.loads(result.out)
-    assert [(each["verdict"], each["n_base"]) for each in told["comparisons"]] == [("unchanged", 6)]
-    assert told["notes"] == [
+    message = json.loads(result.out)
+    assert [(each["verdict"], each["n_base"]) for each in message["comparisons"]] == [("unchanged", 6)]
+    assert message["notes"] == [
         "both sides are the same commit; differences are noise (A/A)",
         "uncommitted changes are not measured; --head . measures the working tree",
     ]

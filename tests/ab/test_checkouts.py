@@ -35,28 +35,28 @@ def forked(project: Project) -> tuple[Repository, str]:
 
 def test_three_dots_are_the_merge_base(forked: tuple[Repository, str]) -> None:
     found, parted = forked
-    assert found.commit("main...") == found.commit("main...feature") == parted
-    assert found.commit("main") not in (parted, found.commit("HEAD"))
+    assert found.resolve_commit("main...") == found.resolve_commit("main...feature") == parted
+    assert found.resolve_commit("main") not in (parted, found.resolve_commit("HEAD"))
 
 
 def test_default_base_is_the_merge_base_with_the_default_branch(
     forked: tuple[Repository, str],
 ) -> None:
     found, parted = forked
-    assert found.default_base(found.commit("HEAD")) == (parted, "main")
+    assert found.find_default_base(found.resolve_commit("HEAD")) == (parted, "main")
 
 
 def test_missing_default_branch_asks_for_a_base(forked: tuple[Repository, str], project: Project) -> None:
     project.git("branch", "-q", "-M", "main", "trunk")
     with pytest.raises(PlanError, match=r"^found no default branch .*; name the baseline with --base REF$"):
-        forked[0].default_base("HEAD")
+        forked[0].find_default_base("HEAD")
 
 
 def test_shallow_clone_is_named_as_the_reason(project: Project, tmp_path: Path) -> None:
     project.commit()
     project.git("clone", "-q", "--depth=1", project.path.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(PlanError, match=r"this clone is shallow: git fetch --unshallow"):
-        find_repository(tmp_path / "shallow").commit("HEAD~1")
+        find_repository(tmp_path / "shallow").resolve_commit("HEAD~1")
 
 
 def test_git_variables_of_a_hook_are_ignored(
@@ -68,26 +68,26 @@ def test_git_variables_of_a_hook_are_ignored(
 
 def test_working_tree_name_depends_on_files_that_matter(project: Project) -> None:
     found = find_repository(project.path)
-    clean = found.working_tree()
+    clean = found.hash_working_tree()
     project.write(".git/info/exclude", "*.log\n")
     for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "some.log"):
         project.write(left, "left behind")
-    assert found.working_tree() == clean
+    assert found.hash_working_tree() == clean
     assert project.git("diff", "--cached", "--name-only") == ""
     project.write("new.py", "")
-    untracked = found.working_tree()
+    untracked = found.hash_working_tree()
     project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
-    edited = found.working_tree()
+    edited = found.hash_working_tree()
     project.write("data.json", "1")
-    added = found.working_tree()
-    assert found.working_tree() == added
+    added = found.hash_working_tree()
+    assert found.hash_working_tree() == added
     project.write("data.json", "10")
-    assert len({clean, untracked, edited, added, found.working_tree()}) == 5
+    assert len({clean, untracked, edited, added, found.hash_working_tree()}) == 5
 
 
 def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> None:
     found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
-    commit = found.commit("HEAD")
+    commit = found.resolve_commit("HEAD")
     check_out(found, commit, place)
     (place / "work.py").unlink()
     place.with_name("base.ready").unlink()
@@ -103,7 +103,7 @@ def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> Non
     found, place = find_repository(project.path), tmp_path / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
     (tmp_path / "users").rename(tmp_path / "away")
-    check_out(found, found.commit("HEAD"), place)
+    check_out(found, found.resolve_commit("HEAD"), place)
     remove_checkout(found, place)
     assert "users" in project.git("worktree", "list")
     assert str(place) not in project.git("worktree", "list")
@@ -113,12 +113,12 @@ def test_submodules_and_lfs_files_are_noted_as_missing(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = find_repository(project.path)
-    assert list_omissions(found, found.commit("HEAD")) == []
+    assert list_omissions(found, found.resolve_commit("HEAD")) == []
     project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
     project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
     commit = project.commit()
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    told = list_omissions(found, commit)
-    assert [line.split(" ", 1)[0] for line in told] == [commit[:10], commit[:10]]
-    assert "submodules, which are not checked out" in told[0]
-    assert "uses Git LFS, which is not installed" in told[1]
+    message = list_omissions(found, commit)
+    assert [line.split(" ", 1)[0] for line in message] == [commit[:10], commit[:10]]
+    assert "submodules, which are not checked out" in message[0]
+    assert "uses Git LFS, which is not installed" in message[1]

@@ -29,7 +29,7 @@ def test_pytest_command_is_parsed(text: str, interpreter: tuple[str, ...], args:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("python -m unittest", "'python -m unittest' is not a pytest command; "),
         ("python pytest", "'python pytest' is not a pytest command; "),
@@ -67,10 +67,10 @@ def test_pytest_command_is_parsed(text: str, interpreter: tuple[str, ...], args:
         ),
     ],
 )
-def test_unsuitable_command_is_refused(text: str, told: str) -> None:
+def test_unsuitable_command_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanError) as raised:
         parse_command(text.split())
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(message)
 
 
 def test_unsuitable_options_in_the_environment_are_refused() -> None:

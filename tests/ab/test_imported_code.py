@@ -110,8 +110,8 @@ def test_installation_of_the_users_checkout_is_refused(project: Project, tmp_pat
     directory = {"editable": True} if how == "editable" else {}
     write_metadata(tmp_path / "site", json.dumps({"url": project.path.as_uri(), "dir_info": directory}))
     project.extend_path(tmp_path / "site")
-    told = f"base would import its code from {project.path} ({how} thing) instead of its own checkout, "
-    assert refusal(project, tmp_path) == told + SAME_CODE
+    message = f"base would import its code from {project.path} ({how} thing) instead of its own checkout, "
+    assert refusal(project, tmp_path) == message + SAME_CODE
 
 
 def test_setuptools_finder_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_setuptools_finder_into_the_users_checkout_is_refused(project: Project, 
     mapping = f"MAPPING: dict[str, str] = {{'thing': {str(project.path / 'src' / 'thing')!r}}}\n"
     (site / "__editable___thing_1_0_finder.py").write_text(mapping)
     project.extend_path(site)
-    told = f"base would import its code from {project.path / 'src' / 'thing'} (editable thing) instead"
-    assert refusal(project, tmp_path).startswith(told)
+    message = f"base would import its code from {project.path / 'src' / 'thing'} (editable thing) instead"
+    assert refusal(project, tmp_path).startswith(message)
 
 
 @pytest.mark.parametrize("below", ["", "src"])
 def test_pythonpath_into_the_users_checkout_is_refused(project: Project, tmp_path: Path, below: str) -> None:
     project.extend_path(project.path / below)
-    told = f"base would import its code from {project.path / below} (PYTHONPATH) instead of its own "
-    assert refusal(project, tmp_path).startswith(told)
+    message = f"base would import its code from {project.path / below} (PYTHONPATH) instead of its own "
+    assert refusal(project, tmp_path).startswith(message)
 
 
 def test_path_file_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_path_file_into_the_users_checkout_is_refused(project: Project, tmp_path
     (site / "thing.pth").write_text(f"{project.path}/src\n")
     (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
     project.extend_path(site)
-    told = f"base would import its code from {project.path}/src (sys.path) instead of its own checkout, "
-    assert refusal(project, tmp_path).startswith(told)
+    message = f"base would import its code from {project.path}/src (sys.path) instead of its own checkout, "
+    assert refusal(project, tmp_path).startswith(message)
 
 
 def test_check_happens_before_anything_is_measured(project: Project) -> None:
     project.extend_path(project.path)
-    told = f"base would import its code from {project.path} (PYTHONPATH) instead of its own checkout, "
-    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == told + SAME_CODE
+    message = f"base would import its code from {project.path} (PYTHONPATH) instead of its own checkout, "
+    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == message + SAME_CODE
     assert project.session_logs() == []
 
 
@@ -181,6 +181,6 @@ def test_session_that_imported_foreign_code_is_refused_and_discarded(
     installed.parent.mkdir(parents=True)
     installed.touch()
     project.extend_path(tmp_path / "site-packages")
-    told = f"base imported thing from {installed} instead of its own src/thing, {SAME_CODE}"
-    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == told
+    message = f"base imported thing from {installed} instead of its own src/thing, {SAME_CODE}"
+    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == message
     assert project.session_logs() == []

@@ -75,7 +75,7 @@ def test_same_id_is_paired_first() -> None:
     names = pair_by_parameters(a, b)
     assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
     assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
-    assert names.lonely == ("t.py::test[y-1]",)
+    assert names.unpaired == ("t.py::test[y-1]",)
 
 
 def test_tests_are_paired_if_only_the_backend_differs() -> None:
@@ -83,8 +83,8 @@ def test_tests_are_paired_if_only_the_backend_differs() -> None:
     b = records(("t.py::test[y]", {"backend": "y"}), ("t.py::other[y-2]", {"backend": "y", "n": 2}))
     names = pair_by_parameters(a, b)
     assert names.base["t.py::test[x]"] == names.head["t.py::test[y]"] == "t.py::test"
-    assert names.lonely == ("t.py::other[x-1]", "t.py::other[y-2]")
-    assert unpaired_note(names.lonely).endswith(
+    assert names.unpaired == ("t.py::other[x-1]", "t.py::other[y-2]")
+    assert unpaired_note(names.unpaired).endswith(
         "no single other test matches: t.py::other[x-1], t.py::other[y-2]"
     )
 
@@ -92,4 +92,4 @@ def test_tests_are_paired_if_only_the_backend_differs() -> None:
 def test_ambiguous_tests_are_not_paired() -> None:
     a = records(("t.py::test[x]", {"backend": "x"}))
     b = records(("t.py::test[y]", {"backend": "y"}), ("t.py::test[z]", {"backend": "z"}))
-    assert len(pair_by_parameters(a, b).lonely) == 3
+    assert len(pair_by_parameters(a, b).unpaired) == 3

@@ -14,7 +14,7 @@ from .project import Project
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (
             ["--base=HEAD", "--head=HEAD"],
@@ -47,13 +47,13 @@ from .project import Project
         (["--a-python=nothing", "--", "pytest"], "--a-python=nothing: no such program"),
     ],
 )
-def test_usage_error_is_one_line(project: Project, args: list[str], told: str) -> None:
-    assert project.error(*args).startswith(told)
+def test_usage_error_is_one_line(project: Project, args: list[str], message: str) -> None:
+    assert project.error(*args).startswith(message)
 
 
 def test_absolute_path_into_the_checkout_is_refused(project: Project) -> None:
-    told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", f"{project.path}/test_some.py")
-    assert told.endswith(
+    message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", f"{project.path}/test_some.py")
+    assert message.endswith(
         "is in your checkout, but each side has its own; write the path relative to this directory"
     )
 
@@ -74,8 +74,8 @@ def test_same_commit_is_compared_only_if_both_are_named(project: Project, args: 
         assert result.status == 0
         return
     assert result.status == 2
-    told = f"are the same commit {project.git('rev-parse', 'HEAD')[:10]}, so nothing can differ; name "
-    assert told in result.lines[-1]
+    message = f"are the same commit {project.git('rev-parse', 'HEAD')[:10]}, so nothing can differ; name "
+    assert message in result.lines[-1]
     assert project.session_logs() == []
 
 
@@ -83,9 +83,9 @@ def test_failing_setup_shows_its_output(project: Project, monkeypatch: pytest.Mo
     monkeypatch.setattr(checkouts, "VENV_COMMAND", (*checkouts.VENV_COMMAND, "--without-pip"))
     result = project.ab("--base=HEAD", "--head=HEAD", "--setup", "echo no luck; exit 3", "--", "pytest")
     assert result.lines[-2] == "  | no luck"
-    told = result.lines[-1].removeprefix("llenergy ab: ")
+    message = result.lines[-1].removeprefix("llenergy ab: ")
     (log,) = (project.path / ".llenergy").rglob("setup-base.log")
-    assert told == (
+    assert message == (
         "base: --setup 'echo no luck; exit 3' failed with exit code 3: 'no luck'; the whole log: " + str(log)
     )
 
@@ -93,5 +93,5 @@ def test_failing_setup_shows_its_output(project: Project, monkeypatch: pytest.Mo
 def test_interpreter_without_pytest_is_refused(project: Project, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare")
     python = tmp_path / "bare" / "bin" / "python"
-    told = project.error(f"--b-python={python}", "--", "pytest")
-    assert told == (f"head: pytest is not installed for {python}; install it, for example in --setup")
+    message = project.error(f"--b-python={python}", "--", "pytest")
+    assert message == (f"head: pytest is not installed for {python}; install it, for example in --setup")

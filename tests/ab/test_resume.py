@@ -114,8 +114,8 @@ def test_second_process_is_refused_and_fresh_discards(waiting: Project) -> None:
     first.communicate(timeout=60)
     assert first.returncode == 143
     assert second.status == 2
-    told = f"llenergy ab: process {first.pid} is running this comparison; wait for it or stop it, "
-    assert second.lines[-1] == f"{told}its measurements are kept"
+    message = f"llenergy ab: process {first.pid} is running this comparison; wait for it or stop it, "
+    assert second.lines[-1] == f"{message}its measurements are kept"
     # Comparisons that measured nothing are not kept.
     waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
     other = waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")

@@ -50,18 +50,18 @@ def on_the_head(project: Project, happens: str) -> str:
 
 
 def test_usage_error_of_pytest_stops_the_comparison(project: Project) -> None:
-    told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", "--no-such-option")
+    message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", "--no-such-option")
     (log,) = (project.path / ".llenergy").rglob("001-base.1.log")
     commit = project.git("rev-parse", "HEAD")[:7]
-    assert told.startswith(f"session 1 (base {commit}) ended with exit code 4: '")
-    assert told.endswith(f"; the whole log: {log}")
+    assert message.startswith(f"session 1 (base {commit}) ended with exit code 4: '")
+    assert message.endswith(f"; the whole log: {log}")
 
 
 def test_killed_session_stops_the_comparison(project: Project) -> None:
     project.write("test_some.py", "import os\ndef test_a(): os.kill(os.getpid(), 9)")
     project.commit()
-    told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-    assert "was killed by signal 9: " in told
+    message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
+    assert "was killed by signal 9: " in message
 
 
 def test_collection_error_stops_the_comparison(project: Project) -> None:
@@ -76,20 +76,20 @@ def test_session_without_measurements_stops_the_comparison(project: Project) -> 
     project.write("test_some.py", "def test_a(): pass")
     project.commit()
     for _ in range(2):
-        told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-        assert "measured no test; the whole log: " in told
+        message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
+        assert "measured no test; the whole log: " in message
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [("-qx", "--maxfail (-x) is set, "), pytest.param("--sw", "--stepwise is set, ", marks=pytest.mark.slow)],
 )
-def test_project_settings_that_stop_sessions_are_refused(project: Project, option: str, told: str) -> None:
+def test_project_settings_that_stop_sessions_are_refused(project: Project, option: str, message: str) -> None:
     project.environment["PYTEST_ADDOPTS"] = "-p pytest_llenergy.plugin"
     project.write("pytest.ini", f"[pytest]\naddopts = {option}\n")
     project.commit()
     found = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-    assert f"ended with exit code 4: 'ERROR: {told}" in found.replace('"', "'")
+    assert f"ended with exit code 4: 'ERROR: {message}" in found.replace('"', "'")
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_project_settings_that_stop_sessions_are_refused(project: Project, optio
     ],
 )
 def test_session_that_exits_early_stops_the_comparison(project: Project, happens: str, how: str) -> None:
-    told = on_the_head(project, happens)
+    message = on_the_head(project, happens)
     for _ in range(2):
         result = compared(project)
         assert (result.status, result.out) == (2, "")
-        assert result.lines[-1].startswith(f"{told} {how}")
+        assert result.lines[-1].startswith(f"{message} {how}")
     assert "resuming a stopped comparison: 1 sessions are finished" in result.lines
 
 
 def test_session_that_could_not_write_its_report_is_repeated(project: Project, tmp_path: Path) -> None:
     full = tmp_path / "full"
     project.environment["FULL"] = str(full)
-    told = on_the_head(project, FULL)
+    message = on_the_head(project, FULL)
     full.touch()
     result = compared(project)
     assert result.status == 2
-    assert result.lines[-1].startswith(f"{told} ended with exit code 1 before pytest had finished: ")
+    assert result.lines[-1].startswith(f"{message} ended with exit code 1 before pytest had finished: ")
     full.unlink()
     assert compared(project).status == 0
     paired = project.paired()
@@ -129,13 +129,13 @@ def test_session_that_could_not_write_its_report_is_repeated(project: Project, t
 
 
 def test_import_error_stops_the_comparison_despite_continue_option(project: Project) -> None:
-    told = on_the_head(project, "pass")
+    message = on_the_head(project, "pass")
     project.write("test_other.py", "import nothing\n")
     project.commit()
     result = project.ab("--base=main", "--pairs=4", "--", "pytest", "-q", "--continue-on-collection-errors")
     assert result.status == 2
     assert "was stopped before all tests had run" in result.lines[-1]
-    assert told.partition("(")[0] in result.lines[-1]
+    assert message.partition("(")[0] in result.lines[-1]
 
 
 class Interrupting(importlib.abc.MetaPathFinder):

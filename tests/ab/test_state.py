@@ -71,7 +71,7 @@ def ended(
         files.summary.write_bytes(msgspec.json.encode(summary))
     if report:
         files.report.write_bytes(encode_report(measured))
-    state.note(files, exit_status, datetime.now(timezone.utc), 1.0)
+    state.record_end(files, exit_status, datetime.now(timezone.utc), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_session_is_finished_if_it_ended_and_measured(
 ) -> None:
     state = State(tmp_path, ASKED)
     ended(state, exit_status, report=report)
-    assert (state.ended(FIRST) is not None) == done
+    assert (state.load_finished(FIRST) is not None) == done
     assert has_measured(tmp_path, ASKED.key) == report
 
 
@@ -116,21 +116,21 @@ def test_exit_code_alone_does_not_finish_a_session(
 ) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 1, report=report, summary=summary)
-    assert state.unfinished(FIRST, 1) == how
-    assert state.sessions == (how is None)
+    assert state.explain_unfinished(FIRST, 1) == how
+    assert state.finished_sessions == (how is None)
 
 
 def test_incomplete_report_does_not_finish_a_session(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0, measured=REPORT)
-    assert state.unfinished(FIRST, 0) == "ended with exit code 0 but its report is incomplete"
+    assert state.explain_unfinished(FIRST, 0) == "ended with exit code 0 but its report is incomplete"
 
 
 def test_attempt_without_remaining_tests_finishes_its_session(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 2)
     ended(state, 5, report=False)
-    found = state.ended(FIRST)
+    found = state.load_finished(FIRST)
     assert found is not None
     assert [report.records for report in found[0]] == [REPORT.records]
 
@@ -138,10 +138,10 @@ def test_attempt_without_remaining_tests_finishes_its_session(tmp_path: Path) ->
 def test_kept_comparison_is_not_resumed(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0)
-    assert (state.sessions, list(list_unfinished(tmp_path))) == (1, [ASKED.key])
+    assert (state.finished_sessions, list(list_unfinished(tmp_path))) == (1, [ASKED.key])
     state.finish(keep=True)
     assert list(list_unfinished(tmp_path)) == []
-    assert State(tmp_path, ASKED).sessions == 0
+    assert State(tmp_path, ASKED).finished_sessions == 0
 
 
 def test_comparison_in_use_is_not_discarded(tmp_path: Path) -> None:

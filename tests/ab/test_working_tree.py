@@ -61,8 +61,8 @@ def test_working_tree_that_changes_is_refused(project: Project) -> None:
     project.commit()
     result = project.ab("--base=HEAD", "--head=.", "--pairs=8", "--rounds-per-session=4", "--", "pytest")
     assert result.status == 2
-    told = "the working tree has changed since the comparison began; the same command starts a new one"
-    assert result.lines[-1].startswith(f"llenergy ab: {told} (")
+    message = "the working tree has changed since the comparison began; the same command starts a new one"
+    assert result.lines[-1].startswith(f"llenergy ab: {message} (")
 
 
 def test_file_that_tests_leave_changes_the_working_tree(project: Project) -> None:

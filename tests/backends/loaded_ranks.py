@@ -14,7 +14,7 @@ from pytest_llenergy.backends.tasks import Generation, GenerationParams, Params,
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
@@ -73,7 +73,7 @@ class LoadedRanks:
         self.plan = plan_processes(
             spec.capabilities, self.degrees, Lease(devices=devices), usable_cpus(), 1, spec.python
         )
-        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, isolation="run")
+        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, "spawn", "run")
         try:
             self.load(**options)
         except BaseException:
@@ -89,7 +89,7 @@ class LoadedRanks:
         """Prepare a batch that can run any number of times."""
         return task_workload(self.group, inputs, params, TIMEOUT_S)
 
-    def generate(self, prompts: Sequence[str], **params: Any) -> tuple[Generation, RoundTimeline]:
+    def generate(self, prompts: Sequence[str], **params: Any) -> tuple[Generation, Timeline]:
         """Run one round: by default eight tokens per prompt, ends of sequence ignored."""
         parsed = GenerationParams.parse({"max_new_tokens": 8, "ignore_eos": True, **params})
         workload = self.prepare(prompts, parsed)

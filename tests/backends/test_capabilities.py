@@ -26,7 +26,7 @@ def test_everything_that_a_test_can_require_is_shown() -> None:
 
 def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     row = Capabilities(
-        launch="engine",
+        launch="backend",
         tensor=True,
         timestamps="token",
         exact=True,
@@ -38,7 +38,7 @@ def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     lines = list(render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row)))
     assert lines[0] == "backend  mine: installed"
     actual = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
-    assert actual["launch"] == "launch engine [not stated]"
+    assert actual["launch"] == "launch backend [not stated]"
     assert actual["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not stated]"
     assert actual["tensor"] == "tensor yes [tested]"
     assert actual["timestamps"] == "timestamps each token, exact; its own [not stated]"
@@ -47,9 +47,9 @@ def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
 
 def test_a_missing_backend_is_shown_with_its_install_command() -> None:
     spec = BackendSpec("mine", "m:M", ("no_such_module",), "pip install mine", Capabilities())
-    row = BackendRow(spec.name, spec.missing(), spec.install, "plugin", spec.capabilities)
+    row = BackendRow(spec.name, spec.explain_unavailable(), spec.install, "plugin", spec.capabilities)
     first = next(render_row(row))
-    assert first == "backend  mine: mine is not available: no module no_such_module; pip install mine"
+    assert first == "backend  mine: not available: no module no_such_module; pip install mine"
 
 
 def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:

@@ -22,10 +22,10 @@ from pytest_llenergy.backends.flops import (
     estimate_generation_flops,
     shape_from_config,
     shape_from_source,
+    transformers_job_flops,
 )
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Flops, RequestTimeline
@@ -157,18 +157,18 @@ class Unseen:
 
 
 def test_attention_that_torch_does_not_count_is_estimated() -> None:
-    actual = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
+    actual = transformers_job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
     assert (actual.count, actual.shared) == (OF_ELEVEN, True)
     assert str(actual.source).endswith("(the counter does not see attention of flash_attention_2)")
 
 
 def test_operations_of_shards_are_estimated_once_for_all_ranks() -> None:
-    actual = job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
+    actual = transformers_job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
     assert (actual.count, actual.shared) == (OF_ELEVEN, True)
 
 
 def test_operations_that_cannot_be_counted_or_estimated_are_unknown() -> None:
-    actual = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
+    actual = transformers_job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
     assert actual == Flops.unknown(
         "torch.utils.flop_counter does not see how a product is sharded over ranks, and "
         "model_type falcon is not a supported dense decoder; supported: llama, mistral, qwen2, qwen3"

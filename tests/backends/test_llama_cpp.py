@@ -84,7 +84,7 @@ class TestTokens:
         assert made.token_ids == expected.token_ids
 
     def test_bytes_that_are_not_text_are_counted(self, tiny_gguf: Path) -> None:
-        """Such tokens have no text of their own."""
+        """A byte that is not valid UTF-8 has no text."""
         backend = LlamaCppBackend()
         actual = backend.load(resolve_model(str(tiny_gguf)), {}, RankContext())
         try:

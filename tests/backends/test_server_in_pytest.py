@@ -38,7 +38,7 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
     command = scripted(first=0.05, step=0.01)
     quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
-    assert record["launch"] == "engine"
+    assert record["launch"] == "backend"
     assert record["backend"]["task"] == "serve"
     asked = record["backend"]["generation"]
     assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 6, "poisson")
@@ -85,9 +85,9 @@ def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None
 def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): pass\n")
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
-    result = quick.runpytest("--energy-backend=server", "-rs")
-    result.assert_outcomes(skipped=1)
-    actual = " ".join(result.stdout.str().split())
+    result = quick.runpytest("--energy-backend=server")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    actual = " ".join(result.stderr.str().split())
     assert "server is not available: give --energy-server-command='llama-server -m {model}" in actual
     assert "or --energy-server-url=http://127.0.0.1:8000 to use one that runs on this host" in actual
 
@@ -96,7 +96,7 @@ def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
     quick.makepyfile(SERVES)
     result = quick.runpytest("--energy-server-url=http://192.0.2.1:8000")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: server: url 'http://192.0.2.1:8000' is another host*"])
+    result.stderr.fnmatch_lines(["ERROR: --energy-server-url: url 'http://192.0.2.1:8000' is another host*"])
 
 
 def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.backends import server
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 
 from .loaded_ranks import SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
 from .servers.start import llama
@@ -25,7 +25,7 @@ def smollm() -> Iterator[LoadedRanks]:
         yield ranks
 
 
-def serve(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[ServedLoad, RoundTimeline]:
+def serve(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[ServedLoad, Timeline]:
     workload = ranks.prepare(prompts, ServeParams.parse(params))
     timeline = workload.run_round()
     return ServedLoad.merge(workload.results()), timeline
@@ -87,7 +87,7 @@ def test_the_loaded_model_is_described(smollm: LoadedRanks) -> None:
     assert smollm.info.model == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert smollm.info.options["server"] == "llama.cpp"
     assert smollm.info.options["api_model"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert smollm.info.options["prefix_cache"] == "asked off in each request"
+    assert smollm.info.options["prefix_cache"] == "switched off in each request"
 
 
 def test_cpu_time_of_the_server_counts_in_the_round(smollm: LoadedRanks) -> None:

@@ -13,7 +13,7 @@ from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, St
 from pytest_llenergy.backends.server.stream import Answer, read_answer
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, phase_spans, steady_span
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.measure.metrics import percentile
+from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.timeline import RequestTimeline
 
 MS = 1_000_000

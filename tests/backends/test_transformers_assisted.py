@@ -71,6 +71,7 @@ def test_tokens_of_an_assistant_are_counted_rather_than_its_calls(
     assert timeline.start_ns < times(generation)[0] <= times(generation)[-1] <= timeline.end_ns
 
 
+@pytest.mark.slow
 def test_a_bad_assistant_does_not_change_the_tokens(alone: Generation, tmp_path: Path) -> None:
     with LoadedRanks(assistant=save_a_model(tmp_path / "small", 259), dtype="float32") as ranks:
         assert ranks.info.options["assistant"] == "small"

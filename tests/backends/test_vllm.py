@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM for real, on the CPU: token truth, shards in processes of their own, nothing left behind.
+"""vLLM for real, on the CPU: token truth, workers in separate processes, nothing left behind.
 
 Runs in the environment that ``LLENERGY_TEST_VLLM_PYTHON`` names, see ``tox -e vllm``, or in this one.
 """
@@ -25,7 +25,7 @@ from pytest_llenergy.model.record import Parallel
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 SPEC = dataclasses.replace(vllm.SPEC, python=os.environ.get("LLENERGY_TEST_VLLM_PYTHON") or None)
-MISSING = SPEC.missing()
+MISSING = SPEC.explain_unavailable()
 
 needs_vllm = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}; or set LLENERGY_TEST_VLLM_PYTHON")
 

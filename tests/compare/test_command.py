@@ -40,8 +40,8 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             status = main(["compare", "base.json", "head.json", *options])
         except SystemExit as stopped:
             status = int(stopped.code or 0)
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        message = capsys.readouterr()
+        return status, message.out, message.err
 
     return run
 
@@ -58,18 +58,18 @@ def test_change_below_the_floor_is_unchanged(compare: Compare) -> None:
     assert (found["rule"]["floor"], found["rule"]["tolerance"]) == (0.12, 0.12)
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=12%", "--fail-on=energy_j:3%")
     assert status == 2
-    assert "threshold '3%' of energy_j is below the floor of 0.12, and changes up to the floor are not" in err
+    assert "threshold '3%' of energy_j is below the floor of 12%, and changes up to the floor are not" in err
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
-    told = "llenergy compare: invalid floor 'much'; expected a percentage below 100%, such as '1%'\n"
-    assert (status, err) == (2, told)
+    message = "llenergy compare: --floor=much: needs a share from 0 to below 1, such as 1% or 0.01\n"
+    assert (status, err) == (2, message)
 
 
 def test_table_shows_each_verdict(compare: Compare) -> None:
     status, out, err = compare(of(record_of()), of(WORSE))
     assert (status, err) == (1, "")
     (row,) = [line for line in out.splitlines() if line.startswith("regressed")]
-    assert row.split()[:4] == ["regressed", "test_decode[8]", "0.6253", "0.6878"]
-    assert "J/token  +10.0%  +9." in row
+    assert row.split()[:4] == ["regressed", "test_decode[8]", "625.3", "687.8"]
+    assert "mJ/token  +10.0%  +9." in row
     assert out.splitlines()[-3].startswith("1 regressed; noise 0.")
     assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
 
@@ -99,15 +99,15 @@ def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) ->
     assert all(each.isprintable() or each == "\n" for each in out)
 
 
-def test_json_output(compare: Compare) -> None:
+def test_json_output_holds_the_comparisons(compare: Compare) -> None:
     status, out, _ = compare(of(record_of()), of(WORSE), "--metric", "energy_j", "--format", "json")
     assert status == 1
-    told = json.loads(out)
-    (found,) = told["comparisons"]
+    message = json.loads(out)
+    (found,) = message["comparisons"]
     assert (found["id"], found["verdict"], found["metric"]) == (TEST, "regressed", "energy_j")
     assert 1.09 < found["low"] < found["ratio"] < found["high"] < 1.11
     assert found["rule"]["threshold"] == 0.03
-    assert told["base"]["commit"] == "abc"
+    assert message["base"]["commit"] == "abc"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ LOST = record_of(joules=[None] * 6)
 
 
 @pytest.mark.parametrize(
-    ("base", "head", "options", "status", "told"),
+    ("base", "head", "options", "status", "message"),
     [
         (of(record_of()), of(record_of()), [], 0, "1 unchanged"),
         (of(record_of()), of(record_of(joules=scaled(0.9))), [], 0, "1 improved"),
@@ -171,15 +171,15 @@ LOST = record_of(joules=[None] * 6)
         (report_of(record_of(), complete=False), of(record_of(), OTHER), [], 5, "missing in base.json"),
     ],
 )
-def test_exit_codes(
-    compare: Compare, base: Report, head: Report, options: list[str], status: int, told: str
+def test_exit_code_depends_on_the_worst_verdict(
+    compare: Compare, base: Report, head: Report, options: list[str], status: int, message: str
 ) -> None:
     found = compare(base, head, *options)
     assert found[0] == status
-    assert told in " ".join(found[1].split())
+    assert message in " ".join(found[1].split())
 
 
-def test_inconclusive_verdicts_are_warned_of(compare: Compare) -> None:
+def test_inconclusive_verdicts_give_a_warning(compare: Compare) -> None:
     assert (
         compare(of(VAGUE), of(VAGUE))[2] == "llenergy compare: warning: 1 inconclusive; measure more rounds\n"
     )
@@ -234,7 +234,7 @@ def test_missing_file_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None
         ),
         ("--fail-on=energy_j:much", "invalid threshold 'much' of energy_j; expected a percentage"),
         ("--fail-on=energy_j", "'energy_j' is not METRIC:PERCENT%"),
-        ("--inconclusive=maybe", "invalid choice: 'maybe'"),
+        ("--inconclusive=maybe", "--inconclusive=maybe: must be warn, fail or pass"),
         ("--format=xml", "invalid choice: 'xml'"),
     ],
 )
@@ -255,7 +255,7 @@ def test_journal_of_a_killed_run_can_be_compared(
     assert "head.x.journal.jsonl is from a run that did not finish" in capsys.readouterr().out
 
 
-def test_ab_report_prints_its_verdicts(
+def test_file_of_ab_prints_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

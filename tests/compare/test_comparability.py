@@ -179,6 +179,11 @@ def backend(**changes: Any) -> dict[str, Any]:
             "data 1, tensor 2, pipeline 1, placement 1",
         ),
         (
+            {"parallel": Parallel(pipeline=2)},
+            "parallel: data 2, tensor 1, pipeline 1, placement 1 -> "
+            "data 1, tensor 1, pipeline 2, placement 1",
+        ),
+        (
             {"parallel": Parallel(placement=2)},
             "parallel: data 2, tensor 1, pipeline 1, placement 1 -> "
             "data 1, tensor 1, pipeline 1, placement 2",
@@ -186,7 +191,7 @@ def backend(**changes: Any) -> dict[str, Any]:
         (backend(task="embed"), "task: None -> embed"),
         ({"devices": ["GPU-a", "GPU-b"]}, "devices: 1 -> 2"),
         ({"fallback": "cpu"}, "fallback: None -> cpu"),
-        ({"launch": "engine"}, "launch: ranks -> engine"),
+        ({"launch": "backend"}, "launch: ranks -> backend"),
         ({"start_method": "forkserver"}, "start_method: spawn -> forkserver"),
         ({"ranks": [RankInfo(rank=0, local_rank=0, pid=1, device="GPU-a", threads=2)]}, "threads: 1 -> 2"),
         ({"rounds": [round_of(10.0, requests=8)] * 6}, "requests: 2 -> 4"),

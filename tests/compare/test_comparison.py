@@ -39,7 +39,7 @@ def code(*comparisons: Comparison, inconclusive: Any = "warn") -> int:
 @pytest.mark.parametrize(
     ("factor", "verdict", "expected"), [(1.1, "regressed", 1), (0.9, "improved", 0), (1.002, "unchanged", 0)]
 )
-def test_verdict_and_exit_code(factor: float, verdict: str, expected: int) -> None:
+def test_exit_code_depends_on_the_verdict(factor: float, verdict: str, expected: int) -> None:
     found = one(record_of(), record_of(joules=scaled(factor)), "energy_j")
     assert found.verdict == verdict
     assert found.ratio == pytest.approx(factor, rel=0.003)
@@ -93,16 +93,16 @@ def test_test_on_one_side_is_new_or_removed() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"status": "failed", "reason": "AssertionError: no"}, "is failed (AssertionError: no)"),
-        ({"status": "skipped", "reason": "no GPU"}, "is skipped (no GPU)"),
-        ({"status": "crashed", "reason": None}, "is crashed"),
-        ({"status": "invalid", "reason": "GPU is lost"}, "is invalid (GPU is lost)"),
-        ({"rounds": []}, "has only windows of energy_meter and no rounds to compare"),
+        ({"status": "failed", "reason": "AssertionError: no"}, "the {test} test failed (AssertionError: no)"),
+        ({"status": "skipped", "reason": "no GPU"}, "the {test} test was skipped (no GPU)"),
+        ({"status": "crashed", "reason": None}, "the {test} test crashed"),
+        ({"status": "invalid", "reason": "GPU is lost"}, "the {test} test is invalid (GPU is lost)"),
+        ({"rounds": []}, "{side} has only windows of energy_meter and no rounds to compare"),
         (
             {"rounds": [round_of(each, flags=[SPOILED]) for each in LEVEL]},
-            "has no energy_j: the counter ran backwards",
+            "{side} has no energy_j: the counter ran backwards",
         ),
-        ({"joules": [None] * 6}, "has no energy_j: the counter stood still"),
+        ({"joules": [None] * 6}, "{side} has no energy_j: the counter stood still"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -110,7 +110,10 @@ def test_test_on_one_side_is_new_or_removed() -> None:
 def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reason: str) -> None:
     broken, whole = record_of(**changes), record_of()
     found = one(broken, whole, "energy_j") if side == "base" else one(whole, broken, "energy_j")
-    assert (found.verdict, found.reason) == ("invalid", f"{side} {reason}")
+    assert (found.verdict, found.reason) == (
+        "invalid",
+        reason.format(side=side, test={"base": "baseline"}.get(side, side)),
+    )
     assert (found.ratio, found.low, found.high) == (None, None, None)
     assert code(found) == 5
 
@@ -126,7 +129,7 @@ def test_zero_baseline_is_invalid(value: float) -> None:
     nothing = record_of(rounds=zero, metrics={})
     for found in (one(nothing, record_of(), "energy_j"), one(record_of(), nothing, "energy_j")):
         assert found.verdict == "invalid"
-        assert "a ratio needs finite values above zero" in found.reason
+        assert " J; a ratio needs finite values above zero" in found.reason
         assert found.ratio is None
         assert code(found) == 5
         assert b"NaN" not in msgspec.json.encode(found)
@@ -214,7 +217,7 @@ def test_incomplete_run_is_noted() -> None:
     assert found.base.complete is False
 
 
-def test_metric_of_neither_side_gates_only_tests_with_a_mark() -> None:
+def test_metric_missing_on_both_sides_gates_only_tests_with_a_mark() -> None:
     silent = record_of(rounds=[round_of(each, tokens=None) for each in LEVEL])
     (shared,) = compared(report_of(silent), report_of(silent), Criterion(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
@@ -244,7 +247,7 @@ def test_applied_rule_is_recorded() -> None:
 
 
 def test_lone_weak_change_among_many_tests_is_inconclusive() -> None:
-    """Four rounds a side cannot give a p small enough to stand out among so many."""
+    """Four rounds per side cannot give a p-value that is significant among many comparisons."""
     still = [record_of(f"t.py::test_{i}", joules=LEVEL[:4]) for i in range(11)]
     worse = record_of("t.py::test_x", joules=scaled(1.1, LEVEL[:4]))
     base = report_of(*still, record_of("t.py::test_x", joules=LEVEL[:4]))

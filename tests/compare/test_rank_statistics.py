@@ -87,7 +87,7 @@ def test_median_of_pairwise_differences_is_the_shift() -> None:
     assert median(ordered) == 3.0
 
 
-def test_p_values_of_a_clean_shift() -> None:
+def test_p_values_of_a_clean_shift_are_exact() -> None:
     base, head = [1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]
     assert one_sided_p_values(pairwise_differences(base, head), 4, 4) == pytest.approx((1 / 70, 1.0))
     assert one_sided_p_values(pairwise_differences(head, base), 4, 4) == pytest.approx((1.0, 1 / 70))

@@ -13,7 +13,6 @@ import pytest
 from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.stages import (
     DEFAULT_STAGES,
-    SHARP_STAGES,
     StageResult,
     Stages,
     decide_stage,
@@ -23,6 +22,9 @@ from pytest_llenergy.compare.stages import (
 )
 from pytest_llenergy.compare.statistics import Rule, Sample
 from pytest_llenergy.errors import PlanError
+
+#: Stages that find changes of exactly the threshold.
+SHARP_STAGES = Stages((6, 6, 12, 12))
 
 CALM = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)
 
@@ -53,8 +55,9 @@ def test_unchanged_is_final_after_the_first_stage() -> None:
 @pytest.mark.parametrize("factor", [1.1, 1 / 1.1])
 def test_change_after_the_first_stage_is_confirmed_by_the_second(factor: float) -> None:
     step = decide_stage(sample(6), sample(6, factor), 1)
+    change = f"{factor - 1:+.1%}"
     assert (step.estimate.verdict, step.more_pairs) == ("inconclusive", 6)
-    assert "after 6 pairs, not yet confirmed: 10.0%, at least " in step.estimate.reason
+    assert f"after 6 pairs, not yet confirmed: {change}, at least " in step.estimate.reason
     final = decide_stage(sample(12), sample(12, factor), 2)
     assert (final.estimate.verdict, final.more_pairs) == ("regressed" if factor > 1 else "improved", 0)
 

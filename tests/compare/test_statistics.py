@@ -63,14 +63,14 @@ def test_estimate_matches_a_hand_calculation() -> None:
 @pytest.mark.parametrize(
     ("factor", "expected", "reason"),
     [
-        (1.05, "regressed", "5.0%, at least 4.2%"),
-        (1 / 1.05, "improved", "5.0%, at least 4.2%"),
+        (1.05, "regressed", "+5.0%, at least +4.2%"),
+        (1 / 1.05, "improved", "-4.8%, at least -4.0%"),
         (1.0, "unchanged", "at most 5.0% worse"),
         (1.02, "unchanged", "at most 5.0% worse"),
         (0.98, "unchanged", "at most 5.0% worse"),
     ],
 )
-def test_verdicts_and_reasons(factor: float, expected: str, reason: str) -> None:
+def test_each_verdict_states_its_reason(factor: float, expected: str, reason: str) -> None:
     estimate = compare_samples(Sample(CALM), Sample(times(CALM, factor)))
     assert (estimate.verdict, estimate.reason) == (expected, reason)
 
@@ -97,8 +97,25 @@ def test_uncertain_difference_is_inconclusive() -> None:
     assert estimate.ratio is not None
     assert estimate.ratio > 1.03
     assert re.fullmatch(
-        r"between [\d.]+%( better)? and [\d.]+% worse; threshold 3.0%(; noise .*)?", estimate.reason
+        r"change between [+-][\d.]+% and \+[\d.]+%; threshold 3.0%(; noise .*)?", estimate.reason
     )
+
+
+@pytest.mark.parametrize("better", ["less", "more"])
+@pytest.mark.parametrize("factor", [1.5, 1 / 1.5, 1.0])
+def test_reasons_state_the_changes_that_tables_show(better: Direction, factor: float) -> None:
+    noisy = (100.0, 48.0, 190.0, 70.0, 140.0, 97.0) if factor == 1.0 else CALM
+    estimate = compare_samples(Sample(noisy), Sample(times(noisy, factor)), better=better)
+    assert estimate.ratio is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    low, high = f"{estimate.low - 1:+.1%}", f"{estimate.high - 1:+.1%}"
+    if factor == 1.0:
+        assert estimate.verdict == "inconclusive"
+        assert estimate.reason.startswith(f"change between {low} and {high}; threshold 3.0%")
+    else:
+        least = low if factor > 1 else high
+        assert estimate.reason == f"{estimate.ratio - 1:+.1%}, at least {least}"
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -289,7 +306,7 @@ def test_meter_coarser_than_the_tolerance_cannot_give_unchanged() -> None:
     )  # fmt: skip
 
 
-def test_perfect_meter_is_like_no_uncertainties() -> None:
+def test_perfect_meter_gives_the_same_verdict_as_no_uncertainties() -> None:
     head = times(CALM, 1.05)
     assert compare_samples(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare_samples(
         Sample(CALM), Sample(head)
@@ -334,7 +351,7 @@ def test_small_drift_is_reported_with_the_verdict() -> None:
     climbing = tuple(100.0 * 1.002**i for i in range(6))
     estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.06)))
     assert (estimate.verdict, estimate.reason) == (
-        "regressed", "6.0%, at least 5.6%; drift +1.0% over the rounds",
+        "regressed", "+6.0%, at least +5.6%; drift +1.0% over the rounds",
     )  # fmt: skip
 
 

@@ -78,6 +78,7 @@ class TestVllm(BackendConformance):
 """
 
 
+@pytest.mark.slow
 def test_transformers_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TRANSFORMERS)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")

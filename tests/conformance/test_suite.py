@@ -217,7 +217,7 @@ class Derived(TinyBackend):
 """
 ENDS = "[(each.kill(), each.wait()) for each in self.started]"
 DEGREES_ASKED = "context.parallel.tensor * context.parallel.data"
-BY_ENGINE = "launch='engine', replicas='engine', tensor=True"
+BY_BACKEND = "launch='backend', replicas='backend', tensor=True"
 
 #: Wrong backends: the code, the check that fails, and a part of its message.
 WRONG = {
@@ -234,7 +234,7 @@ WRONG = {
     "ignores-stop-ids": (
         {"code": IGNORES_STOP_IDS},
         "test_a_stop_token_ends_its_sequence",
-        "a sequence ends with the stop token, which is the last of its output, also with ignore_eos",
+        "a sequence ends with the stop token as its last output token, even with ignore_eos",
     ),
     "leaves-the-stop-token-out": (
         {"code": LEAVES_STOP_TOKEN_OUT},
@@ -244,7 +244,7 @@ WRONG = {
     "counts-padding-of-outputs": (
         {"code": COUNTS_PADDING_OF_OUTPUT},
         "test_a_stop_token_ends_its_sequence",
-        "what follows the end is padding and no output",
+        "tokens after the end are padding, not output",
     ),
     "sees-padding": (
         {"code": SEES_PADDING},
@@ -259,7 +259,7 @@ WRONG = {
     "one-stamp-for-all": (
         {"code": STAMPS.replace("STAMPS", "[time.monotonic_ns()] * len(ids)")},
         "test_timestamps_are_as_declared",
-        "prompt 0: its first and last token have one stamp, and the row says exact=True",
+        "prompt 0: its first and last token have the same stamp, but the capabilities declare exact=True",
     ),
     "another-clock": (
         {"code": STAMPS.replace("STAMPS", "[stamp + 10**12 for stamp in stamps_ns]")},
@@ -274,12 +274,12 @@ WRONG = {
     "no-stamps": (
         {"code": NO_STAMPS},
         "test_timestamps_are_as_declared",
-        "the row says timestamps='token', and first_token_ns or last_token_ns is None; give both",
+        "the capabilities declare timestamps='token', but first_token_ns or last_token_ns is None; give both",
     ),
     "stamps-not-declared": (
         {"code": AS_IT_IS, "row": "timestamps='none', exact=False"},
         "test_timestamps_are_as_declared",
-        "the row says timestamps='none', and there are some; declare them",
+        "the capabilities declare timestamps='none', but some are reported; declare them",
     ),
     "leaks": (
         {"code": LEAKS},
@@ -296,7 +296,7 @@ WRONG = {
         "test_a_broken_model_is_reported_in_one_line",
         "was killed by SIGSEGV while loading ",
     ),
-    "shows-the-engines-own-error": (
+    "shows-the-librarys-own-error": (
         {"code": LOADS.replace("REFUSAL", "raise KeyError('architectures')"), "spec": ANY_MODEL},
         "test_a_broken_model_is_reported_in_one_line",
         "the broken model broken-model: load() raised KeyError ('architectures'); raise ModelError or ",
@@ -307,7 +307,7 @@ WRONG = {
             "spec": ANY_MODEL,
         },
         "test_a_broken_model_is_reported_in_one_line",
-        "the message of ModelError is no single line",
+        "the message of ModelError is not a single line",
     ),
     "does-not-name-the-model": (
         {"code": LOADS.replace("REFUSAL", "raise ModelError('it cannot be read')"), "spec": ANY_MODEL},
@@ -324,7 +324,7 @@ WRONG = {
         "test_a_bad_option_is_reported_in_one_line",
         "size_mb='no such value' was loaded without an error; raise ModelError or BackendError",
     ),
-    "raises-the-engines-own-of-an-option": (
+    "raises-the-librarys-own-of-an-option": (
         {"code": RAISES_ITS_OWN},
         "test_a_bad_option_is_reported_in_one_line",
         "size_mb='no such value': load() raised ValueError (invalid literal for int()",
@@ -365,12 +365,12 @@ WRONG = {
         "pipeline=2: rank 0 generates while the others do nothing, so it holds a whole copy of the model",
     ),
     "starts-one-for-two": (
-        {"code": STARTS.replace("N_OF_THEM", "1").replace("CLOSE", ENDS), "row": BY_ENGINE},
+        {"code": STARTS.replace("N_OF_THEM", "1").replace("CLOSE", ENDS), "row": BY_BACKEND},
         f"{DEGREE}[tensor]",
         "planned 2 processes of the backend, tensor 2 by pipeline 1; found 1 processes",
     ),
     "leaves-its-workers": (
-        {"code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", "pass"), "row": BY_ENGINE},
+        {"code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", "pass"), "row": BY_BACKEND},
         "test_nothing_runs_after_close",
         "which workers() named",
     ),
@@ -403,7 +403,7 @@ RIGHT = {
     "has-a-reference": {"code": AS_IT_IS, "attributes": "reference = 'tiny'\nreference_options = {}"},
     "starts-its-own": {
         "code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", ENDS),
-        "row": f"data=True, {BY_ENGINE}",
+        "row": f"data=True, {BY_BACKEND}",
     },
     "says-why-batches-differ": {"code": SEES_PADDING, "attributes": "why_batches_differ = 'it is a toy'"},
     "has-an-option-that-takes-everything": {

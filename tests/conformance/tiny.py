@@ -41,7 +41,7 @@ class TestDerived(BackendConformance):
 {attributes}
 """
 
-#: A backend that makes jobs of a class of its own.
+#: A backend with a separate class of jobs.
 JOBS = """
 class Derived(TinyBackend):
     def prepare(self, prompts, params):

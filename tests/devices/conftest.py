@@ -11,6 +11,11 @@ import pytest
 from .lockers import MakeLocker, lockers, open_directory
 
 
+@pytest.fixture(autouse=True)
+def _few_plugins(few_plugins: None) -> None:
+    """Start inner runs faster."""
+
+
 @pytest.fixture
 def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where leases are agreed on in this test."""

@@ -33,12 +33,12 @@ def uuids(tmp_path: Path, nvml_attach: Attach) -> list[str]:
     return [world.board(index).uuid for index in range(3)]
 
 
-def test_without_a_request_a_test_has_the_cpu() -> None:
+def test_a_test_without_a_request_leases_the_cpu() -> None:
     lease = select_devices(None)
     assert (lease.devices, lease.uuids, lease.fallback, lease.visible_devices) == (("cpu",), (), None, "")
 
 
-def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> None:
+def test_boards_are_leased_in_the_order_of_the_environment(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(3), environment={}).uuids == tuple(uuids)
     lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: f"{uuids[2]},{uuids[0]}"})
     assert lease.uuids == lease.devices == (uuids[2], uuids[0])
@@ -48,18 +48,18 @@ def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> N
     assert lease.fallback is None
 
 
-def test_whichever_are_free_they_keep_that_order(uuids: list[str]) -> None:
+def test_any_choice_of_boards_keeps_the_order_of_the_environment(uuids: list[str]) -> None:
     lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "2,1,0"}, warm={uuids[1]})
     assert [choice.uuids[0] for choice in lease.choices] == [uuids[1], uuids[2]]
     assert lease.uuids == lease.select((0, 1)).uuids == (uuids[2], uuids[1])
 
 
-def test_boards_of_one_model_go_together(uuids: list[str]) -> None:
+def test_boards_of_one_model_are_leased_together(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
-def test_an_environment_that_allows_none_is_obeyed_and_named(uuids: list[str], value: str) -> None:
+def test_an_environment_that_allows_no_gpu_is_obeyed_and_named(uuids: list[str], value: str) -> None:
     with pytest.raises(DeviceError) as caught:
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: value})
     assert str(caught.value) == (
@@ -69,7 +69,7 @@ def test_an_environment_that_allows_none_is_obeyed_and_named(uuids: list[str], v
 
 
 @pytest.mark.parametrize(("selection", "chosen"), [("all", (1, 2)), ("2,1", (2, 1))])
-def test_a_selection_overrides_the_environment(
+def test_the_option_overrides_the_environment(
     uuids: list[str], selection: str, chosen: tuple[int, ...]
 ) -> None:
     lease = select_devices(GpuRequest(2), selection, {VISIBLE_DEVICES: ""})
@@ -77,13 +77,13 @@ def test_a_selection_overrides_the_environment(
     assert lease.uuids == tuple(uuids[index] for index in chosen)
 
 
-def test_a_selection_by_uuid(uuids: list[str]) -> None:
+def test_the_option_selects_a_board_by_uuid_and_refuses_an_unknown_one(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(1), uuids[2], {VISIBLE_DEVICES: "0"}).indices == (2,)
     with pytest.raises(DeviceError, match="'GPU-f00d' does not match exactly one GPU"):
         select_devices(GpuRequest(1), "GPU-f00d", {})
 
 
-def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
+def test_a_requested_name_matches_part_of_the_product_name(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(2, name="h100"), environment={}).indices == (1, 2)
     with pytest.raises(
         DeviceError, match=r"^gpus\(2, name='L4'\): only 1 of 3 GPUs fit \(others: 2 × NVIDIA H100\)$"
@@ -91,7 +91,7 @@ def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
         select_devices(GpuRequest(2, name="L4"), environment={})
 
 
-def test_too_few_boards_are_a_shortage_with_numbers(uuids: list[str]) -> None:
+def test_too_few_boards_are_a_shortage_that_counts_them(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
         select_devices(GpuRequest(4), environment={})
     with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here \(CUDA_VIS"):
@@ -163,7 +163,7 @@ def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
     assert (ranks.uuids, ranks.indices) == (("MIG-b", "MIG-c"), (1, 2))
 
 
-def test_an_instance_excludes_its_board_and_not_the_other_instances(parted: World) -> None:
+def test_an_instance_excludes_its_board_but_no_other_instance(parted: World) -> None:
     """Their joules are one number, which the flag shared-board says; they may be used side by side."""
     first, second, other = (
         select_devices(GpuRequest(1), uuid, {}).request() for uuid in ("MIG-a", "MIG-b", "MIG-c")
@@ -175,7 +175,7 @@ def test_an_instance_excludes_its_board_and_not_the_other_instances(parted: Worl
     assert LockRequest((DeviceLock(parted.board(1).uuid),)).conflicts_with(claims)
 
 
-def test_boards_of_the_same_kind_would_do_as_well(uuids: list[str]) -> None:
+def test_boards_of_the_same_model_are_interchangeable(uuids: list[str]) -> None:
     assert [one.devices for one in select_devices(GpuRequest(1, name="H100"), environment={}).choices] == [
         (uuids[1],),
         (uuids[2],),
@@ -187,7 +187,7 @@ def test_boards_of_the_same_kind_would_do_as_well(uuids: list[str]) -> None:
     ]
 
 
-def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
+def test_divided_boards_are_not_leased_whole(parted: World) -> None:
     assert select_devices(GpuRequest(1), environment={}).uuids == (parted.board(0).uuid,)
     assert select_devices(GpuRequest(1), "all", {}).uuids == (parted.board(0).uuid,)
     with pytest.raises(DeviceError) as caught:
@@ -198,14 +198,14 @@ def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
     )
 
 
-def test_where_all_boards_are_divided_instances_are_leased(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_instances_are_leased_if_all_boards_are_divided(tmp_path: Path, nvml_attach: Attach) -> None:
     """So it is in a container that was given one instance: the driver shows that, and its board."""
     nvml_attach(World(tmp_path / "world", [divided("MIG-a")]))
     for environment in ({}, {VISIBLE_DEVICES: "0"}):
         assert select_devices(GpuRequest(1), environment=environment).uuids == ("MIG-a",)
 
 
-def test_old_drivers_show_one_process_one_instance(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_with_an_old_driver_a_process_sees_one_instance(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml_attach(World(tmp_path / "world", [divided("MIG-a", "MIG-b")], driver_version="535.129.03"))
     with pytest.raises(DeviceError) as caught:
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "MIG-a,MIG-b"})
@@ -217,7 +217,7 @@ def test_old_drivers_show_one_process_one_instance(tmp_path: Path, nvml_attach: 
     assert select_devices(GpuRequest(2), "MIG-a,MIG-b", {VISIBLE_DEVICES: ""}).uuids == ("MIG-a", "MIG-b")
 
 
-def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
+def test_ranks_run_on_the_cpu_only_with_a_fallback(uuids: list[str]) -> None:
     lease = select_devices(GpuRequest(4, fallback="cpu"), environment={VISIBLE_DEVICES: ""})
     assert (lease.devices, lease.fallback, lease.uuids) == (("cpu",) * 4, "cpu", ())
     assert select_devices(GpuRequest(3, fallback="cpu"), environment={}).fallback is None
@@ -234,7 +234,9 @@ def test_a_selection_of_a_missing_device_is_an_error_not_a_shortage(uuids: list[
     "environment",
     [{VISIBLE_DEVICES: ""}, {VISIBLE_DEVICES: "1"}, {VISIBLE_DEVICES: "0", DEVICE_ORDER: "PCI_BUS_ID"}],
 )
-def test_what_the_environment_allows_is_a_shortage(uuids: list[str], environment: dict[str, str]) -> None:
+def test_too_few_boards_in_the_environment_are_a_shortage(
+    uuids: list[str], environment: dict[str, str]
+) -> None:
     with pytest.raises(ShortageError, match=VISIBLE_DEVICES):
         select_devices(GpuRequest(2), environment=environment)
 
@@ -249,7 +251,7 @@ def lost(tmp_path: Path, nvml_attach: Attach) -> World:
 
 
 class TestLostBoard:
-    def test_the_others_are_leased_by_their_uuids(self, lost: World) -> None:
+    def test_the_remaining_boards_are_leased_by_uuid(self, lost: World) -> None:
         lease = select_devices(GpuRequest(3), environment={})
         assert lease.uuids == tuple(lost.board(place).uuid for place in (0, 2, 3))
         assert lease.indices == (0, 2, 3), "the lost one keeps its place"
@@ -258,7 +260,9 @@ class TestLostBoard:
         assert select_devices(GpuRequest(1), third, {}).indices == (3,)
 
     @pytest.mark.parametrize("selection", [None, "all"])
-    def test_a_shortage_that_it_makes_is_no_skip(self, lost: World, selection: str | None) -> None:
+    def test_a_shortage_caused_by_the_lost_board_is_an_error(
+        self, lost: World, selection: str | None
+    ) -> None:
         for fallback in (None, "cpu"):
             with pytest.raises(DeviceError) as caught:
                 select_devices(GpuRequest(4, fallback=fallback), selection, {})
@@ -281,18 +285,18 @@ class TestLostBoard:
             "see nvidia-smi); name GPUs by UUID with --energy-gpus"
         )
 
-    def test_what_has_nothing_to_do_with_it_is_skipped_as_ever(self, lost: World) -> None:
+    def test_a_shortage_with_other_causes_still_skips(self, lost: World) -> None:
         with pytest.raises(ShortageError, match=r"^gpus\(5\): only 3 of 4 GPUs"):
             select_devices(GpuRequest(5), environment={})
         with pytest.raises(ShortageError, match="which allows no GPU"):
             select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: ""})
 
-    def test_a_list_that_names_it_is_no_skip(self, lost: World) -> None:
+    def test_a_list_that_names_the_lost_board_is_an_error(self, lost: World) -> None:
         with pytest.raises(DeviceError, match="GPU is lost") as caught:
             select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: f"{lost.board(1).uuid}"})
         assert not isinstance(caught.value, ShortageError)
 
-    def test_where_all_are_lost_nothing_is_skipped(self, lost: World) -> None:
+    def test_if_all_boards_are_lost_a_request_is_an_error(self, lost: World) -> None:
         for place in (0, 2, 3):
             lost.update(place, lost=True)
         with pytest.raises(DeviceError, match=r"^NVML: GPU 0 does not answer \(") as caught:
@@ -300,7 +304,7 @@ class TestLostBoard:
         assert not isinstance(caught.value, ShortageError)
 
 
-def test_the_list_that_leaves_boards_out_is_named_and_how_to_override_it(uuids: list[str]) -> None:
+def test_a_shortage_names_the_list_that_excludes_boards_and_its_override(uuids: list[str]) -> None:
     with pytest.raises(ShortageError) as caught:
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: uuids[1]})
     assert str(caught.value) == (
@@ -318,7 +322,9 @@ def test_the_environment_is_read_at_the_time_of_the_call(
     assert select_devices(GpuRequest(1)).indices == (1,)
 
 
-def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
+def test_a_host_without_a_driver_is_a_shortage_and_allows_the_fallback(
+    tmp_path: Path, nvml_library: Path
+) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     code = (
         "from pytest_llenergy.devices.allocation import select_devices\n"

@@ -69,7 +69,7 @@ def test_idle_boards_come_first_then_those_with_the_least_in_use(host: Host) -> 
     assert select_devices(GpuRequest(2), environment={}).uuids == (b, d)
 
 
-def test_among_idle_boards_the_order_is_that_of_the_environment(host: Host) -> None:
+def test_idle_boards_keep_the_order_of_the_environment(host: Host) -> None:
     a, b, c = host(using(4 * MIB), using(12 * MIB), using(0))
     assert choices(GpuRequest(1)) == (a, b, c)
     assert choices(GpuRequest(1), environment={VISIBLE_DEVICES: "2,0,1"}) == (c, a, b)
@@ -80,17 +80,17 @@ def test_a_board_with_a_small_process_comes_after_idle_ones(host: Host) -> None:
     assert choices(GpuRequest(1)) == (b, c, a)
 
 
-def test_what_the_driver_keeps_for_itself_is_not_in_use(host: Host) -> None:
+def test_memory_reserved_by_the_driver_is_not_in_use(host: Host) -> None:
     a, b = host(Board(memory_reserved=700 * MIB), Board())
     assert choices(GpuRequest(1)) == (a, b)
 
 
-def test_a_board_where_our_ranks_wait_comes_before_idle_ones(host: Host) -> None:
+def test_a_board_with_warm_ranks_comes_before_idle_ones(host: Host) -> None:
     a, b, c = host(using(0), using(0), using(40 * GIB))
     assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
 
 
-def test_boards_of_one_model_are_taken_if_there_are_enough(host: Host) -> None:
+def test_boards_of_one_model_are_preferred_if_there_are_enough(host: Host) -> None:
     a, b, c = host(Board(name="NVIDIA H100"), Board(name="NVIDIA L4"), Board(name="NVIDIA L4"))
     assert choices(GpuRequest(1)) == (a,)
     assert choices(GpuRequest(2)) == (b, c)
@@ -101,12 +101,12 @@ def test_boards_of_one_model_are_taken_if_there_are_enough(host: Host) -> None:
     ("total_mib", "asked"),
     [(40536, "40 GB"), (143771, "141 GB"), (81559, "80 GB"), (81559, "79 GiB"), (15360, "16 GB")],
 )
-def test_a_board_has_the_memory_that_it_is_sold_with(host: Host, total_mib: int, asked: str) -> None:
+def test_a_board_counts_with_the_memory_it_is_sold_with(host: Host, total_mib: int, asked: str) -> None:
     (uuid,) = host(Board(memory_total=total_mib * MIB))
     assert choices(GpuRequest(memory=asked)) == (uuid,)
 
 
-def test_too_little_memory_is_told_in_the_unit_that_was_asked_for(host: Host) -> None:
+def test_too_little_memory_is_reported_in_the_requested_unit(host: Host) -> None:
     small = Board(name="NVIDIA L4", memory_total=24 * 10**9)
     host(small, Board(name="NVIDIA H100", memory_total=81559 * MIB), small, small)
     assert refusal(GpuRequest(2, memory="80 GB")) == (
@@ -124,7 +124,7 @@ def test_for_each_unfit_board_the_first_mismatch_is_named(host: Host) -> None:
     )
 
 
-def test_a_shortage_names_what_the_environment_leaves_out(host: Host) -> None:
+def test_a_shortage_names_the_environment_that_excludes_boards(host: Host) -> None:
     a, _, _ = host(Board(name="NVIDIA L4"), Board(name="NVIDIA L4"), Board(name="NVIDIA H100"))
     value = f"{a},GPU-f00d"
     assert refusal(GpuRequest(1, name="H100"), visible=value) == (
@@ -134,7 +134,7 @@ def test_a_shortage_names_what_the_environment_leaves_out(host: Host) -> None:
 
 
 class TestMig:
-    def test_a_profile_chooses_instances_and_nothing_else(self, host: Host) -> None:
+    def test_a_profile_selects_only_instances(self, host: Host) -> None:
         host(
             Board(name="NVIDIA H100"),
             divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 10, 1, 3)),
@@ -142,7 +142,7 @@ class TestMig:
         assert choices(GpuRequest(2, mig="1g.10gb")) == ("MIG-a", "MIG-c")
         assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VISIBLE_DEVICES: ""}) == ("MIG-b",)
 
-    def test_other_profiles_are_told(self, host: Host) -> None:
+    def test_a_shortage_lists_the_other_profiles(self, host: Host) -> None:
         host(divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 20, 2, 3), part("MIG-d", 9, 0, 4)))
         assert refusal(GpuRequest(2, mig="1g.10gb")) == (
             "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
@@ -155,7 +155,7 @@ class TestMig:
             "one on a board in MIG mode"
         )
 
-    def test_an_environment_that_lists_boards_allows_what_cuda_would_show_of_them(self, host: Host) -> None:
+    def test_a_listed_board_allows_the_instances_that_cuda_would_show(self, host: Host) -> None:
         board = host(divided(part("MIG-a"), part("MIG-b")))[0]
         assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: board}) == ("MIG-a",)
         assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: "MIG-b"}) == ("MIG-b",)
@@ -168,7 +168,7 @@ class TestMig:
             "used (nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode))"
         )
 
-    def test_one_that_is_named_on_purpose_is_refused_with_the_reason(self, host: Host) -> None:
+    def test_a_named_board_in_mig_mode_without_instances_is_refused(self, host: Host) -> None:
         board = host(Board(mig_enabled=True))[0]
         assert refusal(GpuRequest(1), "0") == (
             f"--energy-gpus: '0' ({board}) is in MIG mode without instances and cannot be used (nvidia-smi "

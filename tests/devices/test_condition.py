@@ -75,7 +75,7 @@ def test_each_board_has_its_own_condition(conditions: Callable[..., list[Conditi
     assert (cool.processes, hot.processes) == ((), ())
 
 
-def test_throttling_adds_up_while_it_is_watched(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_throttling_accumulates_while_it_is_watched(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(throttle_ns={269: 5_000_000_000})])
     nvml_attach(world)
     uuid = world.board(0).uuid
@@ -93,7 +93,7 @@ def test_throttling_adds_up_while_it_is_watched(tmp_path: Path, nvml_attach: Att
     }
 
 
-def test_what_the_driver_refuses_is_absent(conditions: Callable[..., list[Condition]]) -> None:
+def test_refused_readings_are_absent(conditions: Callable[..., list[Condition]]) -> None:
     (some,) = conditions(Board(unsupported_fields=(76, 269, 271), throttle_ns={74: 1_000_000_000}))
     assert some.throttled_s == {"power-cap": 1.0, "thermal-hardware": 0.0}
     (none,) = conditions(Board(unsupported_fields=(74, 76, 269, 270, 271)))
@@ -147,7 +147,7 @@ def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
         nvml.nvmlDeviceGetCount()
 
 
-def test_processes_have_a_number_a_name_and_memory(conditions: Callable[..., list[Condition]]) -> None:
+def test_processes_have_a_pid_a_name_and_memory(conditions: Callable[..., list[Condition]]) -> None:
     me = os.getpid()
     unknown = Process(NOBODY, used_memory=None)
     drawing = Process(me, used_memory=3 * GIB, graphics=True)
@@ -167,7 +167,7 @@ FIRST_NAMESPACE = 4026531836
 CONTAINER = 4026532201
 
 
-def test_this_process_and_what_it_started_are_not_foreign(tmp_path: Path, child: int) -> None:
+def test_this_process_and_its_children_are_not_foreign(tmp_path: Path, child: int) -> None:
     me, parent = os.getpid(), os.getppid()
     proc = proc_of(tmp_path, FIRST_NAMESPACE, me, parent, child)
     assert find_foreign_processes(processes(me, child), proc=proc) == ()
@@ -183,7 +183,7 @@ def test_an_idle_board_has_no_foreign_processes(tmp_path: Path) -> None:
     assert find_foreign_processes(processes(), proc=proc_of(tmp_path, FIRST_NAMESPACE)) == ()
 
 
-def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
+def test_an_invisible_process_is_not_called_foreign(tmp_path: Path) -> None:
     """It may be a child of ours that just ended, or be hidden by the mount options of /proc."""
     proc = proc_of(tmp_path, FIRST_NAMESPACE, 7)
     told = f"the board had processes that are not visible from here: {NOBODY}"
@@ -194,7 +194,7 @@ def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pids", [(), (1,), (os.getpid(),), (NOBODY,)])
-def test_in_a_container_nothing_is_known(tmp_path: Path, pids: tuple[int, ...]) -> None:
+def test_in_a_container_foreign_processes_are_unknown(tmp_path: Path, pids: tuple[int, ...]) -> None:
     """The numbers are the host's, and processes of other containers may be left out."""
     proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
     told = "NVML reports process ids of the host, and this is another PID namespace"

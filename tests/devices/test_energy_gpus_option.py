@@ -31,7 +31,7 @@ DIVIDED = Inventory(
         ("GPU-b", (C,)),
     ],
 )
-def test_boards(selection: str, expected: tuple[str, ...]) -> None:
+def test_boards_are_named_by_number_uuid_or_all(selection: str, expected: tuple[str, ...]) -> None:
     assert parse_selection(selection, WHOLE) == expected
 
 
@@ -45,45 +45,41 @@ def test_boards(selection: str, expected: tuple[str, ...]) -> None:
         ("MIG-7b,1", (FIRST, B)),
     ],
 )
-def test_instances_one_a_rank(selection: str, expected: tuple[str, ...]) -> None:
+def test_instances_are_named_by_uuid_or_board_and_number(selection: str, expected: tuple[str, ...]) -> None:
     assert parse_selection(selection, DIVIDED) == expected
 
 
 @pytest.mark.parametrize("element", ["3", "-1", "", "GPU-a", "GPU-f00d", "MIG-7b", "first", "²", "Gpu-b"])
-def test_an_element_that_fits_no_board_is_named(element: str) -> None:
+def test_an_element_without_a_matching_board_is_named(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(f"0,{element}", WHOLE)
-    assert (
-        str(caught.value)
-        == f"--energy-gpus: {element!r} does not match exactly one GPU; present: {A}, {B}, {C}"
-    )
+    assert str(caught.value) == f"{element!r} does not match exactly one GPU; present: {A}, {B}, {C}"
 
 
 def test_an_ambiguous_element_is_an_error_that_lists_all_devices() -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection("MIG-7", DIVIDED)
     assert str(caught.value) == (
-        f"--energy-gpus: 'MIG-7' does not match exactly one GPU; present: {A}, {B}, {C}, {FIRST} "
-        f"(1g.10gb), {SECOND}"
+        f"'MIG-7' does not match exactly one GPU; present: {A}, {B}, {C}, {FIRST} (1g.10gb), {SECOND}"
     )
 
 
 @pytest.mark.parametrize("element", ["2", C])
-def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
+def test_a_divided_board_is_not_used_whole(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(element, DIVIDED)
     assert str(caught.value) == (
-        f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name an instance: "
+        f"{element!r} is divided by MIG and cannot be used whole; name an instance: "
         f"{FIRST} (1g.10gb), {SECOND}"
     )
 
 
-def test_a_number_of_any_length_names_none() -> None:
+def test_a_number_of_thousands_of_digits_matches_no_board() -> None:
     with pytest.raises(DeviceError, match=r"'9{5000}' does not match exactly one GPU; present: "):
         parse_selection("9" * 5000, DIVIDED)
 
 
-def test_a_host_without_boards() -> None:
+def test_on_a_host_without_boards_no_element_matches() -> None:
     with pytest.raises(
         DeviceError, match=r"'0' does not match exactly one GPU; present: none \(NVML shows none\)$"
     ):
@@ -94,7 +90,7 @@ def test_a_host_without_boards() -> None:
     ("selection", "element", "uuid"),
     [("0,GPU-a1b2c300", "GPU-a1b2c300", A), (f"MIG-7b,MIG-{C}/1/0", f"MIG-{C}/1/0", FIRST)],
 )
-def test_a_repeat_is_named(selection: str, element: str, uuid: str) -> None:
+def test_a_repeated_device_is_named(selection: str, element: str, uuid: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(selection, DIVIDED)
-    assert str(caught.value) == (f"--energy-gpus: {element!r} is {uuid}, which is already in the list")
+    assert str(caught.value) == (f"{element!r} is {uuid}, which is already in the list")

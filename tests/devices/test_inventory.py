@@ -23,7 +23,7 @@ Attach = Callable[[World], ModuleType]
 DRIVER_NOT_LOADED = 9
 
 
-def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_boards_are_listed_in_pci_order_with_their_properties(tmp_path: Path, nvml_attach: Attach) -> None:
     given = (
         Board(name="NVIDIA L4", memory_total=24 * GIB, power_limit_w=72.0, temperature_c=33),
         Board(name="NVIDIA H100", memory_total=80 * GIB, power_limit_w=700.0, temperature_c=66),
@@ -61,7 +61,9 @@ def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_a
         select_devices(GpuRequest(1, fallback="cpu"), environment={})
 
 
-def test_what_answers_is_shown_whatever_does_not(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_boards_that_answer_are_listed_despite_others_that_do_not(
+    tmp_path: Path, nvml_attach: Attach
+) -> None:
     world = World(tmp_path / "world", [Board(lost=True), Board(), Board(no_permission=True), Board()])
     nvml_attach(world)
     found = read_answering()
@@ -73,7 +75,7 @@ def test_what_answers_is_shown_whatever_does_not(tmp_path: Path, nvml_attach: At
     ]
 
 
-def test_a_driver_that_refuses_leaves_its_reason(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_the_reason_of_a_driver_that_refuses_is_kept(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(NO_PERMISSION)
@@ -115,7 +117,7 @@ def test_instances_are_listed_with_their_profiles(tmp_path: Path, nvml_attach: A
     assert {board.pci_bus_id for board in as_boards} == {world.board(2).pci_bus_id}
 
 
-def test_a_host_without_a_driver_has_nothing(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_a_host_without_a_driver_has_an_empty_inventory(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(DRIVER_NOT_LOADED)

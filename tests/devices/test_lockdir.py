@@ -84,7 +84,7 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 class TestDirectory:
     @needs_root
-    def test_the_first_that_all_users_find_fit_is_taken(self, tmp_path: Path) -> None:
+    def test_the_first_directory_that_suits_all_users_is_used(self, tmp_path: Path) -> None:
         missing, private, shared, later = (tmp_path / name for name in ("missing", "private", "a", "b"))
         private.mkdir(mode=0o755)
         for path in (shared, later):
@@ -116,7 +116,7 @@ class TestDirectory:
         assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/tmp"))
 
     @pytest.mark.parametrize("given", ["locks", "./locks", "~/locks"])
-    def test_one_that_depends_on_the_current_directory_is_refused(self, given: str) -> None:
+    def test_a_relative_directory_is_refused(self, given: str) -> None:
         with pytest.raises(DeviceError) as caught:
             open_lock_directory({"LLENERGY_LOCK_DIR": given})
         assert str(caught.value) == (f"LLENERGY_LOCK_DIR={given!r} is not an absolute path")
@@ -128,10 +128,10 @@ class TestDirectory:
             open_lock_directory({"LLENERGY_LOCK_DIR": str(path)})
         assert str(caught.value) == (f"LLENERGY_LOCK_DIR={str(path)!r} contains unprintable characters")
 
-    def test_a_missing_one_is_refused(self, tmp_path: Path) -> None:
+    def test_a_missing_directory_is_refused(self, tmp_path: Path) -> None:
         assert named(tmp_path / "missing") == "No such file or directory"
 
-    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_the_directory_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         assert named(tmp_path / "file") == "Not a directory"
 
@@ -139,12 +139,12 @@ class TestDirectory:
         (tmp_path / "link").symlink_to(tmp_path)
         assert named(tmp_path / "link") == "is a symbolic link"
 
-    def test_one_in_which_others_may_remove_files_is_refused(self, tmp_path: Path) -> None:
+    def test_a_directory_in_which_others_may_remove_files_is_refused(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o777)
         assert named(tmp_path) == "others may remove files in it (mode 0777, not sticky)"
 
     @needs_root
-    def test_another_users_is_refused(self, tmp_path: Path) -> None:
+    def test_a_directory_of_another_user_is_refused(self, tmp_path: Path) -> None:
         os.chown(tmp_path, USERS[0], -1)
         assert named(tmp_path) == f"it belongs to uid {USERS[0]}, not to root or you"
 
@@ -158,7 +158,9 @@ class TestDirectory:
             )
 
     @needs_root
-    def test_one_that_others_may_write_in_is_not_passed_over(self, tmp_path: Path) -> None:
+    def test_a_candidate_without_write_permission_is_an_error_if_others_may_write_in_it(
+        self, tmp_path: Path
+    ) -> None:
         """They have met there already."""
         with open_directory() as group, open_directory() as everybody:
             group.chmod(0o1775)
@@ -184,7 +186,7 @@ class TestDirectory:
             (0o700, "{}"),
         ],
     )
-    def test_one_that_only_a_group_may_open_is_not_passed_over(self, mode: int, told: str) -> None:
+    def test_a_candidate_that_only_a_group_may_open_is_an_error(self, mode: int, told: str) -> None:
         """But one that is closed to all but root is."""
         with open_directory() as group, open_directory() as everybody:
             group.chmod(mode)
@@ -196,7 +198,7 @@ class TestDirectory:
             )
         assert done.stdout == told.format(group if mode == 0o1770 else everybody) + "\n"
 
-    def test_where_files_are_removed_when_their_user_logs_out_is_no_candidate(self) -> None:
+    def test_a_directory_that_is_cleaned_at_logout_is_no_candidate(self) -> None:
         assert "/dev/shm" not in CANDIDATES
 
     def test_a_directory_that_is_removed_during_a_wait_is_an_error(
@@ -225,7 +227,9 @@ class TestDirectory:
         ("path", "kind"),
         [("/tmp/x", "ext4"), ("/srv/locks", "nfs4"), ("/srv/my disk/x", "ext4"), ("/srv/ssh", "fuse.sshfs")],
     )
-    def test_the_mount_of_a_path_is_the_longest(self, tmp_path: Path, path: str, kind: str) -> None:
+    def test_the_mount_of_a_path_has_the_longest_matching_prefix(
+        self, tmp_path: Path, path: str, kind: str
+    ) -> None:
         (tmp_path / "mountinfo").write_text(MOUNTINFO)
         found = select_mount(Path(path), read_mounts(tmp_path / "mountinfo"))
         assert found is not None
@@ -290,7 +294,7 @@ class TestFiles:
         self.refused(locks)
         assert [path.name for path in locks.iterdir()] == [lock_name("a")]
 
-    def test_our_own_file_that_others_may_not_read_is_mended(self, locks: Path) -> None:
+    def test_the_mode_of_our_own_file_is_repaired(self, locks: Path) -> None:
         (locks / lock_name("a")).touch()
         (locks / lock_name("a")).chmod(0o600)
         acquire(LockRequest((DeviceLock("a"),)), 0.0).release()
@@ -374,14 +378,14 @@ class TestContainer:
     def test_a_directory_of_the_host_is_coordinated(self, root: Path) -> None:
         assert explain_uncoordinated(Path("/run/lock/llenergy"), root) is None
 
-    def test_the_hosts_own_shared_memory_is_coordinated(self, root: Path) -> None:
+    def test_shared_memory_of_the_host_is_coordinated(self, root: Path) -> None:
         told = root / "proc/self/mountinfo"
         told.write_text(told.read_text().replace("tmpfs shm", "tmpfs tmpfs"))
         assert explain_uncoordinated(Path("/dev/shm"), root) is None
 
-    def test_a_container_is_known_by_its_files_or_its_namespace(self, root: Path) -> None:
+    def test_a_container_is_recognised_by_its_files_or_its_namespace(self, root: Path) -> None:
         (root / ".dockerenv").unlink()
-        assert detect_container(root) == "a pid namespace of its own"
+        assert detect_container(root) == "a separate pid namespace"
         (root / "run").mkdir()
         (root / "run/.containerenv").touch()
         assert detect_container(root) == "/run/.containerenv"

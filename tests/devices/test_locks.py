@@ -28,7 +28,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 CLOCK = r"\d\d:\d\d:\d\d"
 
 
-def test_a_second_process_waits_and_a_killed_holder_frees(make: MakeLocker) -> None:
+def test_a_second_process_waits_until_the_holder_is_killed(make: MakeLocker) -> None:
     first, second = make(), make()
     first.take(GPU)
     second.ask(GPU)
@@ -37,12 +37,12 @@ def test_a_second_process_waits_and_a_killed_holder_frees(make: MakeLocker) -> N
     assert second.answer() == {"held": [GPU]}
 
 
-def test_other_devices_are_free(make: MakeLocker) -> None:
+def test_a_lease_leaves_other_devices_free(make: MakeLocker) -> None:
     make().take(GPU)
     assert make().take("cpu", f"{GPU}1", wait_s=0.0) == ["cpu", f"{GPU}1"]
 
 
-def test_one_of_several_is_the_first_that_is_free(make: MakeLocker) -> None:
+def test_of_several_choices_the_first_free_one_is_leased(make: MakeLocker) -> None:
     boards = ["a", "b", "c"]
     assert make().take(n=2, of=boards, wait_s=0.0) == ["a", "b"]
     assert make().take(n=1, of=boards, wait_s=0.0) == ["c"]
@@ -126,7 +126,7 @@ class TestMessages:
         )
 
     @needs_root
-    def test_another_users_name_is_the_kernels_word(self, make: MakeLocker, locks: Path) -> None:
+    def test_the_name_of_another_user_comes_from_the_kernel(self, make: MakeLocker, locks: Path) -> None:
         make(USERS[0]).take("a")
         make(54321).take("b", test="two\nlines")
         told = make(USERS[1]).refused("a", "b")
@@ -155,7 +155,7 @@ class TestMessages:
             "--energy-lease-timeout"
         )
 
-    def test_the_cpu_is_named_where_it_is_what_is_waited_for(self, make: MakeLocker, locks: Path) -> None:
+    def test_the_cpu_is_named_if_it_is_awaited(self, make: MakeLocker, locks: Path) -> None:
         make().take("cpu")
         (ticket,) = tickets(locks, "holding")
         (locks / ticket).unlink()
@@ -164,7 +164,7 @@ class TestMessages:
             "raise --energy-lease-timeout"
         )
 
-    def test_what_a_dead_process_left_running_is_named(self, make: MakeLocker) -> None:
+    def test_processes_left_by_a_dead_holder_are_named(self, make: MakeLocker) -> None:
         leaver = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True)
         with leaver:
             assert leaver.stdout is not None
@@ -201,7 +201,7 @@ class TestCleaning:
         acquire(LockRequest((DeviceLock(GPU),)), 0.0).release()
         assert [path.name for path in locks.iterdir()] == [lock_name(GPU)]
 
-    def test_giving_up_leaves_no_ticket(self, make: MakeLocker, locks: Path) -> None:
+    def test_a_wait_that_times_out_leaves_no_ticket(self, make: MakeLocker, locks: Path) -> None:
         make().take("a")
         make().refused("a", wait_s=0.1)
         assert len(tickets(locks)) == 1

@@ -139,7 +139,7 @@ def daemon(wanted):
         os._exit(0)
     return child
 
-pool = RankPool(60.0)
+pool = RankPool(60.0, "spawn", "backend")
 keeper = LeaseKeeper(pool)
 also = () if sys.argv[2] == CPU else (DeviceLock(CPU, shared=True),)
 lease = keeper.lease(Lease((sys.argv[2],)), 10.0, "t", also)

@@ -104,7 +104,7 @@ class TestOnAHost:
         seen = wait(host(Board(memory_reserved=700 * MIB), Board(memory_used=200 * MIB)), pauses=pauses)
         assert (seen.state, seen.waited_s, seen.flags, pauses.pauses) == ("free", 0.0, [], [])
 
-    def test_somebody_elses_process_is_waited_for_and_named(self, host: Host, stranger: int) -> None:
+    def test_a_foreign_process_is_waited_for_and_named(self, host: Host, stranger: int) -> None:
         holder = Process(stranger, used_memory=12 * GIB + 350 * MIB)
         world = host(Board(), Board(memory_used=13 * GIB, processes=(holder,)))
         pauses = Pauses()
@@ -117,19 +117,19 @@ class TestOnAHost:
             "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
         )
 
-    def test_the_test_goes_on_when_they_have_left(self, host: Host, stranger: int) -> None:
+    def test_the_wait_ends_when_the_process_has_left(self, host: Host, stranger: int) -> None:
         world = host(Board(memory_used=9 * GIB, processes=(Process(stranger),)))
         leave = Pauses(3, lambda: world.update(0, processes=(), memory_used=0))
         assert wait(world, pauses=leave).state == "free"
         assert len(leave.pauses) == 3
 
-    def test_one_that_has_ended_is_waited_for_until_the_driver_forgets_it(self, host: Host) -> None:
+    def test_an_ended_process_is_waited_for_until_the_driver_forgets_it(self, host: Host) -> None:
         world = host(Board(processes=(Process(NOBODY),)))
         forget = Pauses(2, lambda: world.update(0, processes=()))
         assert wait(world, pauses=forget).state == "free"
         assert len(forget.pauses) == 2
 
-    def test_one_that_stays_listed_is_unknown_after_two_seconds(self, host: Host) -> None:
+    def test_an_ended_process_that_stays_listed_is_unknown_after_two_seconds(self, host: Host) -> None:
         world = host(Board(processes=(Process(NOBODY),)))
         seen = wait(world)
         assert seen.state == "unknown"
@@ -163,7 +163,7 @@ class TestOnAHost:
             "waited 1 s; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
         )
 
-    def test_of_a_divided_board_only_the_leased_instance_counts(self, host: Host, stranger: int) -> None:
+    def test_only_the_leased_instance_of_a_divided_board_counts(self, host: Host, stranger: int) -> None:
         parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
         other = Process(stranger, gpu_instance=2)
         host(Board(mig_enabled=True, mig_instances=parts, processes=(other,)))
@@ -183,7 +183,7 @@ class TestOnAHost:
             "on the board"
         )
 
-    def test_a_board_that_is_lost_is_an_error(self, host: Host) -> None:
+    def test_a_lost_board_is_an_error(self, host: Host) -> None:
         world = host(Board())
         world.update(0, lost=True)
         with pytest.raises(DeviceError, match=r"does not answer \(GPU is lost\)"):
@@ -197,7 +197,7 @@ class TestInAContainer:
         assert seen.state == "busy"
         assert "12 GiB in use by no process that is visible from here" in seen.message
 
-    def test_without_memory_in_use_it_is_unknown(self, host: Host) -> None:
+    def test_without_memory_in_use_occupancy_is_unknown(self, host: Host) -> None:
         seen = wait(host(Board(), Board(processes=(Process(1),))))
         assert (seen.state, len(seen.flags)) == ("unknown", 1)
         assert "another PID namespace" in seen.flags[0].detail
@@ -242,7 +242,7 @@ def test_a_cpu_lease_inspects_no_board() -> None:
         ([], None),
     ],
 )
-def test_of_a_command_only_the_program_is_shown(
+def test_only_the_program_of_a_command_is_shown(
     tmp_path: Path, arguments: list[str], shown: str | None
 ) -> None:
     (tmp_path / "7").mkdir()
@@ -259,7 +259,7 @@ def test_a_short_wait_is_shown_in_tenths_of_a_second(seconds: float, told: str) 
     assert f", waited {told} s; " in seen.message
 
 
-def test_several_busy_boards_make_one_line() -> None:
+def test_several_busy_boards_share_one_line() -> None:
     first = BoardUse(
         "GPU-a", "busy", (BoardProcess(NOBODY, "train", 5 * GIB), BoardProcess(NOBODY, None, None))
     )

@@ -136,7 +136,7 @@ def await_a_look(pid: int) -> None:
     until(lambda: sleeps() > before + 2)
 
 
-def test_a_request_that_cannot_be_served_is_passed_so_often_and_no_more(
+def test_a_request_that_cannot_be_served_is_overtaken_a_limited_number_of_times(
     make: MakeLocker, locks: Path
 ) -> None:
     holder, large, small = make(), make(), make()
@@ -154,7 +154,7 @@ def test_a_request_that_cannot_be_served_is_passed_so_often_and_no_more(
     assert large.answer() == {"held": ["a", "b"]}
 
 
-def test_a_request_that_can_be_served_is_not_passed(make: MakeLocker, locks: Path) -> None:
+def test_a_request_that_can_be_served_is_not_overtaken(make: MakeLocker, locks: Path) -> None:
     """It has not yet noticed: it is stopped, though not for long enough to be passed over."""
     holder, first, second = make(), make(), make()
     holder.take("a")

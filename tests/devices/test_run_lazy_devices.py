@@ -61,7 +61,15 @@ def test_inspecting_a_suite_does_not_load_the_driver(
 
 
 @pytest.mark.parametrize(
-    "arg", ["--collect-only", "--markers", "--fixtures", "--fixtures-per-test", "--help"]
+    "arg",
+    [
+        "--collect-only",
+        "--fixtures",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("--markers", "--fixtures-per-test", "--help")
+        ),
+    ],
 )
 def test_inspecting_a_suite_does_not_count_gpus_for_workers(
     pytester: pytest.Pytester, world: World, arg: str

@@ -162,11 +162,12 @@ class TestNames:
     @pytest.mark.parametrize(
         ("value", "leased"),
         [
-            (f"{C},{A}", (C, A)),
-            ("GPU-b,GPU-a1b2c301", (C, B)),
-            ("2,0", (C, A)),
-            (" 2,1gpu", (C, B)),
             (None, (A, B)),
+            (" 2,1gpu", (C, B)),
+            # By default test_visibility covers these forms without pytest.
+            pytest.param(f"{C},{A}", (C, A), marks=pytest.mark.slow),
+            pytest.param("GPU-b,GPU-a1b2c301", (C, B), marks=pytest.mark.slow),
+            pytest.param("2,0", (C, A), marks=pytest.mark.slow),
         ],
     )
     def test_every_form_of_device_list_leases_full_uuids_in_order(
@@ -179,10 +180,15 @@ class TestNames:
     @pytest.mark.parametrize(
         ("value", "detail"),
         [
-            (f"{A},GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
             (f"{C},GPU-a", "'GPU-a' matches more than one device"),
-            (f"{A},1", "'1' does not begin with GPU- as the first does"),
-            ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow)
+                for each in (
+                    (f"{A},GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
+                    (f"{A},1", "'1' does not begin with GPU- as the first does"),
+                    ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
+                )
+            ),
         ],
     )
     def test_the_invalid_element_that_ends_the_list_is_named(self, run: Run, value: str, detail: str) -> None:
@@ -198,11 +204,23 @@ class TestNames:
 
     def test_an_invalid_element_of_the_option_is_an_error(self, run: Run) -> None:
         result = run(BOTH, "--energy-gpus=0,9")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        (error,) = (line for line in result.errlines if line.startswith("ERROR: "))
+        assert error == f"ERROR: --energy-gpus: '9' does not match exactly one GPU; present: {A}, {B}, {C}"
+
+    def test_an_invalid_element_of_the_ini_key_names_the_key(self, run: Run) -> None:
+        result = run(BOTH, "--override-ini=energy_gpus=9")
+        result.stderr.fnmatch_lines(["ERROR: ini key energy_gpus: '9' does not match exactly one GPU; *"])
+
+    def test_a_lost_board_or_a_driver_that_refuses_is_no_fault_of_the_option(
+        self, run: Run, world: World
+    ) -> None:
+        world.update(0, lost=True)
+        result = run(BOTH, "--energy-gpus=0,1")
         result.assert_outcomes(errors=1)
-        assert (
-            f"--energy-gpus: '9' does not match exactly one GPU; present: {A}, {B}, {C}"
-            in result.stdout.str()
-        )
+        assert "numbers may shift while a board is lost" in result.stdout.str()
+        world.set_init_result(NO_PERMISSION)
+        run("def test_it(): pass", "--energy-gpus=9").assert_outcomes(passed=1)
 
 
 class TestDeadBoard:
@@ -232,11 +250,22 @@ class TestDeadBoard:
         self, run: Run, world: World, read_report: Read
     ) -> None:
         world.set_init_result(NO_PERMISSION)
-        run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n").assert_outcomes(passed=1)
+        source = "def test_it(energy_meter):\n    with energy_meter('w'): pass\n"
+        run(source, CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         found = read_report()["environment"]
         assert (found["gpus"], found["driver"]) == ([], None)
         assert found["gpus_missing"] == ["NVML: Insufficient Permissions; see nvidia-smi"]
         assert found["host"]["name"] == platform.node()
+
+    def test_the_cpu_is_not_measured_alone_in_silence_if_the_driver_refuses(
+        self, run: Run, world: World
+    ) -> None:
+        world.set_init_result(NO_PERMISSION)
+        result = run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n")
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(
+            ["DeviceError: NVML: Insufficient Permissions; see nvidia-smi; to measure the CPU alone, hide *"]
+        )
 
 
 class TestOrder:
@@ -313,12 +342,12 @@ class TestMig:
             "--energy-gpus=MIG-a,MIG-b, or request them with gpus(mig=...))"
         ) in result.stdout.str()
         named = run(BOTH, f"--energy-gpus={B}")
-        named.assert_outcomes(errors=1)
+        assert named.ret == pytest.ExitCode.USAGE_ERROR
         assert (
             f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name an instance: MIG-a "
             "(1g.10gb), "
             "MIG-b (1g.10gb)"
-        ) in named.stdout.str()
+        ) in named.stderr.str()
 
 
 #: A rank that uses the board, together with the foreign process 1 in the second round.

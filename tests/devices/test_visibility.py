@@ -153,12 +153,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(("value", "expected"), [*ROWS, *SIGNS])
-def test_each_row(value: str | None, expected: tuple[str, ...]) -> None:
+def test_device_lists_are_parsed_as_cuda_does(value: str | None, expected: tuple[str, ...]) -> None:
     assert parse_visible_devices(environment(value), ALIKE).uuids == expected
 
 
 @pytest.mark.parametrize(("value", "expected"), ROWS)
-def test_torch_agrees(
+def test_torch_parses_device_lists_alike(
     cuda: ModuleType, value: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value is not None:
@@ -170,21 +170,23 @@ def test_torch_agrees(
     assert tuple(UUIDS[index] for index in parsed[:count]) == expected
 
 
-def test_torch_stumbles_over_a_bare_sign(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_fails_on_a_bare_sign(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE_DEVICES, "+")
     with pytest.raises(ValueError, match="invalid literal"):
         cuda._parse_visible_devices()
 
 
 @pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
-def test_each_row_of_mig(value: str, since_570: tuple[str, ...], before: tuple[str, ...]) -> None:
+def test_instances_are_those_that_cuda_shows(
+    value: str, since_570: tuple[str, ...], before: tuple[str, ...]
+) -> None:
     assert parse_visible_devices(environment(value), DIVIDED).uuids == since_570
     old = Inventory(DIVIDED.boards, INSTANCES, driver="535.129.03")
     assert parse_visible_devices(environment(value), old).uuids == before
 
 
 @pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
-def test_torch_names_the_same_instances_and_leaves_the_rest_to_cuda(
+def test_torch_keeps_every_instance_that_cuda_shows(
     cuda: ModuleType,
     value: str,
     since_570: tuple[str, ...],
@@ -201,7 +203,7 @@ def test_torch_names_the_same_instances_and_leaves_the_rest_to_cuda(
         assert since_570 == before == ()
 
 
-def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
+def test_drivers_before_470_name_an_instance_by_its_board() -> None:
     legacy = f"MIG-{A}/1/0"
     old = Inventory(ALIKE.boards, (Instance(legacy, A, gpu_instance=1, compute_instance=0),), "450.80.02")
     assert parse_visible_devices(environment(legacy), old).uuids == (legacy,)
@@ -231,11 +233,11 @@ def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
         (f"{FIRST},", None),
     ],
 )
-def test_the_element_that_cuts_the_list_is_named(value: str, reason: str | None) -> None:
+def test_the_element_that_ends_the_list_is_named(value: str, reason: str | None) -> None:
     assert parse_visible_devices(environment(value), DIVIDED).reason == reason
 
 
-def test_instances_that_cuda_does_not_show_together_are_named() -> None:
+def test_instances_that_one_process_cannot_see_together_are_named() -> None:
     old = Inventory(DIVIDED.boards, INSTANCES, driver="535.129.03")
     assert parse_visible_devices(environment(f"{FIRST},{SECOND}"), old).reason == (
         f"CUDA with driver 535.129.03 shows one process {FIRST} of the 2 MIG instances; "
@@ -246,7 +248,7 @@ def test_instances_that_cuda_does_not_show_together_are_named() -> None:
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST", "pci_bus_id"])
 @pytest.mark.parametrize("value", ["0", "1,2", "2,9"])
-def test_numbers_among_different_models_are_not_guessed(value: str, order: str | None) -> None:
+def test_numbers_are_refused_among_different_models(value: str, order: str | None) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_visible_devices(environment(value, order), MIXED)
     assert str(caught.value) == (
@@ -267,19 +269,19 @@ def test_numbers_among_different_models_are_not_guessed(value: str, order: str |
         (None, None, UUIDS),
     ],
 )
-def test_what_does_not_depend_on_cudas_order_is_read(
+def test_lists_that_do_not_depend_on_cudas_order_are_parsed(
     value: str | None, order: str | None, expected: tuple[str, ...]
 ) -> None:
     assert parse_visible_devices(environment(value, order), MIXED).uuids == expected
 
 
-def test_variables_that_count_the_boards_of_the_host_are_not_read() -> None:
+def test_variables_that_count_the_boards_of_the_host_are_ignored() -> None:
     for name in ("NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "HIP_VISIBLE_DEVICES"):
         assert parse_visible_devices({name: "1"}, ALIKE).uuids == UUIDS
         assert parse_visible_devices({name: "1", VISIBLE_DEVICES: "0"}, ALIKE).uuids == (A,)
 
 
-def test_why_names_the_variable_its_value_and_what_the_driver_shows() -> None:
+def test_the_reason_names_the_variable_its_value_and_the_drivers_count() -> None:
     assert explain_hidden({VISIBLE_DEVICES: ""}, 4) == (
         "the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver shows 4; "
         "--energy-gpus=all overrides it on purpose"

@@ -20,8 +20,10 @@ from .pages import ROOT, block
 
 #: The test behind ``pytest benchmarks``.
 BENCHMARK = """
-def test_decode(energy, backend, prompts):
-    energy(backend.generate, prompts[:2], max_new_tokens=16)
+import pytest
+@pytest.mark.parametrize("batch_size", [1])
+def test_decode(energy, backend, prompts, batch_size):
+    energy(backend.generate, prompts[:batch_size], max_new_tokens=16)
 """
 
 #: The page with the example of a backend.
@@ -35,6 +37,9 @@ QUICK = STAND_IN + (
     "--energy-backend=tiny --energy-model=random:llama-tiny "
     "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1 --energy-isolation=run"
 )
+
+#: Programs that options of the pages name.
+PROGRAMS = ("llama-server", "my-meter")
 
 #: Reports, and the day of each.
 DAYS = {"base.json": 0, "energy.json": 1, "main.json": 1, "head.json": 2}
@@ -52,10 +57,15 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         "stand_in.py": TEN_WATTS + block(EXTENDING, "conftest.py").code,
         "tiny_backend.py": block(EXTENDING, "tiny_backend.py").code,
         "benchmarks/test_decode.py": BENCHMARK,
+        "benchmarks/prompts.txt": "Name three rivers.\nWhat is a lake?\n",
+        **{f"programs/{name}": "#!/bin/sh\n" for name in PROGRAMS},
     }
     for name, text in files.items():
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(text)
+    for name in PROGRAMS:
+        (path / "programs" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(path / "programs"), prepend=os.pathsep)
     reports = {name: _report(day) for name, day in DAYS.items()}
     for name, report in reports.items():
         (path / name).write_bytes(encode_report(report))

@@ -40,7 +40,7 @@ def test_every_block_names_its_language() -> None:
     ids=name_of,
 )
 def test_every_block_of_the_page_works(
-    page: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    page: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, no_xdist: None
 ) -> None:
     set_up(pytester, monkeypatch)
     failures = find_failures(page, pytester)

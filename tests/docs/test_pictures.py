@@ -70,5 +70,5 @@ def test_the_published_pictures_come_from_one_run() -> None:
     recording = Recording.read((IMAGES / "terminal.cast").read_text())
     assert (IMAGES / "terminal.svg").read_text() == animated(recording)
     assert (IMAGES / "summary.svg").read_text() == still(recording)
-    # So that nobody takes the joules for measured.
+    # The joules must not look measured.
     assert "estimated, not measured" in recording.cast()

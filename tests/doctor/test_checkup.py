@@ -65,7 +65,7 @@ Visit = Callable[..., tuple[int, str]]
 def test_the_checkup_names_every_meter_and_backend() -> None:
     text = doctor("--no-steps").stdout
     for line in (
-        "meter    estimate for cpu: estimated, cpu:host by CPU time",
+        "meter    estimate for cpu: estimated, cpu:processes by CPU time",
         "meter    hwmon: by name only, --energy-meter=hwmon:ARGUMENT",
         "meter    command: by name only, --energy-meter=command:ARGUMENT",
         "backend  transformers: installed",
@@ -306,5 +306,5 @@ def test_unreadable_counters_are_listed_with_the_remedy(
         with unprivileged():
             main(["doctor", "--no-steps"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("meter    rapl"))
-    assert line.startswith(f"meter    rapl for cpu: no (rapl: no permission to read {zone}/energy_uj; ")
+    assert line.startswith(f"meter    rapl for cpu: no (no permission to read {zone}/energy_uj; ")
     assert line.endswith(f"{rapl.REMEDY})")

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from pytest_llenergy import session
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
-from pytest_llenergy.session import diagnose_failed_start
+from pytest_llenergy.session import RunState, diagnose_failed_start
+from pytest_llenergy.settings import settings_of
 
 from ..workers.groups import PLAIN, TORCH, plan
 
@@ -20,34 +24,59 @@ def test_a_check_that_cannot_run_keeps_the_original_error(pytester: pytest.Pytes
     result.stdout.no_fnmatch_line("*stepwise check*")
 
 
+@pytest.fixture
+def state(pytestconfig: pytest.Config) -> RunState:
+    return RunState(pytestconfig, settings_of(pytestconfig))
+
+
 def not_ready() -> WorkerError:
     error = WorkerError("the cause", "its traceback")
     error.before_ready = True
     return error
 
 
-def test_no_check_follows_work_that_fails() -> None:
-    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
+def test_no_check_follows_work_that_fails(state: RunState) -> None:
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(state, plan(1, TORCH)):
         raise WorkerError("the cause", "its traceback")
     assert caught.value.details == "its traceback"
 
 
-def test_no_check_follows_ranks_without_a_framework() -> None:
-    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, PLAIN)):
+def test_no_check_follows_ranks_without_a_framework(state: RunState) -> None:
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(state, plan(1, PLAIN)):
         raise not_ready()
     assert caught.value.details == "its traceback"
 
 
-def test_no_check_follows_ranks_that_differ_from_the_plan() -> None:
+def test_no_check_follows_ranks_that_differ_from_the_plan(state: RunState) -> None:
     error = WorkerPlacementError("planned 2 processes, found 1")
     error.before_ready = True
-    with pytest.raises(WorkerPlacementError) as caught, diagnose_failed_start(plan(1, TORCH)):
+    with pytest.raises(WorkerPlacementError) as caught, diagnose_failed_start(state, plan(1, TORCH)):
         raise error
     assert not caught.value.details
 
 
-def test_ranks_that_did_not_start_get_the_failing_step() -> None:
-    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
+def test_ranks_that_did_not_start_get_the_failing_step(state: RunState) -> None:
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(state, plan(1, TORCH)):
         raise not_ready()
     assert caught.value.details.startswith("stepwise check: no fault on the CPU: process, import torch, ")
     assert caught.value.details.endswith("\nits traceback")
+
+
+def test_a_device_is_checked_once_in_a_run(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials: list[str | None] = []
+
+    def run_trial(gpu: str | None, *_: object, **__: object) -> SimpleNamespace:
+        trials.append(gpu)
+        return SimpleNamespace(summary=f"trial {len(trials)}")
+
+    monkeypatch.setattr(session, "run_trial", run_trial)
+    first, second = (RunState(pytestconfig, settings_of(pytestconfig)) for _ in range(2))
+    assert [state.diagnose_start("cpu", several_ranks=False) for state in (first, first, second)] == [
+        "trial 1",
+        "trial 1",
+        "trial 2",
+    ]
+    assert first.diagnose_start("GPU-a", several_ranks=False) == "trial 3"
+    assert trials == [None, None, "GPU-a"]

@@ -10,15 +10,22 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.doctor import trial
+from pytest_llenergy.doctor.checkup import Checkup, Leases, VisibleGpus
+from pytest_llenergy.doctor.steps import Step, Trial
+from pytest_llenergy.model.environment import Host
 
 from ..nvml_sim import Board
 from .conftest import Boards, Torch
 from .stand_ins import CUDA
+
+HOST = Host("h", "Linux", "x86_64", "cpu", 2, 10**9, None)
 
 BROKEN = "raise ImportError('libtorch_cpu.so: undefined symbol')"
 
@@ -108,6 +115,23 @@ def test_after_a_driver_failure_no_step_runs_on_the_other_boards(simulate_boards
     assert [line for line in lines if line.startswith("wrong")] == [lines[12]]
 
 
+def test_steps_with_two_ranks_run_on_the_first_board_with_the_next_as_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = []
+
+    def run(device: str | None, *_: object, **options: Any) -> Trial:
+        ran.append((device, options.get("ranks", True), options.get("peer")))
+        return Trial(device, (Step("process", "ok"),))
+
+    monkeypatch.setattr(trial, "run_trial", run)
+    boards = VisibleGpus(None, ("GPU-a", "GPU-b", "GPU-c"))
+    host = Checkup(HOST, None, (), (), boards, Leases("", ()), (), (), "m")
+    trial.run_trials(host, lambda line: None)
+    assert ran == [("GPU-a", True, "GPU-b"), ("GPU-b", False, None), ("GPU-c", False, None)]
+
+
+@pytest.mark.slow
 def test_only_the_first_of_two_boards_takes_the_steps_with_two_ranks(
     simulate_boards: Boards, replace_torch: Torch
 ) -> None:

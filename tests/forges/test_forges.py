@@ -84,7 +84,9 @@ def test_a_marker_counts_on_the_first_line_only(forge: Forge, post: Post) -> Non
 
 def test_a_refusal_is_one_line_with_the_message_of_the_forge(forge: Forge, post: Post) -> None:
     forge.refuses = 403
-    with pytest.raises(ForgeError, match=r"refused POST .*: 403 Resource not accessible by integration$"):
+    with pytest.raises(
+        ForgeError, match=r"refused POST .*: 403 Resource not accessible by integration; the token in "
+    ):
         post(MARKER)
 
 
@@ -122,12 +124,12 @@ class TestEvent:
         }
         return json.dumps({"workflow_run": run})
 
-    def test_of_a_pull_request_names_it(self, forge: Forge, event: Path) -> None:
+    def test_event_of_a_pull_request_names_its_number(self, forge: Forge, event: Path) -> None:
         event.write_text(json.dumps({"pull_request": {"number": 12}}))
         post_comment(github(forge, GITHUB_EVENT_PATH=str(event)), MARKER)
         assert forge.asked[-1] == "POST /repos/us/energy/issues/12/comments"
 
-    def test_of_a_fork_is_matched_by_its_last_commit(self, forge: Forge, event: Path) -> None:
+    def test_event_of_a_fork_is_matched_by_its_last_commit(self, forge: Forge, event: Path) -> None:
         forge.pulls = [
             {"number": number, "head": {"ref": "a/b", "sha": commit}}
             for number, commit in ((4, "older"), (5, "another"), (6, "this"))
@@ -136,13 +138,13 @@ class TestEvent:
         post_comment(github(forge, GITHUB_EVENT_PATH=str(event)), MARKER)
         assert forge.asked[-1] == "POST /repos/us/energy/issues/6/comments"
 
-    def test_of_an_outdated_commit_gets_no_comment(self, forge: Forge, event: Path) -> None:
+    def test_event_of_an_outdated_commit_gets_no_comment(self, forge: Forge, event: Path) -> None:
         forge.pulls = [{"number": 6, "head": {"ref": "a/b", "sha": "newer"}}]
         event.write_text(self.workflow_run("this"))
         with pytest.raises(ForgeError, match="no open pull request has this as its last commit"):
             post_comment(github(forge, GITHUB_EVENT_PATH=str(event)), MARKER)
 
-    def test_of_a_deleted_fork_gets_no_comment(self, forge: Forge, event: Path) -> None:
+    def test_event_of_a_deleted_fork_gets_no_comment(self, forge: Forge, event: Path) -> None:
         event.write_text('{"workflow_run": {"head_sha": "abc", "head_branch": "x", "head_repository": null}}')
         with pytest.raises(ForgeError, match="no open pull request has abc as its last commit"):
             post_comment(github(forge, GITHUB_EVENT_PATH=str(event)), MARKER)
@@ -158,15 +160,20 @@ class TestEvent:
             '{"workflow_run": {"head_sha": "a", "head_repository": {"owner": null}}}',
         ],
     )
-    def test_that_is_malformed_is_one_line(self, forge: Forge, event: Path, text: str) -> None:
+    def test_malformed_event_is_one_error_line(self, forge: Forge, event: Path, text: str) -> None:
         event.write_text(text)
         with pytest.raises(ForgeError, match=r"GitHub: cannot read the event in .*event\.json \(") as caught:
             post_comment(github(forge, GITHUB_EVENT_PATH=str(event)), MARKER)
         assert "\n" not in str(caught.value)
 
-    def test_without_a_pull_request_asks_for_the_number(self, forge: Forge) -> None:
+    def test_event_without_a_pull_request_asks_for_the_number(self, forge: Forge) -> None:
         with pytest.raises(ForgeError, match="the event some has no pull request; name it with --number"):
             post_comment(github(forge), MARKER)
+
+
+def test_a_number_of_gitlab_that_is_none_is_named(forge: Forge) -> None:
+    with pytest.raises(ForgeError, match="CI_MERGE_REQUEST_IID='x' is not a number; "):
+        post_comment({**gitlab(forge), "CI_MERGE_REQUEST_IID": "x"}, MARKER)
 
 
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "GITHUB_REPOSITORY"])

@@ -12,11 +12,9 @@ import pytest
 
 from .inner import COMPARE, FAIL, ONE, edit, usage_error
 
-pytestmark = pytest.mark.clock
-
 
 class TestUsage:
-    """One line and exit status 4, before anything is measured."""
+    """One line and exit code 4, before anything is measured."""
 
     def test_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
         assert usage_error(suite, FAIL) == (
@@ -99,7 +97,7 @@ class TestUsage:
         result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {message}"])
 
     def test_duplicate_metric_is_a_usage_error(self, base: pytest.Pytester) -> None:
-        message = "--energy-fail-on names mean_power_w twice; keep one of them"
+        message = "--energy-fail-on: mean_power_w is named twice; keep one of them"
         assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == message
 
     def test_unknown_inconclusive_policy_is_a_usage_error(self, suite: pytest.Pytester) -> None:
@@ -112,7 +110,7 @@ class TestUsage:
     ) -> None:
         address = f"file://{suite.path}/none.json"
         message = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
-        assert message == f"--energy-compare={address}: {address}: no such file"
+        assert message == f"--energy-compare={address}: no such file"
 
     def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
@@ -167,13 +165,31 @@ class TestSave:
         Path(".llenergy/other.json").touch()
         assert "; saved: other (" in usage_error(quick_suite, "--energy-compare=main")
 
-    @pytest.mark.parametrize("name", ["a/b", "main.json", "..", ""])
-    def test_invalid_name_is_a_usage_error(self, quick_suite: pytest.Pytester, name: str) -> None:
-        message = usage_error(quick_suite, f"--energy-save={name}")
-        assert "needs a plain name, such as main" in message or "has no value" in message
+    def test_the_journal_of_a_killed_run_is_named(self, quick_suite: pytest.Pytester) -> None:
+        quick_suite.mkdir(".llenergy")
+        Path(".llenergy/main.20260102T030405-a1b2c3.journal.jsonl").touch()
+        assert usage_error(quick_suite, "--energy-compare=main") == (
+            "--energy-compare=main: there is no .llenergy/main.json, only the journal of a killed or running "
+            "run; llenergy merge .llenergy/main.20260102T030405-a1b2c3.journal.jsonl -o .llenergy/main.json "
+            "writes it"
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("a/b", "needs a plain name, such as main"),
+            ("main.json", "needs a plain name, such as main"),
+            ("..", "needs a plain name, such as main"),
+            ("", "has no value"),
+        ],
+    )
+    def test_invalid_name_is_a_usage_error(
+        self, quick_suite: pytest.Pytester, name: str, reason: str
+    ) -> None:
+        assert reason in usage_error(quick_suite, f"--energy-save={name}")
 
     def test_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
         quick_suite.makepyfile(test_some=ONE)
         quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
         message = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
-        assert message.startswith("--energy-save=main would replace the baseline ")
+        assert message.startswith("--energy-save=main: this would replace the baseline ")

@@ -11,8 +11,6 @@ import pytest
 
 from .inner import COMPARE, FAIL, ONE, TWO, edit, with_b
 
-pytestmark = pytest.mark.clock
-
 Read = Callable[..., dict[str, Any]]
 
 
@@ -121,7 +119,7 @@ class TestNoSilentPass:
             message = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *"
             result.stdout.fnmatch_lines([message])
 
-    def test_missing_in_an_interrupted_baseline_is_invalid(self, base: pytest.Pytester) -> None:
+    def test_a_test_missing_in_an_interrupted_baseline_is_invalid(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))
         base.makepyfile(test_some=ONE.replace("test_a", "test_b"))
         result = base.runpytest(COMPARE, FAIL)
@@ -150,4 +148,4 @@ class TestNoSilentPass:
 
         edit("base.json", rerun)
         result = base.runpytest(COMPARE, FAIL)
-        result.stdout.fnmatch_lines(["*is invalid: base is failed (flaky)"])
+        result.stdout.fnmatch_lines(["*is invalid: the baseline test failed (flaky)"])

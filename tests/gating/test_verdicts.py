@@ -16,12 +16,11 @@ from pytest_llenergy.model.report import json_schema
 
 from .inner import COMPARE, FAIL, MARKED, ONE, RERUNS, TWO, edit, with_b
 
-pytestmark = pytest.mark.clock
-
 Read = Callable[..., dict[str, Any]]
 
 
 class TestRegressed:
+    @pytest.mark.clock
     @pytest.mark.parametrize(
         ("code", "count", "workers"),
         [
@@ -68,12 +67,12 @@ class TestRegressed:
         properties = {each.get("name"): each.get("value") for each in root.iter("property")}
         assert properties["llenergy.mean_power_w.verdict"] == "regressed"
 
-    def test_messages_of_a_regression(self, base: pytest.Pytester) -> None:
+    def test_a_regression_is_explained_and_listed(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE, FAIL)
         result.stdout.fnmatch_lines(
             [
-                "energy_gate: mean_power_w regressed, 10 -> 11.01 W: 10.0%, at least 9.8%",
-                "regressed  test_a    10  11.01 W  +10.0%  +9.8% … +10.2%   3.2%",
+                "energy_gate: mean_power_w regressed, 10 -> 11.01 W: +10.0%, at least +9.8%",
+                "regressed  test_a    10  11.01 W  +10.0%  +9.8% … +10.2% * 3.2%",
                 "1 regressed; noise 0.*% median, 0.*% at most",
             ]
         )
@@ -119,7 +118,7 @@ class TestRegressed:
     def test_floor_above_the_threshold_is_a_usage_error(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-floor=25%")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        message = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 0.25, *"
+        message = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 25%, *"
         result.stderr.fnmatch_lines([message])
 
     @pytest.mark.parametrize(("floor", "verdict"), [("2%", "regressed"), ("25%", "unchanged")])

@@ -14,7 +14,7 @@ from ..compare.runs import record_of, report_of, scaled
 
 
 def session(day: int, *records: Record, **changes: Any) -> Report:
-    """A clean run of the ``day``-th day of a year; its commit is told by its number."""
+    """A clean run of the ``day``-th day of a year; its commit is derived from the number."""
     report = report_of(*records, **changes)
     run = msgspec.structs.replace(
         report.run, id=f"run-{day}", started_at=f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:04:05Z"

@@ -42,8 +42,8 @@ def files() -> list[Path]:
 
 def test_run_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(session(0, record_of(), GONE)) == 0
-    told = "energy.json: 1 test added to .llenergy/history, 1 without values left out\n"
-    assert capsys.readouterr().out == told
+    message = "energy.json: 1 test added to .llenergy/history, 1 without values left out\n"
+    assert capsys.readouterr().out == message
     (path,) = files()
     assert path.name == "20260101T030405Z-run-0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -71,7 +71,7 @@ def dirty(state: bool | None) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "message"),
     [
         (
             dirty(True),
@@ -85,11 +85,11 @@ def dirty(state: bool | None) -> Report:
     ],
 )
 def test_run_without_a_clean_commit_needs_allow_dirty(
-    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+    report: Report, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(report) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"llenergy history: energy.json: {told}")
+    assert err.startswith(f"llenergy history: energy.json: {message}")
     assert err.count("\n") == 1
     assert not files()
     assert run(report, "--allow-dirty") == 0
@@ -97,7 +97,7 @@ def test_run_without_a_clean_commit_needs_allow_dirty(
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "message"),
     [
         (
             session(0, record_of(), complete=False),
@@ -108,10 +108,10 @@ def test_run_without_a_clean_commit_needs_allow_dirty(
     ],
 )
 def test_run_without_measurements_is_refused(
-    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+    report: Report, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(report, "--allow-dirty") == 2
-    assert capsys.readouterr().err.startswith(f"llenergy history: energy.json: {told}")
+    assert capsys.readouterr().err.startswith(f"llenergy history: energy.json: {message}")
     assert not files()
 
 
@@ -119,9 +119,9 @@ def test_refused_run_does_not_keep_out_the_others(capsys: pytest.CaptureFixture[
     for name, report in (("a.json", dirty(True)), ("b.json", day_of(1))):
         Path(name).write_bytes(encode_report(report))
     assert main(["history", "add", "a.json", "none.json", "b.json"]) == 2
-    told = capsys.readouterr()
-    assert [line.split(": ")[1] for line in told.err.splitlines()] == ["a.json", "none.json"]
-    assert told.out == "b.json: 1 test added to .llenergy/history\n"
+    message = capsys.readouterr()
+    assert [line.split(": ")[1] for line in message.err.splitlines()] == ["a.json", "none.json"]
+    assert message.out == "b.json: 1 test added to .llenergy/history\n"
 
 
 def test_kinds_of_devices_have_separate_folders() -> None:
@@ -131,7 +131,7 @@ def test_kinds_of_devices_have_separate_folders() -> None:
     assert {entry.id for entry in read_entries(LocalStore(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
 
 
-def test_single_round_and_negative_values() -> None:
+def test_a_single_round_and_negative_values_are_stored() -> None:
     rounds = [round_of(10.0, idle_power_w=9.0, idle_power_u_w=0.1)]
     add_run(session(0, record_of(rounds=rounds)), "x", LocalStore(Path("h")))
     found = {entry.metric: entry for entry in read_entries(LocalStore(Path("h")))}
@@ -148,7 +148,7 @@ def test_run_id_is_not_used_as_a_path() -> None:
 
 
 @pytest.mark.parametrize("place", ["here", "file://{}/there", "memory://history-{}"])
-def test_every_kind_of_store_keeps_the_same(place: str, tmp_path: Path) -> None:
+def test_every_kind_of_store_keeps_the_same_runs(place: str, tmp_path: Path) -> None:
     at = open_store(place.format(tmp_path if place.startswith("file") else tmp_path.name))
     assert at.folders() == []
     reports = [day_of(day) for day in (1, 0)]
@@ -204,20 +204,20 @@ def test_unreachable_store_is_one_error_line(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("action", [["add", "energy.json"], ["show"], ["accept", "0000", "--reason=x"]])
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [("ftp://", "names no host; expected ftp://host/path"), ("ftp://127.0.0.1:1/h", "cannot be reached (")],
 )
 def test_invalid_address_is_one_error_line(
-    action: list[str], address: str, told: str, capsys: pytest.CaptureFixture[str]
+    action: list[str], address: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("energy.json").write_bytes(encode_report(day_of(0)))
     assert main(["history", *action, f"--at={address}"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"llenergy: {address}: {told}")
+    assert err.startswith(f"llenergy history: {address}: {message}")
     assert err.count("\n") == 1
 
 
-def test_store_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").write_text("a file")
     assert run(day_of(0), "--at=taken") == 2
     err = capsys.readouterr().err

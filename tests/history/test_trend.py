@@ -46,8 +46,8 @@ def levels(factors: Sequence[float], start: int = 0) -> list[Report]:
 def shown(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["history", "show", "--format=json", *options]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    message: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return message
 
 
 def standing(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def test_accepting_a_step_moves_both_anchors(capsys: pytest.CaptureFixture[str])
     keep(*levels([1.0] * 5 + [1.1] * 5))
     assert standing(capsys)["from_anchor"] == pytest.approx(0.1)
     assert main(["history", "accept", commit(5)[:8], "--reason", "larger model"]) == 0
-    told = f".llenergy/history: accepted {commit(5)}: larger model\n"
-    assert capsys.readouterr().out == told
+    message = f".llenergy/history: accepted {commit(5)}: larger model\n"
+    assert capsys.readouterr().out == message
     found = standing(capsys)
     assert (found["anchor_commit"], found["accepted"]) == (commit(5), True)
     assert found["from_anchor"] == pytest.approx(0.0)
@@ -98,17 +98,19 @@ def test_step_of_one_test_keeps_the_anchors_of_others(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["ffff", "--reason=x"], "no session is of commit ffff; llenergy history add adds one"),
         (["000", "--reason=x"], "commit '000' is too short; give at least 4 characters"),
         ([commit(1), "--reason= "], "--reason is empty; state why the change is accepted"),
     ],
 )
-def test_invalid_step_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_step_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     keep(*levels([1.0, 1.1]))
     assert main(["history", "accept", *arguments]) == 2
-    assert capsys.readouterr().err.endswith(f"{told}\n")
+    assert capsys.readouterr().err.endswith(f"{message}\n")
     assert not Path(".llenergy/history/accepted").exists()
 
 
@@ -120,7 +122,7 @@ def test_ambiguous_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "0001 abbreviates 2 commits with sessions; give more letters" in capsys.readouterr().err
 
 
-def test_a_change_is_told_near_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_is_reported_near_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
     random = Random(1)
     keep(*levels([random.gauss(1.0, 0.005) for _ in range(10)]))
     keep(*levels([random.gauss(1.06, 0.005) for _ in range(10)], start=10))
@@ -131,7 +133,7 @@ def test_a_change_is_told_near_its_commit(capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"\+[56]\.\d% near 0010cccccc", capsys.readouterr().out)
 
 
-def test_without_ruptures_it_says_what_to_install(
+def test_without_ruptures_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(*levels([1.0] * 9))
@@ -153,7 +155,7 @@ def test_joules_per_token_are_shown_unless_another_metric_is_named(
     assert (found["metric"], found["better"], found["from_rolling"]) == ("output_tokens_per_s", "more", None)
 
 
-def test_another_workload_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_workload_starts_a_new_series(capsys: pytest.CaptureFixture[str]) -> None:
     keep(
         *levels([1.0] * 4), day_of(4, 3.0, params={"batch_size": 9}), day_of(5, 3.1, params={"batch_size": 9})
     )
@@ -171,7 +173,7 @@ def elsewhere(day: int) -> Report:
     return session(day, record_of(joules=scaled(2.0)), environment=there)
 
 
-def test_other_devices_are_held_against_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_kind_of_devices_is_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
     keep(*levels([1.0] * 3), elsewhere(3))
     found = shown(capsys)
     assert sorted(each["sessions"] for each in found["standings"]) == [1, 3]
@@ -182,7 +184,7 @@ def test_other_devices_are_held_against_themselves(capsys: pytest.CaptureFixture
     assert standing(capsys, f"--device={key}")["last"]["run_id"] == "run-3"
 
 
-def test_the_table_and_the_page_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_markdown_show_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     keep(*levels([1.0, 1.0, 1.1]))
     assert main(["history", "show"]) == 0
     text = capsys.readouterr().out
@@ -203,17 +205,17 @@ def test_test_ids_are_escaped_in_markdown(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], ".llenergy/history: it has no session; llenergy history add REPORT adds one"),
         (["--metric=joules"], "unknown metric 'joules'; choose from: "),
     ],
 )
 def test_empty_history_or_unknown_metric_is_an_error(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["history", "show", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"llenergy: {told}")
+    assert capsys.readouterr().err.startswith(f"llenergy history: {message}")
 
 
 def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +225,7 @@ def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "broken session (its last line is incomplete)"),
         (b'{"schema_version": 1', "broken session (its last line is incomplete)"),
@@ -232,12 +234,12 @@ def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
         (b"[]\n", "not a session of llenergy history (Expected `object`, got `array`)"),
     ],
 )
-def test_broken_file_is_named(content: bytes, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_file_is_named(content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     keep(day_of(0))
     (path,) = Path(".llenergy/history").rglob("*.jsonl")
     path.write_bytes(content)
     assert main(["history", "show"]) == 2
-    assert capsys.readouterr().err.startswith(f"llenergy: {path}: {told}")
+    assert capsys.readouterr().err.startswith(f"llenergy history: {path}: {message}")
 
 
 def test_trend_marks_the_change_point() -> None:
@@ -262,7 +264,7 @@ def test_report_page_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> None
     assert all(commit(day)[:10] in text for day in range(10))
     assert main(["report", "last.json", "--html", "page.html", "--history", "nowhere"]) == 2
     assert capsys.readouterr().err == (
-        "llenergy: nowhere: it has no session; llenergy history add REPORT adds one\n"
+        "llenergy report: nowhere: it has no session; llenergy history add REPORT adds one\n"
     )
 
 
@@ -284,11 +286,11 @@ class TestChanges:
         values = self.noisy(Random(3), 0.005, (15, 10.0), (1, 14.0), (15, 10.0))
         assert find_change_points(values) == []
 
-    def test_two_steps_and_their_sizes(self) -> None:
+    def test_two_steps_are_located_with_their_sizes(self) -> None:
         values = [10.0] * 6 + [11.0] * 6 + [8.8] * 6
         assert find_change_points(values) == [6, 12]
         assert step_sizes(values, [6, 12]) == pytest.approx([0.1, -0.2])
 
     @pytest.mark.parametrize("values", [[1.0, 2.0] * 3, [10.0] * 10 + [10.1] * 10, [-1.0] * 5 + [5.0] * 5])
-    def test_too_few_too_small_or_negative_values_have_no_change(self, values: list[float]) -> None:
+    def test_too_few_or_negative_values_and_small_steps_show_no_change(self, values: list[float]) -> None:
         assert find_change_points(values) == []

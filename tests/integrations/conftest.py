@@ -11,12 +11,6 @@ from .suites import SHORT
 
 
 @pytest.fixture
-def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the variable of an outer worker, since pytest-benchmark turns itself off in workers."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-
-
-@pytest.fixture
 def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load only xdist and this package in inner runs: every worker spends a second on the others."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

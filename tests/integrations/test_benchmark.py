@@ -31,7 +31,7 @@ class TestMeasured:
         }
         assert set(records) == set(saved) == {"test_call", "test_pedantic"}
         for name, record in records.items():
-            true_j = WATTS * saved[name]["stats"]["mean"]
+            true_j = WATTS * seconds(record)
             found = energy(record)
             assert record["status"] == "measured"
             assert record["devices"] == ["cpu"]
@@ -43,7 +43,10 @@ class TestMeasured:
             assert extra["energy_kind"] == "measured"
             assert extra["energy_meters"] == "ten-watts"
             assert "duration_s" not in extra, "seconds are in stats"
-            assert seconds(record) == pytest.approx(saved[name]["stats"]["mean"], rel=1e-6)
+            stats = saved[name]["stats"]
+            assert stats["min"] <= seconds(record) <= stats["max"]
+        pedantic = saved["test_pedantic"]["stats"]["median"]
+        assert seconds(records["test_pedantic"]) == pytest.approx(pedantic, rel=1e-6)
         assert [round_["iterations"] for round_ in records["test_pedantic"]["rounds"]] == [1] * 4
         assert result.stdout.str().count("ten-watts") == 2
 
@@ -58,7 +61,8 @@ class TestMeasured:
         iterations = sum(round_["iterations"] for round_ in record["rounds"])
         assert iterations == saved["stats"]["rounds"] * saved["stats"]["iterations"]
         found = energy(record)
-        true_j = WATTS * saved["stats"]["mean"]
+        true_j = WATTS * seconds(record)
+        assert saved["stats"]["min"] <= seconds(record) <= saved["stats"]["max"]
         assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 0.01 * true_j
         (flag,) = [flag for flag in record["flags"] if flag["name"] == "joined-rounds"]
         assert flag["detail"].startswith(f"{saved['stats']['rounds']} rounds of ")
@@ -102,11 +106,8 @@ class TestMeasured:
         (saved,) = dumped(pytester)
         assert saved["extra_info"]["energy_kind"] == "estimated"
         assert record["flags"][0]["name"] == "estimated"
-        # Bounds: one busy core with the rest idle, and all cores busy.
-        (meter,) = record["meters"]
-        cpus = int(meter["accuracy"].rpartition("(")[2].rstrip(")"))
-        low_w, high_w = 0.74 * cpus + 2.76 * 0.8, 3.5 * cpus * 1.05
-        assert low_w <= record["metrics"]["mean_power_w"]["value"] <= high_w
+        # One busy core at most, and less where others hold it.
+        assert 0 < record["metrics"]["mean_power_w"]["value"] <= 3.5 * 1.1
 
     @pytest.mark.parametrize(
         ("suite", "conftest"),

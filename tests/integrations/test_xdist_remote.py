@@ -179,7 +179,7 @@ class TestOtherHosts:
             (flag,) = [flag for flag in record["flags"] if flag["name"] == "elsewhere"]
             assert flag["detail"].startswith("measured on far-away with Python ")
             assert f"started on {whereabouts()[0]} with" in flag["detail"]
-        result.stdout.fnmatch_lines(["energy: 2 tests were measured on far-away with Python *"])
+        result.stdout.fnmatch_lines(["2 tests were measured on far-away with Python *"])
 
     @pytest.mark.slow
     def test_report_names_two_hosts_with_the_same_hardware(
@@ -208,7 +208,7 @@ class TestOtherHosts:
         result.assert_outcomes(passed=4)
         report = read_report()
         assert report["environment"] is None
-        result.stdout.fnmatch_lines(["energy: tests ran on different hardware (cores: *"])
+        result.stdout.fnmatch_lines(["tests ran on different hardware (cores: *"])
 
     def test_worker_on_another_host_compares_with_the_baseline(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
@@ -246,7 +246,7 @@ class TestOtherHosts:
         report = read_report()
         assert sorted(states(report).values()) == ["crashed", "measured"]
         assert report["environment"]["host"]["name"] == "far-away"
-        result.stdout.no_fnmatch_line("energy: tests ran on different hardware*")
+        result.stdout.no_fnmatch_line("*tests ran on different hardware*")
 
     @pytest.mark.slow
     def test_workers_behind_a_proxy_name_their_host(
@@ -321,11 +321,11 @@ class TestOtherPythons:
         assert all(f" in {Path(other).parents[1]};" in detail for detail in details.values())
 
 
-@pytest.mark.clock
+@pytest.mark.usefixtures("no_xdist")
 class TestOtherVersions:
     """Controller and workers with different versions of this package."""
 
-    def test_one_line_names_both_versions(self, quick: pytest.Pytester) -> None:
+    def test_a_version_mismatch_is_one_line_that_names_both_versions(self, quick: pytest.Pytester) -> None:
         with (quick.path / "conftest.py").open("a") as conftest:
             conftest.write(OTHER_VERSION)
         quick.makepyfile(SUITE)
@@ -344,7 +344,7 @@ class TestOtherVersions:
         quick.runpytest_subprocess("--energy-report", "-n1").assert_outcomes(passed=1)
 
 
-def test_flag_only_for_workers_elsewhere() -> None:
+def test_only_workers_elsewhere_have_the_flag() -> None:
     assert WorkerInput(home=whereabouts()).elsewhere is None
     assert WorkerInput().flags == []
     host, *others = whereabouts()

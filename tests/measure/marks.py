@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS
 
@@ -39,7 +39,7 @@ def measured_round(
     after: Mapping[str, Condition] | None = None,
 ) -> MeasuredRound:
     """Return a round of one rank; its quiet gaps last 250 ms or reach to the two moments of ``gaps``."""
-    timeline = RoundTimeline(ranks=(rank_of(*iterations),))
+    timeline = Timeline(ranks=(rank_of(*iterations),))
     gap_start_ns, gap_end_ns = gaps or (timeline.start_ns - GAP_NS, timeline.end_ns + GAP_NS)
     return MeasuredRound(
         timeline,

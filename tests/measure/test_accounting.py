@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llenergy.measure.accounting import account_round, inter_token_latency_s, time_to_first_token_s
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, measured_round, rank_of
@@ -47,7 +47,7 @@ def test_phase_energies_add_up_to_that_of_the_round() -> None:
 def test_prefill_lasts_until_the_first_token_of_the_last_rank() -> None:
     firsts = enumerate((BORDER, BORDER - 100 * MS))
     ranks = tuple(rank_of(iteration(START + i * MS, END - i * MS, first), rank=i) for i, first in firsts)
-    timeline = RoundTimeline(ranks=ranks)
+    timeline = Timeline(ranks=ranks)
     assert (timeline.start_ns, timeline.borders_ns, timeline.end_ns) == (START, ((START, BORDER),), END)
 
 
@@ -58,8 +58,8 @@ def test_ranks_whose_iterations_overlap_have_no_phases() -> None:
     fast = rank_of(
         iteration(START, START + 100 * MS, START + 50 * MS), iteration(START + 100 * MS, END, END - MS)
     )
-    assert RoundTimeline(ranks=(slow, fast)).borders_ns == ()
-    assert len(RoundTimeline(ranks=(slow, slow)).borders_ns) == 2
+    assert Timeline(ranks=(slow, fast)).borders_ns == ()
+    assert len(Timeline(ranks=(slow, slow)).borders_ns) == 2
 
 
 def test_the_phases_of_several_iterations_are_summed() -> None:
@@ -150,7 +150,7 @@ def test_one_domain_without_energy_leaves_the_sum_without_energy() -> None:
     good, bad = constant("cpu:package-0", 30.0), Series("rapl", domain("dram:package-0"))
     for moment in range(9 * S, 12 * S, MS):
         if moment == START + 500 * MS:
-            bad.fail(moment, "rapl: dram:package-0 cannot be read")
+            bad.begin_outage(moment, "rapl: dram:package-0 cannot be read")
         else:
             bad.add(moment, moment, 12 * moment / 1e9)
     result = account_round(measured_round(ROUND), [good, bad])
@@ -195,8 +195,8 @@ def request(output_tokens: int, first_ms: int | None, last_ms: int | None) -> Re
     )
 
 
-def round_of(*ranks: tuple[int, list[RequestTimeline]]) -> RoundTimeline:
-    return RoundTimeline(
+def round_of(*ranks: tuple[int, list[RequestTimeline]]) -> Timeline:
+    return Timeline(
         ranks=tuple(
             RankTimeline(
                 rank=i,
@@ -208,7 +208,7 @@ def round_of(*ranks: tuple[int, list[RequestTimeline]]) -> RoundTimeline:
     )
 
 
-def test_latencies_of_unequal_requests_on_two_ranks() -> None:
+def test_latencies_are_means_over_the_requests_of_all_ranks() -> None:
     timeline = round_of(
         (1000, [request(16, 1100, 1850), request(1, 1100, 1100)]),
         (1040, [request(3, 1340, 1440)]),

@@ -10,11 +10,13 @@ from itertools import count
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.metrics import phases_cover_tick
+from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.select import Selection
+
+from .plans import round_plan
 
 pytestmark = pytest.mark.clock
 
@@ -49,7 +51,7 @@ class Latched:
 
 
 def run(seconds: float, **plan: float) -> Experiment:
-    chosen = RoundPlan(**{"rounds": 4, "gap_s": 0.1, "budget_s": 4.0, **plan})  # type: ignore[arg-type]
+    chosen = round_plan(**plan)
     workload = CallWorkload(lambda: time.sleep(seconds))
     return measure(workload, chosen, Selection((Latched(),), ()), Lease(devices=("cpu",)))
 
@@ -99,7 +101,7 @@ class InStep(CallWorkload):
 
 def test_rounds_do_not_start_in_phase_with_the_counter() -> None:
     workload = InStep(lambda: time.sleep(0.1))
-    plan = RoundPlan(rounds=9, warmup=0, gap_s=0.1, budget_s=1.0)
+    plan = round_plan(rounds=9, warmup=0, gap_s=0.1, budget_s=1.0)
     result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
     assert len(workload.starts) == len(result.rounds) == 9
     # test_rounds tests the evenness on a simulated clock. Eight random starts would lie within
@@ -113,22 +115,22 @@ def test_a_target_that_is_met_ends_the_rounds() -> None:
     assert len(result.rounds) == 4
     assert result.procedure.reached is not None
     assert result.procedure.reached <= 0.2
-    assert "inconclusive" not in {flag.name for flag in result.flags}
+    assert "target-missed" not in {flag.name for flag in result.flags}
 
 
 def test_an_unreachable_target_ends_with_the_budget_and_an_inconclusive_flag() -> None:
     lengths = count(1)
     workload = CallWorkload(lambda: time.sleep(0.05 * (1 + next(lengths) % 3)))
-    plan = RoundPlan(rounds=2, warmup=0, gap_s=0.05, target=0.0001, budget_s=4.0)
+    plan = round_plan(rounds=2, warmup=0, gap_s=0.05, target=0.0001, budget_s=4.0)
     result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
     assert len(result.rounds) > 2
     assert result.procedure.measuring_s >= 4.0
-    (flag,) = (flag for flag in result.flags if flag.name == "inconclusive")
+    (flag,) = (flag for flag in result.flags if flag.name == "target-missed")
     assert flag.severity == "warning"
     assert flag.detail == (
         f"standard uncertainty {result.procedure.reached:.1%} after {len(result.rounds)} rounds and "
-        f"{result.procedure.measuring_s:.0f} s; the target is 0.0% (--energy-target), the budget 4 s "
-        "(--energy-budget)"
+        f"{result.procedure.measuring_s:.0f} s; the target is 0.0% (--energy-target or the mark "
+        "energy_options), the budget 4 s (--energy-budget or the mark)"
     )
 
 
@@ -137,3 +139,56 @@ def test_a_single_round_ignores_the_target() -> None:
     assert len(result.rounds) == 1
     assert result.procedure.reached is None
     assert result.flags == []
+
+
+class Resting:
+    """An estimate of 10 W for the CPU time of this process, which rests while nothing is computed."""
+
+    name = "resting"
+    poll_period_s = 0.05
+    domains = (
+        Domain(
+            name="cpu:processes",
+            kind="estimated",
+            source="test",
+            scope="this process",
+            resolution_j=1e-6,
+            accuracy="exact",
+            limits=within(0.0),
+            rests=True,
+            max_age_s=1e-4,
+        ),
+    )
+
+    def read(self) -> list[float | str]:
+        return [10 * time.process_time()]
+
+    def close(self) -> None:
+        """Do nothing: the meter holds no resources."""
+
+
+def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
+    used_s = []
+
+    def compute() -> None:
+        start_s = time.process_time()
+        while time.process_time() - start_s < 0.001:
+            pass
+        used_s.append(time.process_time() - start_s)
+
+    plan = round_plan(rounds=6, target=1e-6, budget_s=60.0)
+    result = measure(CallWorkload(compute), plan, Selection((Resting(),), ()), Lease(devices=("cpu",)))
+    procedure = result.procedure
+    assert (procedure.gap_s, procedure.budget_s, procedure.target) == (0.001, 2.0, 0.05)
+    assert len(result.rounds) >= 6
+    # No round was added once the budget was spent.
+    assert len(result.rounds) == 6 or sum(round_.duration_s for round_ in result.rounds[:-1]) < 2.0
+    for round_ in result.rounds:
+        assert round_.iterations == procedure.iterations >= 20
+        assert round_.idle_power_w == 0.0
+        assert round_.energy_j is not None
+        assert round_.energy_u_j is not None
+        assert round_.energy_u_j < 0.05 * round_.energy_j
+    # Most CPU time of a round is that of the calls.
+    per_call_j = result.metrics["energy_j"].value
+    assert per_call_j == pytest.approx(10 * sum(used_s) / len(used_s), rel=0.1)

@@ -16,7 +16,7 @@ from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters import Measuring, Window
 from pytest_llenergy.meters.base import Targets
@@ -26,6 +26,7 @@ from pytest_llenergy.model.record import Round
 
 from ..meters.waves import MS
 from ..nvml_sim import Board, MigInstance, World
+from .plans import round_plan
 
 pytestmark = pytest.mark.clock
 
@@ -45,7 +46,7 @@ def run(
 ) -> Experiment:
     lease = select_devices(GpuRequest(1), environment={})
     selection = open_meters((), MeterRegistry(), targets or Targets(lease.uuids))
-    plan = RoundPlan(rounds=rounds, warmup=0, gap_s=gap_s, budget_s=0.1)
+    plan = round_plan(rounds=rounds, warmup=0, gap_s=gap_s, budget_s=0.1)
     return measure(CallWorkload(function), plan, selection, lease)
 
 
@@ -187,7 +188,7 @@ def test_unreadable_rapl_leaves_its_remedy_in_the_record(tmp_path: Path) -> None
     selection = Selection((), (unreadable,))
     result = measure(
         CallWorkload(lambda: time.sleep(0.01)),
-        RoundPlan(rounds=1, warmup=0),
+        round_plan(rounds=1, warmup=0),
         selection,
         Lease(devices=("cpu",)),
     )
@@ -196,7 +197,7 @@ def test_unreadable_rapl_leaves_its_remedy_in_the_record(tmp_path: Path) -> None
     ]
 
 
-def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms(tmp_path: Path) -> None:
+def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path: Path) -> None:
     """The counter advances at 10 W and wraps after 0.1 s, while windows of 5 ms follow one another."""
     zone = tmp_path / "intel-rapl:0"
     zone.mkdir()
@@ -234,8 +235,10 @@ def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms(tmp_path: Path) -> No
                 for each in windows
                 if each.start_s * 1e9 <= wrapped_at_ns[0] <= (each.start_s + each.duration_s) * 1e9
             ]
-            for window in [*windows[:3], *around]:
-                assert window.energy_j is None or 0 <= window.energy_j < 1, window.record
+            joules = [window.record.energy_j for window in [*windows[:3], *around]]
+            # A window in which the counter was not read has no joules, but not all are so short.
+            assert any(each is not None for each in joules)
+            assert all(each is None or 0 <= each < 1 for each in joules), joules
         assert energy.total.energy_j == pytest.approx(10 * energy.total.duration_s, rel=0.1)
     finally:
         stop.set()

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from random import Random
-from statistics import fmean
+from statistics import NormalDist, fmean, median
 
 import msgspec
 import pytest
 
-from pytest_llenergy.measure import metrics
+from pytest_llenergy.measure import round_statistics
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, flops_metrics
 from pytest_llenergy.meters.uncertainty import student_factor
 from pytest_llenergy.model.record import Flag, Metric, Phase, Round, Terms, Tokens
@@ -42,15 +42,15 @@ def round_of(energy_j: float | None, u_j: float = 0.0, own_j: float = 0.0, durat
 
 ROUNDS = [round_of(10.0, 0.3, 1.0), round_of(12.0, 0.4, 1.2), round_of(14.0, 0.5, 1.4)]
 
-#: s/√n, and Student's t for two degrees of freedom.
-SCATTER = 2 / math.sqrt(3) * 1.32
+#: Least and largest of three values enclose the median with a probability of 3/4.
+SCATTER = (14 - 10) / 2 / NormalDist().inv_cdf(1 - 1 / 8)
 
 
 def figure(metric: Metric) -> tuple[float | None, float | None, float | None]:
     return metric.value, metric.uncertainty, metric.uncertainty_absolute
 
 
-def test_the_mean_has_a_relative_and_an_absolute_uncertainty() -> None:
+def test_the_median_has_a_relative_and_an_absolute_uncertainty() -> None:
     metric = compute_metrics(ROUNDS, None)["energy_j"]
     # The meter's uncertainty, 0.4 J over √3, is already part of the scatter.
     assert figure(metric) == pytest.approx((12, SCATTER, math.hypot(SCATTER, 1.2)))
@@ -61,7 +61,7 @@ def test_the_mean_has_a_relative_and_an_absolute_uncertainty() -> None:
 def test_the_uncertainty_is_never_below_that_of_the_meter() -> None:
     metric = compute_metrics([round_of(10.0, 0.3)] * 4, None)["energy_j"]
     assert metric.spread == 0
-    assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4))
+    assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4) * math.sqrt(math.pi / 2))
 
 
 def test_metrics_apply_to_one_iteration() -> None:
@@ -102,9 +102,9 @@ def test_rounds_in_one_part_of_a_tick_keep_the_full_uncertainty_of_the_sensor() 
     assert metric.uncertainty == pytest.approx(8.0, rel=0.01)
 
 
-def test_a_mean_below_zero_is_not_resolvable() -> None:
+def test_a_median_below_zero_is_not_resolvable() -> None:
     metric = compute_metrics([round_of(-0.2, 0.3), round_of(0.1, 0.3)], None)["energy_j"]
-    assert (metric.value, metric.reason) == (None, "not resolvable: 2 rounds give -0.05 J on average")
+    assert (metric.value, metric.reason) == (None, "not resolvable: the median of 2 rounds is -0.05 J")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,8 @@ def test_metrics_of_time_have_only_scatter() -> None:
     metrics = compute_metrics([round_of(10, 1, 1, duration_s=2.0), round_of(10, 1, 1, duration_s=4.0)], 4096)
     # Two values have one degree of freedom.
     assert figure(metrics["duration_s"]) == pytest.approx((3, 1.84, 1.84))
-    assert figure(metrics["output_tokens_per_s"]) == pytest.approx((1.5, 0.92, 0.92))
+    # Four tokens in the median time of 3 s, not the mean of 2 and 1 token/s.
+    assert figure(metrics["output_tokens_per_s"]) == pytest.approx((4 / 3, 0.92, 0.92))
     assert figure(metrics["time_to_first_token_s"]) == (0.25, 0, 0)
     assert figure(metrics["inter_token_latency_s"]) == (0.5, 0, 0)
     assert (metrics["peak_memory_bytes"].value, metrics["peak_memory_bytes"].unit) == (4096, "B")
@@ -154,8 +155,8 @@ def test_a_single_round_has_no_uncertainty() -> None:
     assert metrics["duration_s"].reason == "one round shows no scatter: uncertainty unknown"
 
 
-def test_a_phase_resolved_in_only_some_rounds_has_no_mean() -> None:
-    """Only the longest phases would be resolved, which would bias the mean."""
+def test_a_phase_resolved_in_only_some_rounds_has_no_value() -> None:
+    """Only the longest phases would be resolved, which would bias the value."""
     unresolved = msgspec.structs.replace(
         ROUNDS[0],
         phases=[
@@ -259,8 +260,8 @@ def test_zero_operations_give_a_reason_instead_of_a_division() -> None:
 
 
 def test_the_uncertainty_of_few_values_uses_students_t() -> None:
-    assert metrics.uncertainty_of_mean([1.0, 3.0]) == pytest.approx(1.84)
-    assert metrics.uncertainty_of_mean([1.0, 2.0, 3.0]) == pytest.approx(1.32 / math.sqrt(3))
+    assert round_statistics.uncertainty_of_mean([1.0, 3.0]) == pytest.approx(1.84)
+    assert round_statistics.uncertainty_of_mean([1.0, 2.0, 3.0]) == pytest.approx(1.32 / math.sqrt(3))
     assert student_factor(30) == pytest.approx(1.0167, abs=1e-3)
 
 
@@ -270,8 +271,64 @@ def test_one_standard_uncertainty_covers_the_mean_in_68_of_100_cases(n: int) -> 
     inside = []
     for _ in range(4000):
         values = [rng.gauss(10, 1) for _ in range(n)]
-        inside.append(abs(fmean(values) - 10) <= metrics.uncertainty_of_mean(values))
+        inside.append(abs(fmean(values) - 10) <= round_statistics.uncertainty_of_mean(values))
     assert fmean(inside) == pytest.approx(0.683, abs=0.03)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 8, 12, 20])
+def test_one_standard_uncertainty_covers_the_median_in_68_of_100_cases(n: int) -> None:
+    rng = Random(n)
+    inside = []
+    for _ in range(4000):
+        values = [rng.gauss(10, 1) for _ in range(n)]
+        inside.append(abs(median(values) - 10) <= round_statistics.uncertainty_of_median(values))
+    assert fmean(inside) == pytest.approx(0.683, abs=0.05)
+
+
+def test_the_median_of_two_values_has_the_uncertainty_of_their_mean() -> None:
+    assert round_statistics.uncertainty_of_median([1.0, 3.0]) == round_statistics.uncertainty_of_mean(
+        [1.0, 3.0]
+    )
+
+
+def test_one_outlier_in_six_rounds_moves_neither_the_value_nor_its_uncertainty() -> None:
+    usual = [10.0, 10.1, 10.2, 10.3, 10.4]
+    both = [
+        compute_metrics([round_of(each) for each in [*usual, last]], None)["energy_j"]
+        for last in (10.5, 900.0)
+    ]
+    assert both[0] == both[1]
+
+
+def test_a_rate_is_the_count_over_the_time_of_the_middle_rounds() -> None:
+    assert round_statistics.middle_rate([1.0, 2.0, 50.0]) == 2.0
+    assert round_statistics.middle_rate([1.0, 2.0, 4.0, 50.0]) == pytest.approx(1 / fmean([1 / 2, 1 / 4]))
+
+
+def test_a_weighted_median_has_half_of_the_weight_on_either_side() -> None:
+    assert round_statistics.weighted_median([3.0, 1.0, 2.0], [1, 1, 1]) == 2.0
+    assert round_statistics.weighted_median([1.0, 2.0], [1, 1]) == 1.5
+    assert round_statistics.weighted_median([1.0, 2.0, 3.0], [1, 1, 9]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([0.28, 0.28, 11.1, 0.29, 0.27, 5.1], [2, 5]),
+        # Far from the others by their scatter, but not by a factor that matters.
+        ([1.0, 1.0, 1.0, 1.0, 1.1], []),
+        # A wide scatter.
+        ([1.0, 2.0, 3.0, 4.0, 5.0], []),
+        ([1.0, 1.0, 9.0], []),
+        ([10.0, 10.0, 10.0, 2.0], [3]),
+        ([], []),
+        ([0.0, 0.0, 0.0, 0.0], []),
+    ],
+)
+def test_outlying_values_are_far_by_their_score_and_by_a_factor(
+    values: list[float], found: list[int]
+) -> None:
+    assert round_statistics.outlying(values) == found
 
 
 @pytest.mark.parametrize("n", [8, 16, 32])
@@ -289,7 +346,7 @@ def test_dithering_beats_random_phases_and_its_uncertainty_is_correct(n: int) ->
         phases = [(index + rng.random()) / n for index in range(n)]
         values = [sampled(phase) for phase in phases]
         errors.append(abs(fmean(values) - 20))
-        claims.append(metrics.uncertainty_of_dithered_mean(values, phases))
+        claims.append(round_statistics.uncertainty_of_dithered_mean(values, phases))
     assert fmean(error <= 2 * claim for error, claim in zip(errors, claims, strict=True)) >= 0.95
     by_chance = math.sqrt(fmean((sampled(rng.random()) - 20) ** 2 for _ in range(2000)) / n)
     assert math.sqrt(fmean(error**2 for error in errors)) < by_chance / 2
@@ -299,7 +356,7 @@ def test_dithered_values_without_a_trend_have_the_usual_uncertainty() -> None:
     rng = Random(1)
     phases = [index / 16 for index in range(16)]
     drawn = [[rng.gauss(10, 1) for _ in phases] for _ in range(500)]
-    claimed = fmean(metrics.uncertainty_of_dithered_mean(values, phases) for values in drawn)
+    claimed = fmean(round_statistics.uncertainty_of_dithered_mean(values, phases) for values in drawn)
     assert claimed == pytest.approx(1 / math.sqrt(16), rel=0.1)
 
 
@@ -314,19 +371,19 @@ def test_dithered_values_without_a_trend_have_the_usual_uncertainty() -> None:
     ],
 )
 def test_phases_with_a_hole_do_not_cover_a_tick(phases: list[float | None], covers: bool) -> None:
-    assert metrics.phases_cover_tick(phases, 0.35) is covers
+    assert round_statistics.phases_cover_tick(phases, 0.35) is covers
 
 
 def test_drift_is_the_change_along_the_fitted_line() -> None:
-    found = metrics.linear_drift([10.0, 10.2, 10.4, 10.6, 10.8])
+    found = round_statistics.linear_drift([10.0, 10.2, 10.4, 10.6, 10.8])
     assert found is not None
     assert found[0] == pytest.approx(0.8 / 10.4)
     assert found[1] > 1000
-    assert metrics.linear_drift([1.0, 2.0, 3.0]) is None
-    assert metrics.linear_drift([5.0] * 5) == (0.0, 0.0)
+    assert round_statistics.linear_drift([1.0, 2.0, 3.0]) is None
+    assert round_statistics.linear_drift([5.0] * 5) == (0.0, 0.0)
 
 
 def test_random_scatter_is_rarely_called_drift() -> None:
     rng = Random(3)
-    found = [metrics.linear_drift([rng.gauss(10, 1) for _ in range(6)]) for _ in range(2000)]
+    found = [round_statistics.linear_drift([rng.gauss(10, 1) for _ in range(6)]) for _ in range(2000)]
     assert fmean(abs(each[1]) >= 4 for each in found if each) < 0.03

@@ -17,11 +17,12 @@ from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import MS
 from ..nvml_sim import Board, World
 from .marks import iteration, rank_of
+from .plans import round_plan
 
 pytestmark = pytest.mark.clock
 
@@ -51,8 +52,8 @@ class Surges:
         self.truths.append((joules(0, start_ns, end_ns), joules(0, start_ns, border_ns)))
         self._rank = rank_of(iteration(start_ns, end_ns, border_ns))
 
-    def timeline(self) -> RoundTimeline:
-        return RoundTimeline(ranks=(self._rank,))
+    def timeline(self) -> Timeline:
+        return Timeline(ranks=(self._rank,))
 
 
 def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:
@@ -72,7 +73,7 @@ def test_the_energy_of_rounds_agrees_with_the_truth(
     nvml_attach(world)
     # Phases are long enough that ticks missed by a late reader do not matter.
     workload = Surges(world, seconds=0.25 + 6 * latch_ms / 1e3)
-    result = measure_on(workload, RoundPlan(rounds=2, warmup=0, gap_s=0.4))
+    result = measure_on(workload, round_plan(rounds=2, warmup=0, gap_s=0.4, budget_s=20.0))
     assert [meter.name for meter in result.meters] == ["nvml"]
     assert result.meters[0].update_period_s == pytest.approx(latch_ms / 1e3, rel=0.2)
     assert len(result.rounds) == len(workload.truths) == 2
@@ -116,7 +117,7 @@ def test_dithered_rounds_find_the_energy_that_a_part_time_sensor_misses(
     world = world_of(tmp_path, board)
     nvml_attach(world)
     workload = Bursts(world)
-    result = measure_on(workload, RoundPlan(rounds=16, warmup=0, gap_s=0.1, budget_s=0.1))
+    result = measure_on(workload, round_plan(rounds=16, warmup=0, gap_s=0.1, budget_s=0.1))
     assert result.meters[0].coverage == pytest.approx(0.25, rel=0.05)
     errors = [
         abs((round_.energy_j or 0.0) - true_j) / true_j

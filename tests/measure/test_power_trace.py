@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.power_trace import MOST_SPANS, MOST_STEPS, median_round_index, power_trace
+from pytest_llenergy.measure.power_trace import MAX_SPANS, MAX_STEPS, median_round_index, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainPower, PowerTrace
@@ -104,9 +104,9 @@ def test_many_ticks_are_merged_and_many_phases_are_left_out() -> None:
     many = [iteration(start, start + 10 * MS, start + MS) for start in range(START, END, 10 * MS)]
     found = trace_of(measured_round(*many), series)
     course = found.by_domain["gpu:GPU-a"]
-    assert MOST_STEPS / 2 < len(course.power_w) <= MOST_STEPS
+    assert MAX_STEPS / 2 < len(course.power_w) <= MAX_STEPS
     assert energy_of(course, 0.0, 1.0) == pytest.approx(WAVE.joules(START, END), rel=1e-3)
-    assert 2 * len(many) > MOST_SPANS
+    assert 2 * len(many) > MAX_SPANS
     assert found.spans == []
 
 

@@ -20,7 +20,7 @@ from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances
 from pytest_llenergy.model.record import Flag, Round
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import MS, domain
 from .marks import iteration, measured_round
@@ -161,7 +161,7 @@ class TestTheBoard:
         observed = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
         plain = measured_round(WORK, before=observed, after=observed)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
-        round_ = replace(plain, timeline=RoundTimeline(ranks=(rank,)))
+        round_ = replace(plain, timeline=Timeline(ranks=(rank,)))
         assert [flag.name for flag in account_round(round_, [ticking()]).flags] == names
 
     def test_unlisted_processes_are_flagged_as_unknown(self) -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.remaining_time import Forecast, Step
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.progress import describe_step, format_duration
 
 from ..compare.runs import round_of
+from .plans import round_plan
 from .test_experiment import Latched
 
 #: Delay of a slow terminal (seconds).
@@ -37,24 +38,33 @@ class Listener:
 
 
 def measure_with_listener(**plan: float | None) -> tuple[Experiment, Listener]:
-    chosen = RoundPlan(**{"rounds": 4, "gap_s": 0.1, "budget_s": 1.0, **plan})  # type: ignore[arg-type]
+    chosen = round_plan(**{"budget_s": 1.0, **plan})
     listener, workload = Listener(), CallWorkload(lambda: time.sleep(0.1))
     meters = Selection((Latched(),), ())
     return measure(workload, chosen, meters, Lease(devices=("cpu",)), listener), listener
 
 
-def test_no_step_is_announced_during_a_round_or_its_quiet_gaps() -> None:
-    result, listener = measure_with_listener(warmup=2)
+Measurement = tuple[Experiment, Listener]
+
+
+@pytest.fixture(scope="module")
+def of_four_rounds() -> Measurement:
+    """A measurement with two warm-up iterations and four rounds."""
+    return measure_with_listener(warmup=2, target=0.9)
+
+
+def test_no_step_is_announced_during_a_round_or_its_quiet_gaps(of_four_rounds: Measurement) -> None:
+    result, listener = of_four_rounds
     gap_s = result.procedure.gap_s
     quiet = [(round_.start_s - gap_s, round_.start_s + round_.duration_s + gap_s) for round_ in result.rounds]
-    assert len(quiet) >= 4
+    assert len(quiet) == 4
     assert len(listener.spans) == len(quiet) + 2
     for began_s, ended_s in listener.spans:
         assert not [each for each in quiet if began_s < each[1] and ended_s > each[0]]
 
 
-def test_each_step_is_announced_once_and_in_order() -> None:
-    result, listener = measure_with_listener(warmup=2)
+def test_each_step_is_announced_once_and_in_order(of_four_rounds: Measurement) -> None:
+    result, listener = of_four_rounds
     steps = [(step.stage, step.number, step.of) for step in listener.steps]
     rounds = [("round", number, 4) for number in range(1, len(result.rounds) + 1)]
     assert steps == [("warm-up", 1, 2), ("warm-up", 2, 2), *rounds]
@@ -72,11 +82,11 @@ def test_an_automatic_warm_up_has_no_total_number_of_steps() -> None:
     assert [step.number for step in blocks] == list(range(1, len(blocks) + 1))
 
 
-def test_the_remaining_time_follows_from_the_rounds_so_far() -> None:
-    result, listener = measure_with_listener(warmup=1, target=0.9)
-    rounds = listener.steps[1:]
+def test_the_remaining_time_follows_from_the_rounds_so_far(of_four_rounds: Measurement) -> None:
+    result, listener = of_four_rounds
+    rounds = listener.steps[2:]
     assert len(rounds) == 4
-    begun_s, *each_s = (began_s for began_s, _ in listener.spans[1:])
+    begun_s, *each_s = (began_s for began_s, _ in listener.spans[2:])
     for done, (step, now_s) in enumerate(zip(rounds[1:], each_s, strict=True), 1):
         # Compare with the time used so far: that of the next rounds is unpredictable on a busy machine.
         assert step.left_s == pytest.approx((4 - done) * (now_s - begun_s) / done, abs=0.1)

@@ -12,7 +12,7 @@ from pytest_llenergy.backends.tasks import phase_spans
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.model.record import Flag, Round
-from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at
 from .marks import iteration, measured_round
@@ -160,6 +160,6 @@ def test_flags_of_the_backend_become_flags_of_the_round() -> None:
     plain = measured_round(served())
     rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
     round_ = account_round(
-        replace(plain, timeline=RoundTimeline(ranks=(rank,))), [read_at(Sensor(WAVE, LATCH), READS)]
+        replace(plain, timeline=Timeline(ranks=(rank,))), [read_at(Sensor(WAVE, LATCH), READS)]
     )
     assert round_.flags == [flag]

@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.measure.warmup import (
     CRITERION,
     GIVEN,
-    MOST_BLOCKS,
+    MAX_BLOCKS,
     WarmUp,
     calibrate_iterations,
     required_round_s,
@@ -19,7 +19,7 @@ from pytest_llenergy.measure.warmup import (
 )
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, rank_of
@@ -40,8 +40,8 @@ class Timed:
         length_ns = round(next(self.durations_ms) * iterations * MS)
         self._rank = rank_of(iteration(EPOCH, EPOCH + length_ns, repeats=iterations))
 
-    def timeline(self) -> RoundTimeline:
-        return RoundTimeline(ranks=(self._rank,))
+    def timeline(self) -> Timeline:
+        return Timeline(ranks=(self._rank,))
 
 
 def run_warm_up(
@@ -61,8 +61,8 @@ def test_warm_up_ends_once_two_iterations_in_a_row_agree() -> None:
 
 def test_the_warm_up_of_work_that_never_settles_ends_at_the_cap() -> None:
     workload, found = run_warm_up([100.0 * 1.1**index for index in range(12)])
-    assert (found.iterations, found.settled) == (MOST_BLOCKS, False)
-    assert len(workload.done) == MOST_BLOCKS
+    assert (found.iterations, found.settled) == (MAX_BLOCKS, False)
+    assert len(workload.done) == MAX_BLOCKS
 
 
 def test_the_warm_up_of_long_work_ends_with_half_of_the_budget() -> None:

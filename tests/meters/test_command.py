@@ -152,12 +152,12 @@ def test_an_accuracy_stated_by_the_user_sets_the_limits() -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("import sys; sys.exit('no such device')", "ended with exit status 1: no such device"),
+        ("import sys; sys.exit('no such device')", "ended with exit code 1: no such device"),
         ("import os; os.abort()", "ended by SIGABRT"),
-        ("print('watts')", "printed 'watts', which is no number of watts"),
-        ("print('nan')", "printed 'nan', which is no number of watts"),
-        ("print(-1)", "printed '-1', which is no number of watts"),
-        ("print()", "printed '', which is no number of watts"),
+        ("print('watts')", "printed 'watts', which is not a number of watts"),
+        ("print('nan')", "printed 'nan', which is not a number of watts"),
+        ("print(-1)", "printed '-1', which is not a number of watts"),
+        ("print()", "printed '', which is not a number of watts"),
     ],
 )
 def test_a_program_that_fails_to_start_measuring_is_refused(text: str, end: str) -> None:
@@ -178,7 +178,7 @@ def test_a_program_that_prints_nothing_is_refused() -> None:
     ("argument", "message"),
     [
         ("", "command: no program; write --energy-meter='command:PROGRAM ARGS'"),
-        ("meter 'a", 'command: "meter \'a" is no command line (No closing quotation)'),
+        ("meter 'a", 'command: "meter \'a" is not a command line (No closing quotation)'),
         ("/no/such/meter", "command: meter cannot be started (No such file or directory)"),
     ],
 )
@@ -198,13 +198,15 @@ print("warning", "lost", sep="\\n", file=sys.stderr)
 sys.exit(3)
 """
     with meter(python_command(text)) as opened:
-        assert reason(opened) == f"command: {Path(sys.executable).name} ended with exit status 3: lost"
+        assert reason(opened) == f"command: {Path(sys.executable).name} ended with exit code 3: lost"
 
 
 def test_a_line_that_is_not_a_number_gives_a_lasting_reason() -> None:
     with meter(python_command(PAUSES.format("20", "ERR 7", "20"))) as opened:
         message = reason(opened)
-        assert message == f"command: {Path(sys.executable).name} printed 'ERR 7', which is no number of watts"
+        assert (
+            message == f"command: {Path(sys.executable).name} printed 'ERR 7', which is not a number of watts"
+        )
         time.sleep(0.5)
         assert opened.read() == [message]
 
@@ -246,7 +248,7 @@ def test_no_file_descriptor_is_left_open() -> None:
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with meter(python_command(STEADY)):
         pass
-    with pytest.raises(MeterError, match="no number of watts"):
+    with pytest.raises(MeterError, match="not a number of watts"):
         open_command(Targets(), "echo watts")
     with pytest.raises(MeterError, match="cannot be started"):
         open_command(Targets(), "/no/such/meter")

@@ -73,7 +73,7 @@ class TestQuietEdges:
         before = quiet(series, EPOCH, START)
         start = energy_at_start(series, START, before)
         assert start is not None
-        tick = series.before(START)
+        tick = series.tick_before(START)
         assert tick is not None
         head_s = (START - tick.time_ns) / 1e9
         reach = head_s / before.length_s

@@ -1,162 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU model: its arithmetic by hand, and its CPU time against psutil's."""
+"""The CPU model: joules of busy loops of known length, alone and beside neighbours."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 
-from pytest_llenergy.errors import MeterDoesNotApply
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.estimate import (
-    AVERAGE_W,
-    GROUPS,
-    HIGHEST_W,
-    LOWEST_W,
-    EstimateMeter,
-    modelled_energy_j,
-    open_estimate,
-    read_cpu_time,
-    read_root_cgroup_busy_s,
-)
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
+from pytest_llenergy.meters.base import READER_THREAD, Targets
+from pytest_llenergy.meters.estimate import AVERAGE_W, HIGHEST_W, LOWEST_W, EstimateMeter, open_estimate
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.window import measure
+from pytest_llenergy.meters.window_arithmetic import energy_between
+
+from .test_cpu_time import SPIN, START_S, neighbours, python, spin
 
 pytestmark = pytest.mark.clock
 
 
-@pytest.mark.parametrize(
-    ("watts", "cpus", "elapsed_s", "busy_s", "joules"),
-    [
-        (AVERAGE_W, 4, 10.0, 0.0, 29.6),
-        (AVERAGE_W, 4, 10.0, 40.0, 140.0),
-        (AVERAGE_W, 4, 10.0, 5.0, 43.4),
-        (LOWEST_W, 2, 1.0, 1.0, 2.14),
-        (HIGHEST_W, 2, 1.0, 1.0, 11.62),
-    ],
-)
-def test_the_model_interpolates_between_idle_and_busy_power(
-    watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float, joules: float
-) -> None:
-    assert modelled_energy_j(watts, cpus, elapsed_s, busy_s) == pytest.approx(joules)
+def joules(meter: EstimateMeter) -> float:
+    (energy_j,) = meter.read()
+    assert isinstance(energy_j, float)
+    return energy_j
 
 
-def test_the_domain_is_marked_as_an_estimate_of_host_processors() -> None:
+def test_the_domain_is_marked_as_an_estimate_of_the_tests_processes() -> None:
     meter = EstimateMeter()
     (domain,) = meter.domains
-    assert (domain.name, domain.kind, domain.scope) == ("cpu:host", "estimated", "host processors")
-    assert domain.info(meter.name).accuracy == (
-        f"0.45-3.04 W idle and 1.69-8.58 W busy per logical CPU ({psutil.cpu_count()})"
-    )
+    assert (domain.name, domain.kind, domain.scope) == ("cpu:processes", "estimated", "processes of the test")
+    assert domain.info(meter.name).accuracy == "1.69-8.58 W per busy logical CPU"
+    meter.close()
 
 
-def test_readings_are_at_most_one_kernel_tick_old() -> None:
-    (meter,) = open_estimate(Targets())
-    (domain,) = meter.domains
-    assert (domain.update_period_s, domain.max_age_s) == (0.01, 0.01)
+def test_the_limits_are_the_extreme_cpu_families_and_contain_the_estimate() -> None:
+    (domain,) = EstimateMeter().domains
+    low, high = domain.limits(AVERAGE_W * 4.0, 20.0)
+    assert (low, high) == pytest.approx((LOWEST_W * 4.0, HIGHEST_W * 4.0))
+    assert low < AVERAGE_W * 4.0 < high
 
 
-@pytest.mark.parametrize("busy_share", [0.0, 0.3, 1.0])
-def test_the_limits_are_the_extreme_cpu_families_and_contain_the_estimate(busy_share: float) -> None:
-    cpus = psutil.cpu_count() or 1
-    elapsed_s = 20.0
-    busy_s = busy_share * cpus * elapsed_s
-    point = modelled_energy_j(AVERAGE_W, cpus, elapsed_s, busy_s)
-    low, high = EstimateMeter().domains[0].limits(point, elapsed_s)
-    assert low < point < high
-    assert low == pytest.approx(modelled_energy_j(LOWEST_W, cpus, elapsed_s, busy_s))
-    assert high == pytest.approx(modelled_energy_j(HIGHEST_W, cpus, elapsed_s, busy_s))
+def test_busy_seconds_cost_the_power_of_a_busy_cpu_and_waiting_nothing() -> None:
+    meter = EstimateMeter()
+    before_j = joules(meter)
+    spin(0.5)
+    time.sleep(0.3)
+    assert joules(meter) - before_j == pytest.approx(AVERAGE_W * 0.5, rel=0.03)
 
 
-def host_busy_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.steal - times.guest - times.guest_nice)
-
-
-def spin(cpu_s: float) -> None:
-    end = time.process_time() + cpu_s
-    while time.process_time() < end:
-        pass
-
-
-Seconds = tuple[float, float]
-"""Elapsed time and busy CPU time of the host."""
-
-
-def joules(cpu_s: float, sleep_s: float) -> tuple[float, Seconds, Seconds]:
-    """Return the metered energy of some work and sleep, with lower and upper bounds of its seconds."""
+def test_reading_the_meter_costs_nothing_in_its_own_estimate() -> None:
     meter = EstimateMeter()
 
-    def seconds() -> Seconds:
-        return time.monotonic(), host_busy_s()
+    def read() -> None:
+        end_s = time.thread_time() + 0.3
+        while time.thread_time() < end_s:
+            meter.read()
 
-    outer = seconds()
-    (before,) = meter.read()
-    inner = seconds()
-    spin(cpu_s)
-    time.sleep(sleep_s)
-    inner_end = seconds()
-    (after,) = meter.read()
-    outer_end = seconds()
-    assert isinstance(before, float)
-    assert isinstance(after, float)
-    least, most = (
-        (end[0] - begin[0], end[1] - begin[1]) for begin, end in ((inner, inner_end), (outer, outer_end))
-    )
-    return after - before, least, most
+    read()
+    thread = threading.Thread(target=read, name=READER_THREAD)
+    thread.start()
+    thread.join()
+    # The loop around the readings counts in this thread; the other one does nothing but read.
+    assert joules(meter) < AVERAGE_W * 0.1
 
 
-@pytest.mark.parametrize(("cpu_s", "sleep_s"), [(0.8, 0.0), (0.0, 0.4)])
-def test_busy_seconds_cost_the_difference_between_busy_and_idle_power(cpu_s: float, sleep_s: float) -> None:
-    energy_j, least, most = joules(cpu_s, sleep_s)
-    cpus = psutil.cpu_count() or 1
-    # Both sides count ticks of 10 ms on every CPU.
-    slack_j = (3.5 - 0.74) * 0.05 * cpus
-    low_j, high_j = (cpus * 0.74 * elapsed_s + (3.5 - 0.74) * busy_s for elapsed_s, busy_s in (least, most))
-    assert low_j - slack_j <= energy_j <= high_j + slack_j
-    # The CPU time of this process is included, whatever other processes did.
-    assert energy_j - cpus * 0.74 * least[0] >= (3.5 - 0.74) * cpu_s - slack_j
+def test_neighbours_leave_the_estimate_of_a_window_as_it_is() -> None:
+    with measure(gpus=(), meters=["estimate"]) as energy, neighbours(2), energy.window("work") as window:
+        spin(0.5)
+    assert window.energy_j == pytest.approx(AVERAGE_W * 0.5, rel=0.05)
+    assert window.energy_u_j is not None
+    assert window.energy_u_j < 0.05 * AVERAGE_W * 0.5
+
+
+def test_a_short_window_that_is_read_at_its_edges_is_resolved() -> None:
+    meter = EstimateMeter()
+    series = Series(meter.name, meter.domains[0])
+    # Busy all the time; the window is from 100 to 130 ms.
+    for time_ms in (0.0, 50.0, 99.9, 130.1, 180.0):
+        series.add(round(time_ms * 1e6), round(time_ms * 1e6) + 50_000, AVERAGE_W * time_ms / 1e3)
+    energy = energy_between(series, 100_000_000, 130_000_000)
+    assert energy.energy_j == pytest.approx(AVERAGE_W * 0.03, rel=0.02)
+    assert energy.u_j is not None
+    assert energy.u_j < 0.02 * AVERAGE_W * 0.03
+
+
+def test_a_child_that_ends_counts_in_its_window() -> None:
+    with (
+        measure(gpus=(), meters=["estimate"]) as energy,
+        energy.window("work") as window,
+        python(SPIN.format(0.5)) as child,
+    ):
+        child.wait()
+    assert window.energy_j is not None
+    assert 0.49 <= window.energy_j / AVERAGE_W <= 0.5 + START_S
+
+
+def test_a_server_that_was_started_elsewhere_counts() -> None:
+    script = f"import sys, time\ntime.sleep(0.3)\n{SPIN.format(0.5)}time.sleep(60)"
+    command = f"{sys.executable} -c '{script}' >/dev/null 2>&1 & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", command]))
+    try:
+        (meter,) = open_estimate(Targets(processes=(pid,)))
+        deadline_s = time.monotonic() + 20
+        while joules(meter) < AVERAGE_W * 0.4:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_an_unknown_server_is_a_reason_and_no_estimate() -> None:
+    with pytest.raises(MeterError, match=r"^estimate: it needs the processes of the test: port 80"):
+        open_estimate(Targets(unknown_processes="port 80 belongs to a container"))
 
 
 def test_the_model_does_not_apply_to_gpus() -> None:
     with pytest.raises(MeterDoesNotApply, match=r"^estimate: models the CPU only"):
         open_estimate(Targets(("GPU-a",)))
-
-
-def group(root: Path, name: str, *, events: bool = False) -> Path:
-    path = root / name
-    path.mkdir()
-    stat = "usage_usec 9000001\nuser_usec 1500000\nsystem_usec 250001\n"
-    (path / "cpu.stat").write_text(stat)
-    if events:
-        (path / "cgroup.events").write_text("populated 1\n")
-    return path
-
-
-def test_the_root_cgroup_reports_busy_time_in_microseconds(tmp_path: Path) -> None:
-    assert read_cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
-
-
-def test_the_cgroup_of_a_container_is_not_taken_for_the_host(tmp_path: Path) -> None:
-    assert read_root_cgroup_busy_s([tmp_path / "none", group(tmp_path, "container", events=True)]) is None
-    assert read_cpu_time([]).busy_s == pytest.approx(host_busy_s(), abs=1)
-
-
-def test_the_root_cgroup_counts_the_same_time_as_the_host() -> None:
-    before_s, busy_s, after_s = host_busy_s(), read_root_cgroup_busy_s(GROUPS), host_busy_s()
-    if busy_s is None:
-        pytest.skip("the root cgroup is not visible")
-    # Each of the five CPU states is truncated to ticks of 10 ms.
-    assert before_s - 0.05 <= busy_s <= after_s + 0.05
-
-
-def test_cpu_time_includes_the_work_of_this_process() -> None:
-    before, own_s = read_cpu_time(), time.process_time()
-    while time.process_time() - own_s < 0.3:
-        pass
-    after = read_cpu_time()
-    # Ticks of 10 ms on every CPU.
-    assert after.busy_s - before.busy_s >= 0.3 - 0.02 * (os.cpu_count() or 1)
-    assert after.stolen_s >= before.stolen_s >= 0

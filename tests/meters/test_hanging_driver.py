@@ -27,7 +27,8 @@ import json, sys, time
 from pytest_llenergy.meters import measure
 
 def describe(window):
-    return {"energy_j": window.energy_j, "u_j": window.energy_u_j, "start_s": window.start_s,
+    found = window.record
+    return {"energy_j": found.energy_j, "u_j": found.energy_u_j, "start_s": window.start_s,
             "duration_s": window.duration_s, "reason": window.reason,
             "flags": [flag.name for flag in window.flags]}
 

@@ -133,7 +133,7 @@ def test_an_invalid_sensor_is_refused_and_its_file_closed(tmp_path: Path) -> Non
     path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input reads 'many', which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads 'many', which is not a power in µW from 0 to 100000000000"
     )
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
@@ -146,7 +146,8 @@ NO_POWER = ("-1", "-5000000", "100000000001", str(2**64 - 1), "9" * 40, "nan", "
 def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=content)
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, "
+        "which is not a power in µW from 0 to 100000000000"
     )
 
 
@@ -160,7 +161,8 @@ def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
     assert meter.read() == [0.0]
     (path / "power1_input").write_text(f"{content}\n")
     assert meter.read() == [
-        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, "
+        "which is not a power in µW from 0 to 100000000000"
     ]
     (path / "power1_input").write_text("20000000\n")
     (energy_j,) = meter.read()
@@ -173,7 +175,7 @@ def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
 def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
     assert refusal(tmp_path, "amd_energy") == (
-        f"hwmon: {path}/energy1_input reads {content!r}, which is no energy in µJ from 0 up"
+        f"hwmon: {path}/energy1_input reads {content!r}, which is not an energy in µJ from 0 up"
     )
 
 
@@ -182,7 +184,7 @@ def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
 def test_an_impossible_interval_is_refused(tmp_path: Path, file: str, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: content})
     assert refusal(tmp_path, "power_meter") == (
-        f"hwmon: {path}/{file} reads {content!r}, which is no interval in ms from 0 to 600000"
+        f"hwmon: {path}/{file} reads {content!r}, which is not an interval in ms from 0 to 600000"
     )
 
 
@@ -241,7 +243,7 @@ def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
     meter = opened(tmp_path, "amd_energy")
     (path / "energy1_input").write_text("")
-    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is no energy in µJ from 0 up"]
+    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is not an energy in µJ from 0 up"]
     meter.close()
 
 

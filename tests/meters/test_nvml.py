@@ -343,7 +343,7 @@ def test_mig_instances_of_a_board_share_one_flagged_meter(
     assert [[flag.name for flag in domain.flags] for domain in domains] == [["shared-board"], []]
     assert (domains[0].scope, domains[0].flags[0].severity) == ("board", "warning")
     assert domains[0].flags[0].detail == (
-        f"{world.board(1).uuid}: MIG instances have no counter of their own: "
+        f"{world.board(1).uuid}: MIG instances have no energy counter: "
         "the joules are those of the whole board"
     )
     assert all(joules(meter) > 0 for meter in meters)
@@ -416,7 +416,7 @@ def test_a_missing_nvml_library_is_named_with_its_remedy() -> None:
     message = try_to_open(bare)
     if message.startswith("library"):
         pytest.skip("this host has an NVIDIA driver")
-    assert message == "nvml: NVML Shared Library Not Found; install the NVIDIA driver"
+    assert message == "nvml: Shared Library Not Found; install the NVIDIA driver"
 
 
 def test_an_unloaded_driver_is_named_with_its_remedy(tmp_path: Path, nvml_library: Path) -> None:

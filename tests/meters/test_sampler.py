@@ -59,12 +59,12 @@ class TestWakeUps:
     def test_without_lock_handovers_hardly_a_tick_is_missed(self) -> None:
         series, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=False)
         assert len(moments) >= 300
-        assert len(series.between(BEGIN, BEGIN + 30 * S)) >= 290
+        assert len(series.ticks_between(BEGIN, BEGIN + 30 * S)) >= 290
 
     def test_ticks_after_an_edge_are_read_and_paid_for_later(self) -> None:
         series, moments = simulate_work([(BEGIN, BEGIN + 10 * S)], held=True)
         assert len([moment for moment in moments if moment < BEGIN + 450 * MS]) >= 3
-        assert len(series.between(BEGIN, BEGIN + 450 * MS)) >= 2
+        assert len(series.ticks_between(BEGIN, BEGIN + 450 * MS)) >= 2
         assert longest_gap_ns(moments) > 5 * TICK
 
     def test_counters_are_read_often_enough_to_notice_a_failure_within_a_second(self) -> None:
@@ -163,9 +163,9 @@ def test_read_now_skips_counters_that_move_in_ticks() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ([None], "counting: it read None, which is no number of joules"),
-        ([math.nan], "counting: it read nan, which is no number of joules"),
-        ([math.inf], "counting: it read inf, which is no number of joules"),
+        ([None], "counting: it read None, which is not a number of joules"),
+        ([math.nan], "counting: it read nan, which is not a number of joules"),
+        ([math.inf], "counting: it read inf, which is not a number of joules"),
         ([1.0, 2.0], "counting: it read 2 values for 1 domains"),
         ([], "counting: it read 0 values for 1 domains"),
     ],
@@ -218,7 +218,7 @@ def test_a_costly_meter_is_read_rarely_during_work_and_keeps_every_reading() -> 
             before = meter.readings
             time.sleep(1.5)
             at_work = meter.readings - before
-        with sampler.closely():
+        with sampler.reading_closely():
             before = meter.readings
             time.sleep(0.5)
             closely = meter.readings - before
@@ -237,7 +237,7 @@ def test_ticks_after_work_are_waited_for() -> None:
             time.sleep(1.5)
             end_ns = time.monotonic_ns()
         sampler.await_ticks(end_ns, 0.2, ticks=2)
-        assert sampler.series[0].settled(end_ns, 2)
+        assert sampler.series[0].has_ticked_after(end_ns, 2)
 
 
 def test_power_that_was_not_read_in_time_is_an_outage() -> None:
@@ -272,10 +272,10 @@ def test_nested_work_wakes_a_reader_that_skips_ticks(asleep: bool, monkeypatch: 
     with Sampler([Counting(10.0)]) as sampler, sampler.at_work():
         monkeypatch.setattr(sampler, "_wake_thread", lambda: wakes.append(True))
         monkeypatch.setattr(sampler._reader, "asleep", asleep)
-        sampler.work_begins()
+        sampler.begin_work()
         assert bool(wakes) == asleep
         monkeypatch.undo()
-        sampler.work_ends()
+        sampler.end_work()
 
 
 def test_a_sampler_without_meters_has_no_series() -> None:

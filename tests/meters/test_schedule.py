@@ -136,9 +136,9 @@ class TestTimetable:
 
 @contextmanager
 def at_work(budget: Budget) -> Iterator[None]:
-    budget.work_begins()
+    budget.begin_work()
     yield
-    budget.work_ends()
+    budget.end_work()
 
 
 def share_of_core(
@@ -148,7 +148,7 @@ def share_of_core(
     now_ns, woken_ns, spent_ns = 0, 0, 0
     while now_ns < seconds * S:
         spent_ns += cost_ns
-        budget.pay(cost_ns, now_ns - woken_ns)
+        budget.charge(cost_ns, now_ns - woken_ns)
         woken_ns = now_ns
         now_ns += max(wanted_ns, budget.wait_ns(longest_ns))
     return spent_ns / now_ns
@@ -177,28 +177,28 @@ class TestBudget:
             while now_ns < 20 * S:
                 elapsed_ns = max(MS, budget.wait_ns(S))
                 now_ns += elapsed_ns
-                budget.pay(50_000, elapsed_ns, readings=1, busy=busy)
+                budget.charge(50_000, elapsed_ns, readings=1, busy=busy)
                 count += 1
         assert count == pytest.approx(wake_ups, rel=0.02)
 
     def test_overlapping_work_ends_with_the_last_of_it(self) -> None:
         budget = Budget()
-        budget.work_begins()
-        budget.work_begins()
-        budget.work_ends()
+        budget.begin_work()
+        budget.begin_work()
+        budget.end_work()
         assert budget.sparing
-        budget.work_ends()
+        budget.end_work()
         assert not budget.sparing
 
     def test_close_readings_are_never_postponed_and_cost_nothing_later(self) -> None:
         budget = Budget()
-        with budget.closely():
+        with budget.reading_closely():
             assert share_of_core(budget, 200_000, MS, 5) == pytest.approx(0.2)
         assert budget.wait_ns(S) == 0
 
     def test_close_readings_during_work_get_the_usual_share(self) -> None:
         budget = Budget()
-        with at_work(budget), budget.closely():
+        with at_work(budget), budget.reading_closely():
             assert not budget.sparing
             assert share_of_core(budget, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
 
@@ -210,7 +210,7 @@ class TestBudget:
 
     def test_debt_is_limited(self) -> None:
         budget = Budget()
-        budget.pay(S, 0)
+        budget.charge(S, 0)
         assert budget.wait_ns(10 * S) == pytest.approx(CREDIT_NS / SHARE)
 
     def test_budget_saved_during_work_is_spent_later_up_to_the_credit(self) -> None:
@@ -219,7 +219,7 @@ class TestBudget:
             share_of_core(budget, 50_000, 100 * MS, 100)
         spent_ns = 0
         while not budget.wait_ns(S):
-            budget.pay(100_000, MS)
+            budget.charge(100_000, MS)
             spent_ns += 100_000 - round(SHARE * MS)
         assert spent_ns == pytest.approx(CREDIT_NS, abs=200_000)
 
@@ -229,35 +229,35 @@ class TestBudget:
         with ExitStack() as stack:
             if working:
                 stack.enter_context(at_work(budget))
-            budget.pay(50 * MS, 0)
+            budget.charge(50 * MS, 0)
             assert budget.wait_ns(90 * MS) == 90 * MS
 
     def test_one_slow_reading_does_not_postpone_all_later_ones(self) -> None:
         budget = Budget()
         with at_work(budget):
-            budget.pay(20 * MS, 2 * S)
-            budget.pay(0, S)
+            budget.charge(20 * MS, 2 * S)
+            budget.charge(0, S)
             assert budget.wait_ns(S) == 0
 
     def test_only_measured_work_in_this_process_counts_as_busy(self) -> None:
         budget = Budget()
-        budget.pay(325_000, 90 * MS, busy=True)
+        budget.charge(325_000, 90 * MS, busy=True)
         assert not budget.shares_process  # Nothing is measured.
         with at_work(budget):
-            budget.pay(325_000, 90 * MS)
+            budget.charge(325_000, 90 * MS)
             assert not budget.shares_process
-            budget.pay(325_000, 90 * MS, busy=True)
+            budget.charge(325_000, 90 * MS, busy=True)
             assert budget.shares_process
 
     def test_readings_after_an_edge_in_a_busy_process_are_paid_back_in_full(self) -> None:
         budget, wakes = Budget(), 4
         with at_work(budget):
             for _ in range(wakes):
-                budget.pay(325_000, 90 * MS, readings=8, busy=True)
+                budget.charge(325_000, 90 * MS, readings=8, busy=True)
             taken_ns = wakes * (325_000 + 9 * HANDOVER_NS - SHARE_AT_WORK * 90 * MS)
             owed_ns = budget.wait_ns(100 * S) * SHARE_AT_WORK
             assert owed_ns == pytest.approx(taken_ns - CREDIT_AT_WORK_NS, rel=0.01)
-            budget.pay(0, 100 * S)
+            budget.charge(0, 100 * S)
             assert budget.wait_ns(100 * S) == 0
 
     def test_the_begin_and_the_end_of_work_are_edges(self) -> None:

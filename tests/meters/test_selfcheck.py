@@ -147,7 +147,7 @@ def test_a_disagreement_of_five_percent_is_tolerated(gain: float, accepted: bool
     assert result.ratio == pytest.approx(gain, abs=0.005)
 
 
-def test_sparse_polls_add_doubt_about_the_first_and_last_tick() -> None:
+def test_sparse_polls_make_the_first_and_last_tick_uncertain() -> None:
     readings = record_readings(steady(60.0), ticks_ms=700.0, gain=1.045)
     sparse = evaluate_readings(readings[::20])
     assert sparse.ratio == pytest.approx(1.06, abs=0.002)

@@ -71,7 +71,7 @@ def test_an_unknown_delay_is_the_same_for_all_ticks() -> None:
         (100 * MS, 310 * MS),
         (110 * MS, 320 * MS),
     ]
-    assert [(tick.earliest_ns, tick.latest_ns) for tick in series.as_one(series.ticks)] == [
+    assert [(tick.earliest_ns, tick.latest_ns) for tick in series.without_common_delay(series.ticks)] == [
         (200 * MS, 210 * MS),
         (210 * MS, 220 * MS),
     ]
@@ -79,7 +79,7 @@ def test_an_unknown_delay_is_the_same_for_all_ticks() -> None:
 
 def test_an_outage_is_extended_by_the_delay_of_readings() -> None:
     series = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1))
-    series.miss(400 * MS, 600 * MS, "nobody came")
+    series.add_outage(400 * MS, 600 * MS, "nobody came")
     assert series.outages == [(300 * MS, 600 * MS, "nobody came")]
 
 
@@ -109,15 +109,15 @@ def test_before_and_after_return_ticks_certainly_on_that_side(
     series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
     found = [
         None if tick is None else tick.energy_j
-        for tick in (series.before(at_ms * MS), series.after(at_ms * MS))
+        for tick in (series.tick_before(at_ms * MS), series.tick_after(at_ms * MS))
     ]
     assert found == [before, after]
 
 
 def test_between_returns_ticks_certainly_inside() -> None:
     series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
-    assert [tick.energy_j for tick in series.between(11 * MS, 40 * MS)] == [2.0, 3.0]
-    assert [tick.energy_j for tick in series.between(10 * MS, 39 * MS)] == [1.0, 2.0]
+    assert [tick.energy_j for tick in series.ticks_between(11 * MS, 40 * MS)] == [2.0, 3.0]
+    assert [tick.energy_j for tick in series.ticks_between(10 * MS, 39 * MS)] == [1.0, 2.0]
 
 
 def test_the_tick_period_is_the_median_and_needs_three_ticks() -> None:
@@ -142,8 +142,8 @@ def test_a_counter_that_runs_backwards_affects_only_windows_around_it() -> None:
 
 def test_an_outage_ends_with_the_next_reading() -> None:
     series = series_of((0, 1.0), (10, 2.0))
-    series.fail(20 * MS, "test: lost")
-    series.fail(30 * MS, "test: lost again")
+    series.begin_outage(20 * MS, "test: lost")
+    series.begin_outage(30 * MS, "test: lost again")
     assert series.reason == "test: lost"
     assert series.reason_between(25 * MS, 40 * MS) == "test: lost"
     for time_ms, energy_j in ((40, 5.0), (50, 6.0), (60, 7.0), (70, 8.0)):
@@ -181,15 +181,15 @@ def test_a_large_step_after_a_long_pause_is_accepted() -> None:
 
 def test_a_missed_stretch_has_a_reason_instead_of_joules() -> None:
     series = series_of((0, 0.0), (100, 70.0), (500, 140.0), (600, 210.0), (700, 280.0), period_s=0.1)
-    series.miss(200 * MS, 480 * MS, "not read")
+    series.add_outage(200 * MS, 480 * MS, "not read")
     assert series.reason_between(150 * MS, 450 * MS) == "not read"
     assert series.reason_between(610 * MS, 690 * MS) is None
 
 
 def test_a_missed_stretch_does_not_end_the_loss_of_a_board() -> None:
     series = series_of((0, 0.0), (100, 70.0), period_s=0.1)
-    series.fail(200 * MS, "lost")
-    series.miss(210 * MS, 390 * MS, "not read")
+    series.begin_outage(200 * MS, "lost")
+    series.add_outage(210 * MS, 390 * MS, "not read")
     assert series.reason == "lost"
     series.add(500 * MS, 500 * MS, 140.0)
     assert [(each.reason, each.end_ns // MS) for each in series.outages] == [("not read", 390), ("lost", 500)]

@@ -75,8 +75,7 @@ def check(world: World, window: Window) -> None:
 
 
 def check_energy(world: World, window: Window, index: int = 0) -> None:
-    assert window.energy_j is not None, window.record.reason
-    assert window.energy_u_j is not None
+    assert window.reason is None
     # A test that must never fail by chance allows four standard uncertainties.
     assert abs(window.energy_j - truth(world, window, index)) <= 4 * window.energy_u_j
     assert was_starved(window) or window.energy_u_j < 0.25 * window.energy_j
@@ -103,7 +102,7 @@ def test_nested_windows_are_measured_separately(world: World) -> None:
         check(world, inner)
     assert outer.start_s < inner.start_s
     assert inner.start_s + inner.duration_s < outer.start_s + outer.duration_s
-    assert (outer.energy_j or 0) > (inner.energy_j or 0)
+    assert outer.energy_j > inner.energy_j
 
 
 def test_overlapping_windows_are_measured_separately(world: World) -> None:
@@ -172,7 +171,7 @@ def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
                 break
         world.set_power(0, 500.0)
         time.sleep(0.4)
-        assert window.energy_j is None
+        assert window.record.energy_j is None
         (domain,) = window.by_domain.values()
         assert re.fullmatch(
             r"not resolvable: \S+ ms window, (99|100|101)(\.\d)? ms tick", domain.reason or ""
@@ -196,7 +195,7 @@ def test_a_counter_that_stops_later_gives_a_reason_instead_of_zero(world: World)
         time.sleep(0.1)
         with energy.window("frozen") as window:
             time.sleep(0.05)
-        assert window.energy_j is None
+        assert window.record.energy_j is None
         assert window.reason == f"nvml: gpu:{world.board(0).uuid} did not tick after the window"
 
 
@@ -205,7 +204,7 @@ def test_without_meters_a_window_has_its_duration_and_the_reasons() -> None:
     with Measuring(none) as energy, energy.window("bare") as window:
         time.sleep(0.02)
     assert window.duration_s >= 0.02
-    assert window.energy_j is None
+    assert window.record.energy_j is None
     assert window.reason == "nvml: no driver; rapl: none"
 
 
@@ -256,8 +255,7 @@ def test_async_code_can_await_the_energy_without_blocking(world: World) -> None:
             await window.settled()
             turns_while_waiting = turns
             busy.cancel()
-            # Without the flags: a window may open before the reader has learned when the counter ticks.
-            check_energy(world, window)
+            check(world, window)
             return turns_while_waiting
 
     assert asyncio.run(body()) > 1
@@ -305,7 +303,7 @@ class TestPlainScripts:
         (flag,) = energy.total.flags
         assert (flag.name, flag.severity) == ("shared-board", "warning")
         assert flag.detail == (
-            f"{uuid}: MIG instances have no counter of their own: the joules are those of the whole board"
+            f"{uuid}: MIG instances have no energy counter: the joules are those of the whole board"
         )
 
     def test_a_divided_board_is_flagged_as_shared(
@@ -347,8 +345,8 @@ class TestPlainScripts:
 
     def test_measure_imports_neither_pytest_nor_heavy_libraries(self) -> None:
         script = (
-            "import sys, time\nfrom pytest_llenergy.meters import measure\n"
-            "with measure(gpus=(), meters=['estimate']) as energy:\n    time.sleep(0.3)\n"
+            "import sys\nfrom pytest_llenergy.meters import measure\n"
+            "with measure(gpus=(), meters=['estimate']) as energy:\n    sum(range(30_000_000))\n"
             "assert energy.total.energy_j > 0\n"
             "heavy = {'pytest', '_pytest', 'torch', 'numpy', 'sklearn', 'pandas', 'pynvml'}\n"
             "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
@@ -369,7 +367,7 @@ def test_adjacent_short_windows_do_not_count_energy_twice(world: World) -> None:
             world.set_power(0, 100.0)
             time.sleep(0.4)
             for window in (first, second):
-                if window.energy_j is not None and window.energy_u_j is not None:
+                if window.reason is None:
                     assert abs(window.energy_j - truth(world, window)) <= 3 * window.energy_u_j
 
 
@@ -379,7 +377,7 @@ def test_a_window_that_is_not_open_cannot_be_exited(world: World) -> None:
             energy.window("w").__exit__(None, None, None)
         with energy.window("later") as later:
             time.sleep(0.1)
-        assert later.energy_j is not None
+        assert later.energy_j > 0
 
 
 def test_a_gpu_error_ends_the_window_and_does_not_hide_the_error_of_the_work(
@@ -413,7 +411,8 @@ import json, os, sys, time
 from pytest_llenergy.meters import measure
 
 def describe(window):
-    return [window.start_s, window.duration_s, window.energy_j, window.energy_u_j, window.reason]
+    found = window.record
+    return [found.start_s, found.duration_s, found.energy_j, found.energy_u_j, found.reason]
 
 with measure(**json.loads(sys.argv[2])) as energy:
     with energy.window("work") as window:

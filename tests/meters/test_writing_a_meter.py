@@ -68,7 +68,7 @@ def test_a_plug_without_its_service_fails_with_the_remedy(pytester: pytest.Pytes
     pytester.makepyfile(MEASURED)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=plug:nowhere")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*plug: nowhere is no file; start the service of the plug*"])
+    result.stdout.fnmatch_lines(["*plug: nowhere is not a file; start the service of the plug*"])
 
 
 def test_the_power_meter_of_the_page_integrates_watts() -> None:

@@ -123,7 +123,7 @@ def simulate_reader(
         if woken_ns is not None:
             woken_ns.append(machine.now_ns)
         machine.work(rng.randrange(WAKE_NS, 2 * WAKE_NS))
-        wake_ns = reader.turn() + _late_ns(rng)
+        wake_ns = reader.read_due_meters() + _late_ns(rng)
     return reader.meters[0].series[0]
 
 
@@ -145,10 +145,10 @@ def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
     events: list[_Event] = []
     for spell in spells:
         if spell.at_work:
-            events.append(_Event(spell.start_ns, reader.budget.work_begins, lambda: reader.asleep))
-            events.append(_Event(spell.end_ns, reader.budget.work_ends, lambda: True))
+            events.append(_Event(spell.start_ns, reader.budget.begin_work, lambda: reader.asleep))
+            events.append(_Event(spell.end_ns, reader.budget.end_work, lambda: True))
         else:
-            closely = reader.budget.closely()
+            closely = reader.budget.reading_closely()
             events.append(_Event(spell.start_ns, closely.__enter__, lambda: True))
             leave = partial(closely.__exit__, None, None, None)
             events.append(_Event(spell.end_ns, leave, lambda: False))

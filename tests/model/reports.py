@@ -62,6 +62,7 @@ RECORD = Record(
     attempt=1,
     status="measured",
     params={"batch_size": 8, "name": "ünïcode", "cache": True, "limit": None, "top_p": 0.9},
+    extra_info={"accuracy": 0.5, "labels": ["a", None], "nested": {"ü": True}},
     backend=BackendInfo(
         name="transformers", version="5.0", model="m", options={"compile": False}, load_s=1.5
     ),

@@ -17,7 +17,7 @@ KEY = environment_key(HOST, [BOARD])
     "changes",
     [{"name": "bench-8"}, {"load_average": 40.0}, {"system": "Linux 6.9"}, {"memory_bytes": 256 * 2**30 - 9}],
 )
-def test_what_changes_between_runs_does_not_change_the_key(changes: dict[str, object]) -> None:
+def test_facts_that_change_between_runs_do_not_change_the_key(changes: dict[str, object]) -> None:
     assert environment_key(msgspec.structs.replace(HOST, **changes), [BOARD]) == KEY
 
 

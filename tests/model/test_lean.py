@@ -43,7 +43,7 @@ def test_every_part_of_a_report_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda data: data.update(schema_version=99), "schema version 99 is newer than 1"),
         (lambda data: data.update(joules=1), "broken report (Object contains unknown field `joules`)"),
@@ -54,8 +54,8 @@ def test_every_part_of_a_report_is_read() -> None:
         (lambda data: data["records"][0].update(windows=1), "Expected `array`, got `int`"),
     ],
 )
-def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], told: str) -> None:
-    assert told in broken(change)
+def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], message: str) -> None:
+    assert message in broken(change)
 
 
 def test_a_truncated_report_is_refused() -> None:

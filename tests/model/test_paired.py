@@ -52,22 +52,22 @@ def test_a_paired_report_survives_encoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"schema_version": 99}, "x: schema version 99 is newer than 1, "),
         ({"pairs": 12}, "x: broken report of llenergy ab (Expected `str`, got `int` - at `$.pairs`)"),
         ({"unknown": 1}, "x: broken report of llenergy ab (Object contains unknown field `unknown`)"),
     ],
 )
-def test_data_that_is_no_paired_report_is_refused(change: dict[str, object], told: str) -> None:
+def test_data_that_is_not_a_paired_report_is_refused(change: dict[str, object], message: str) -> None:
     data = json.dumps({**json.loads(encode_paired_report(PAIRED)), **change}).encode()
     with pytest.raises(ReportError) as raised:
         decode_paired_report(data, "x")
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (
             encode_report(REPORT),
@@ -80,15 +80,15 @@ def test_data_that_is_no_paired_report_is_refused(change: dict[str, object], tol
         ),
     ],
 )
-def test_what_has_no_sides(tmp_path: Path, data: bytes, told: str) -> None:
+def test_a_file_without_two_sides_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(ReportError) as raised:
         read_paired_report(path)
-    assert str(raised.value) == f"{path}: {told}"
+    assert str(raised.value) == f"{path}: {message}"
 
 
-def test_a_paired_report_is_no_report_of_one_run(tmp_path: Path) -> None:
+def test_a_paired_report_is_refused_as_a_report_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(encode_paired_report(PAIRED))
     with pytest.raises(ReportError, match="holds both sides of llenergy ab; one run is needed here"):
@@ -117,17 +117,17 @@ def test_a_file_that_cannot_be_written_is_an_error(
     path.write_bytes(encode_paired_report(PAIRED))
     output = tmp_path / "nowhere" / "out"
     assert main(["compare", str(path), "--output", str(output)]) == 2
-    told = f"llenergy compare: {output}: could not be written (No such file or directory)\n"
-    assert capsys.readouterr().err == told
+    message = f"llenergy compare: {output}: could not be written (No such file or directory)\n"
+    assert capsys.readouterr().err == message
 
 
-def test_the_published_schema_is_that_of_the_types() -> None:
+def test_the_published_schema_matches_the_types() -> None:
     published = Path(pytest_llenergy.model.__file__).parent / "schema" / f"ab-{SCHEMA_VERSION}.json"
     written = json.loads(published.read_text("utf-8"))
     assert in_order(written) == in_order(paired_schema()), "the types changed: run python docs/reference.py"
 
 
-def test_the_schema_accepts_what_is_written_and_no_field_more() -> None:
+def test_the_schema_accepts_written_reports_and_no_further_field() -> None:
     data = json.loads(encode_paired_report(PAIRED))
     validator = jsonschema.Draft202012Validator(paired_schema())
     validator.validate(data)

@@ -17,7 +17,7 @@ from pytest_llenergy.model.prompts import (
 )
 
 
-def test_slices_within_the_set() -> None:
+def test_a_slice_within_the_set_holds_its_prompts() -> None:
     prompts = Prompts(("a", "b", "c"))
     assert prompts[1] == "b"
     assert prompts[:3] == ("a", "b", "c")
@@ -41,36 +41,38 @@ def test_a_slice_of_a_slice_is_checked_too() -> None:
         Prompts(("a", "b", "c"))[:2][:3]
 
 
-def test_the_set_that_ships() -> None:
+def test_the_default_set_has_no_duplicates() -> None:
     assert default_prompts() == DEFAULT_PROMPTS
     assert len(set(DEFAULT_PROMPTS)) == len(DEFAULT_PROMPTS) >= 8
 
 
-def test_a_file_holds_one_prompt_a_line(tmp_path: Path) -> None:
+def test_a_file_holds_one_prompt_per_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("# a comment\nWas kostet's?\n\n  Größe: 3 µm  \nhash # inside\n", encoding="utf-8")
     assert load_prompts(path) == ("Was kostet's?", "Größe: 3 µm", "hash # inside")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "none.txt"
-    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {missing} \(.*No such file"):
+    with pytest.raises(LLEnergyError, match=rf"^the prompts file {missing} cannot be read: No such file"):
         load_prompts(missing)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {binary} \('utf-8' codec"):
+    with pytest.raises(LLEnergyError, match=rf"^the prompts file {binary} is not UTF-8 text \('utf-8' codec"):
         load_prompts(binary)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# only\n# comments\n"])
-def test_a_file_without_a_prompt(tmp_path: Path, text: str) -> None:
+def test_a_file_without_prompts_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text(text)
-    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one per line$"):
+    with pytest.raises(
+        LLEnergyError, match=rf"^the prompts file {path} holds no prompt; write one per line$"
+    ):
         load_prompts(path)
 
 
-def test_the_same_prompts_have_the_same_digest_and_no_others() -> None:
+def test_only_equal_prompts_have_equal_digests() -> None:
     digest = digest_prompts(["Name three rivers.", "And a lake."])
     assert digest == digest_prompts(Prompts(("Name three rivers.", "And a lake.")))
     others = (

@@ -38,7 +38,7 @@ def test_a_report_survives_encoding() -> None:
     assert decode_report(encode_report(REPORT), "base.json") == REPORT
 
 
-def test_the_file_is_indented_utf_8_with_a_last_newline() -> None:
+def test_the_file_is_indented_utf_8_and_ends_with_a_newline() -> None:
     text = encode_report(REPORT).decode("utf-8")
     assert text.startswith('{\n  "schema_version": 1,\n')
     assert text.endswith("}\n")
@@ -46,7 +46,7 @@ def test_the_file_is_indented_utf_8_with_a_last_newline() -> None:
 
 
 @pytest.mark.parametrize("reason", ['"records": []', '\n"records": []\n', '\\"records\\": []'])
-def test_each_record_is_a_line_whatever_it_says(reason: str) -> None:
+def test_each_record_is_one_line_whatever_its_content(reason: str) -> None:
     records = [msgspec.structs.replace(RECORD, id=f"t{index}", reason=reason) for index in range(3)]
     source = msgspec.structs.replace(REPORT.source, branch=reason)
     report = msgspec.structs.replace(REPORT, records=records, source=source)
@@ -61,7 +61,7 @@ def test_a_report_without_records_is_valid() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_lacks_becomes_null(value: float) -> None:
+def test_values_that_json_lacks_become_null(value: float) -> None:
     metric = msgspec.structs.replace(RECORD.metrics["energy_j"], value=value)
     record = msgspec.structs.replace(RECORD, metrics={"energy_j": metric})
     written = encode_report(msgspec.structs.replace(REPORT, records=[record]))
@@ -70,15 +70,15 @@ def test_what_json_lacks_becomes_null(value: float) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b" \n"])
-def test_an_empty_file(data: bytes) -> None:
+def test_an_empty_file_is_refused(data: bytes) -> None:
     assert refusal(data) == "base.json: empty, expected a JSON report of pytest --energy-report"
 
 
-def test_an_impossible_version() -> None:
+def test_an_impossible_version_is_refused() -> None:
     assert refusal({"schema_version": 0}) == "base.json: schema version 0 does not exist; versions start at 1"
 
 
-def test_a_newer_version() -> None:
+def test_a_newer_version_is_refused() -> None:
     newer = {"schema_version": 2, "whatever": "the future holds"}
     assert refusal(newer) == (
         "base.json: schema version 2 is newer than 1, the newest this pytest-llenergy reads; "
@@ -86,7 +86,7 @@ def test_a_newer_version() -> None:
     )
 
 
-def test_a_truncated_file() -> None:
+def test_a_truncated_file_is_refused() -> None:
     whole = encode_report(REPORT)
     for length in (1, len(whole) // 2, len(whole) - 3):
         assert refusal(whole[:length]) == (
@@ -104,11 +104,11 @@ def test_a_truncated_file() -> None:
         (b"benchmarks,1.0", "JSON is malformed: invalid character (byte 0)"),
     ],
 )
-def test_another_file(data: bytes, why: str) -> None:
+def test_a_file_of_another_kind_is_refused(data: bytes, why: str) -> None:
     assert refusal(data) == f"base.json: not a report of pytest --energy-report ({why})"
 
 
-def test_an_unknown_field() -> None:
+def test_an_unknown_field_is_refused() -> None:
     data = document()
     data["records"][0]["joules"] = 1
     assert refusal(data) == (
@@ -116,7 +116,7 @@ def test_an_unknown_field() -> None:
     )
 
 
-def test_a_missing_field_and_a_wrong_type() -> None:
+def test_a_missing_field_or_a_wrong_type_is_refused() -> None:
     data = document()
     del data["records"][0]["rounds"][0]["energy_j"]
     assert refusal(data) == (
@@ -127,21 +127,21 @@ def test_a_missing_field_and_a_wrong_type() -> None:
     assert refusal(data) == "base.json: broken report (Invalid enum value 'fine' - at `$.records[0].status`)"
 
 
-def test_the_schema_accepts_what_is_written() -> None:
+def test_the_schema_accepts_written_reports() -> None:
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(document())
 
 
 @pytest.mark.parametrize(("field", "value"), [("joules", 1), ("status", "fine"), ("attempt", "once")])
-def test_the_schema_refuses_what_is_not_read(field: str, value: object) -> None:
+def test_the_schema_refuses_data_that_cannot_be_read(field: str, value: object) -> None:
     data = document()
     data["records"][0][field] = value
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(json_schema()).validate(data)
 
 
-def test_the_published_schema_is_that_of_the_types() -> None:
+def test_the_published_schema_matches_the_types() -> None:
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     assert in_order(published) == in_order(json_schema()), "the types changed: run python docs/reference.py"
 

@@ -26,7 +26,9 @@ def test_here(energy):
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_coverage(run_suite: RunSuite, start: str, workers: tuple[str, ...]) -> None:
+def test_coverage_counts_lines_of_the_test_process(
+    run_suite: RunSuite, start: str, workers: tuple[str, ...]
+) -> None:
     args = (f"--energy-start-method={start}", "--cov=library", "--cov-report=xml", *workers)
     files = {"library": LIBRARY, "test_it": SUITE}
     plugins = ("pytest_cov", "xdist") if workers else ("pytest_cov",)
@@ -36,7 +38,9 @@ def test_coverage(run_suite: RunSuite, start: str, workers: tuple[str, ...]) -> 
     assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"
 
 
-def test_coverage_of_subprocesses(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
+def test_coverage_of_subprocesses_leaves_no_partial_files(
+    run_suite: RunSuite, pytester: pytest.Pytester
+) -> None:
     pytester.path.joinpath(".coveragerc").write_text("[run]\npatch = subprocess\nsource = library\n")
     ran = run_suite(
         {"library": LIBRARY, "test_it": SUITE}, "--cov", "--cov-report=xml", plugins=("pytest_cov",)

@@ -36,7 +36,7 @@ def test_good(energy):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_crashed_fork_is_recorded(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_a_crashed_fork_is_recorded(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run_suite(DIES, *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
     ran.result.assert_outcomes(passed=1, failed=2)
     found = ran.records()

@@ -28,7 +28,7 @@ def test_each_measured(energy, i):
 """
 
 
-def test_hypothesis(run_suite: RunSuite) -> None:
+def test_a_hypothesis_test_has_one_record_for_all_examples(run_suite: RunSuite) -> None:
     ran = run_suite(SUITE, "-Werror", plugins=("hypothesispytest",))
     ran.result.assert_outcomes(passed=2, failed=1)
     assert ran.statuses() == {

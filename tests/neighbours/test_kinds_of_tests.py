@@ -43,7 +43,7 @@ class TestOther(unittest.TestCase):
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_unittest(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_unittest_methods_are_recorded(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run_suite(UNITTEST, *workers, plugins=("xdist",))
     ran.result.assert_outcomes(passed=2, failed=4, skipped=2, xfailed=1)
     assert ran.statuses() == {
@@ -95,7 +95,9 @@ True
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_doctests(run_suite: RunSuite, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+def test_doctests_are_recorded(
+    run_suite: RunSuite, pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
     pytester.maketxtfile(test_file=FILE)
     ran = run_suite({"module": MODULE}, "--doctest-modules", *workers, plugins=("xdist",))
     ran.result.assert_outcomes(passed=3, failed=1)

@@ -30,7 +30,9 @@ def test_every_import_mode_gives_the_same_records(run_suite: RunSuite, mode: str
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
-def test_run_passes_with_warnings_as_errors(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_a_run_with_warnings_as_errors_has_the_same_records(
+    run_suite: RunSuite, workers: tuple[str, ...]
+) -> None:
     ran = run_suite(SUITE, "-Werror", "--strict-markers", "--strict-config", *workers, plugins=("xdist",))
     ran.result.assert_outcomes(**OUTCOMES)
     assert ran.statuses() == STATUSES
@@ -48,7 +50,7 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=str)
-def test_deprecated_package_is_no_error(
+def test_a_deprecation_warning_of_pynvml_is_no_error(
     run_suite: RunSuite, ten_watts: str, workers: tuple[str, ...]
 ) -> None:
     plugins = ("xdist",) if workers else ()
@@ -64,14 +66,16 @@ def test_deprecated_package_is_no_error(
     [DISPENSABLE, *(pytest.param((name,), marks=pytest.mark.slow) for name in DISPENSABLE[:4])],
     ids=lambda names: "all" if len(names) > 1 else names[0],
 )
-def test_run_without_a_builtin_plugin(run_suite: RunSuite, names: tuple[str, ...]) -> None:
+def test_a_run_without_builtin_plugins_is_measured(run_suite: RunSuite, names: tuple[str, ...]) -> None:
     blocked = [part for name in names for part in ("-p", f"no:{name}")]
     ran = run_suite(ONE, *blocked, "-Werror")
     assert ran.result.ret == 0
     assert ran.statuses() == {("test_one", 1): "measured"}
 
 
-def test_without_this_plugin(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
+def test_disabling_this_plugin_removes_its_options_and_marks(
+    run_suite: RunSuite, pytester: pytest.Pytester
+) -> None:
     """Disabling the plugin removes its options and marks; other tests run."""
     pytester.makepyfile("def test_other():\n    pass\n")
     pytester.makeconftest("")

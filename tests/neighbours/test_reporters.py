@@ -23,7 +23,7 @@ def run(run_suite: RunSuite, workers: tuple[str, ...], plugins: tuple[str, ...],
 
 
 @BOTH
-def test_html(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_pytest_html_lists_every_outcome(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run(run_suite, workers, ("metadata", "html", "html_fixtures"), "--html=page.html")
     page = (ran.path / "page.html").read_text()
     found = re.search(r'data-jsonblob="(.*?)"', page, re.DOTALL)
@@ -34,7 +34,7 @@ def test_html(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
 
 
 @BOTH
-def test_json_report(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_pytest_json_report_has_measured_values(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run(run_suite, workers, ("metadata", "pytest_jsonreport"), "--json-report")
     report = json.loads((ran.path / ".report.json").read_text())
     assert {name: report["summary"][name] for name in OUTCOMES} == OUTCOMES
@@ -45,7 +45,7 @@ def test_json_report(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
 
 
 @BOTH
-def test_reportlog(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_pytest_reportlog_contains_the_records(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run(run_suite, workers, ("pytest_reportlog",), "--report-log=log.jsonl")
     lines = [json.loads(line) for line in (ran.path / "log.jsonl").read_text().splitlines()]
     calls = {line["nodeid"].partition("::")[2]: line for line in lines if line.get("when") == "call"}
@@ -56,7 +56,7 @@ def test_reportlog(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
 
 
 @BOTH
-def test_junit(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
+def test_junit_xml_counts_every_outcome(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
     ran = run(run_suite, workers, (), "--junitxml=junit.xml")
     (suite,) = JUnitXml.fromfile(str(ran.path / "junit.xml"))
     assert (suite.tests, suite.failures, suite.skipped, suite.errors) == (7, 1, 2, 0)
@@ -64,7 +64,9 @@ def test_junit(run_suite: RunSuite, workers: tuple[str, ...]) -> None:
 
 @BOTH
 @pytest.mark.parametrize("forced", [(), ("--force-sugar",)], ids=str)
-def test_sugar(run_suite: RunSuite, workers: tuple[str, ...], forced: tuple[str, ...]) -> None:
+def test_with_pytest_sugar_the_energy_table_is_printed_once(
+    run_suite: RunSuite, workers: tuple[str, ...], forced: tuple[str, ...]
+) -> None:
     ran = run(run_suite, workers, ("sugar",), *forced)
     found = ran.result.stdout.str()
     assert len(re.findall("^=+ energy =+$", found, re.MULTILINE)) == 1

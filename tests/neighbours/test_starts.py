@@ -25,7 +25,7 @@ ONLY_ONE = {("test_one", 1): "measured"}
     ],
     ids=str,
 )
-def test_plugin_loads_by_name_without_autoload(
+def test_the_plugin_loads_by_name_without_autoload(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, workers: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -36,14 +36,16 @@ def test_plugin_loads_by_name_without_autoload(
     assert FinishedRun(result, quick.path).statuses("energy.json") == {("test_one", 1): "measured"}
 
 
-def test_run_from_another_directory(run_suite: RunSuite, pytester: pytest.Pytester) -> None:
+def test_a_run_from_another_directory_has_the_same_records(
+    run_suite: RunSuite, pytester: pytest.Pytester
+) -> None:
     elsewhere = pytester.mkdir("elsewhere")
     ran = run_suite(ONE, f"--rootdir={elsewhere}")
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == ONLY_ONE
 
 
-def test_run_of_an_installed_package(
+def test_tests_of_an_installed_package_are_recorded(
     run_suite: RunSuite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytester.mkpydir("package")
@@ -66,7 +68,7 @@ for name in ("one", "two"):
 @pytest.mark.parametrize(
     "workers", [(), pytest.param(("-p", "xdist", "-n1"), marks=pytest.mark.slow)], ids=str
 )
-def test_two_runs_in_one_process(
+def test_two_runs_in_one_process_do_not_affect_each_other(
     run_suite: RunSuite, pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
     ran = run_suite({"test_one": ONE, "test_two": ONE})

@@ -31,7 +31,7 @@ def test_rank(workers, energy):
 """
 
 
-def test_by_signal(run_suite: RunSuite) -> None:
+def test_a_test_that_times_out_by_signal_is_recorded(run_suite: RunSuite) -> None:
     ran = run_suite(SLOW + ONE, plugins=TIMEOUT)
     ran.result.assert_outcomes(passed=3, failed=3)
     assert ran.statuses() == {
@@ -44,7 +44,7 @@ def test_by_signal(run_suite: RunSuite) -> None:
     assert ran.reason("test_slow_rank") == "Failed: Timeout (>5.0s) from pytest-timeout."
 
 
-def test_by_thread_the_journal_is_left(run_suite: RunSuite) -> None:
+def test_a_run_that_times_out_by_thread_leaves_its_journal(run_suite: RunSuite) -> None:
     """The thread method ends the whole process."""
     args = ("--timeout=2", "--timeout-method=thread")
     ran = run_suite(ONE + "def test_slow(energy):\n    energy(time.sleep, 60)\n", *args, plugins=TIMEOUT)
@@ -56,7 +56,7 @@ def test_by_thread_the_journal_is_left(run_suite: RunSuite) -> None:
     assert not ran.report()["run"]["complete"]
 
 
-def test_by_thread_a_worker_dies(run_suite: RunSuite) -> None:
+def test_an_xdist_worker_that_times_out_by_thread_is_recorded(run_suite: RunSuite) -> None:
     args = ("-n1", "--timeout=2", "--timeout-method=thread")
     slow = "def test_slow(energy):\n    energy(time.sleep, 60)\n"
     ran = run_suite("import time\n" + slow + ONE, *args, plugins=(*TIMEOUT, "xdist"))

@@ -13,7 +13,7 @@ from .runs import OUTCOMES, STATUSES, SUITE, RunSuite
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_all_plugins_together(
+def test_all_plugins_together_change_no_record(
     run_suite: RunSuite, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
     """In random order, with four reports and coverage data."""

@@ -14,7 +14,7 @@ import msgspec
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.measure.power_trace import MOST_STEPS
+from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.record import (
     DomainPower,
@@ -156,7 +156,7 @@ def pair_of(ids: Sequence[str], changes: Sequence[float] = tuple(CHANGES.values(
 @cache
 def pair_shown() -> tuple[Pair, str]:
     """Four tests, with as many steps of power as a record may have, and their page."""
-    pair = pair_of(names(4), steps=MOST_STEPS)
+    pair = pair_of(names(4), steps=MAX_STEPS)
     days = [(f"2026-01-0{day}T00:00:00Z", f"c0ffee{day}", 1.0 + day / 10) for day in range(1, 7)]
     points = [TrendPoint(*day, changed=place == 3) for place, day in enumerate(days)]
     trend = Trend(names(1)[0], "energy_j", "J", points)

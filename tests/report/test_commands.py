@@ -45,11 +45,11 @@ def test_an_invalid_report_exits_with_2_and_one_line(
     if content is not None:
         Path("wrong.json").write_bytes(content)
     assert main([each.replace("FILE", "wrong.json") for each in arguments]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("llenergy")
-    assert "wrong.json: " in told.err
-    assert told.err.count("\n") == 1
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert message.err.startswith("llenergy")
+    assert "wrong.json: " in message.err
+    assert message.err.count("\n") == 1
 
 
 WRITING = {
@@ -71,9 +71,9 @@ def test_the_input_file_is_not_overwritten(
     Path("link.json").symlink_to("a.json")
     Path("hard.json").hardlink_to("a.json")
     assert main([each.replace("OUT", output).replace("HERE", str(Path.cwd())) for each in arguments]) == 2
-    told = capsys.readouterr().err
-    assert f"{Path(output)}: the same file as the input " in told
-    assert told.endswith("a.json; choose another output\n")
+    message = capsys.readouterr().err
+    assert f"{Path(output)}: the same file as the input " in message
+    assert message.endswith("a.json; choose another output\n")
     assert {each.name for each in Path().iterdir()} == {"a.json", "b.json", "hard.json", "link.json", "x"}
     assert Path("link.json").is_symlink()
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes() == REPORT
@@ -81,9 +81,9 @@ def test_the_input_file_is_not_overwritten(
 
 @pytest.mark.parametrize("arguments", WRITING.values(), ids=WRITING)
 def test_another_file_is_replaced(arguments: list[str]) -> None:
-    Path("old").write_text("old")
-    assert main([each.replace("OUT", "old").replace("HERE", str(Path.cwd())) for each in arguments]) == 0
-    assert Path("old").read_text() != "old"
+    Path("old.json").write_text("old")
+    assert main([each.replace("OUT", "old.json").replace("HERE", str(Path.cwd())) for each in arguments]) == 0
+    assert Path("old.json").read_text() != "old"
 
 
 def test_exporting_one_side_does_not_overwrite_the_paired_file() -> None:
@@ -132,10 +132,39 @@ def test_a_reader_that_stops_early_causes_no_traceback() -> None:
 
 def test_history_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a.json", "--history=trends"]) == 2
-    assert capsys.readouterr().err == "llenergy: --history shows trends on a page; give --html=OUT.html too\n"
+    assert (
+        capsys.readouterr().err
+        == "llenergy report: --history shows trends on a page; give --html=OUT.html too\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "a.json", "--html=."],
+        ["compare", "a.json", "b.json", "-o", "."],
+        ["export", "a.json", "--to=csv", "-o", "."],
+        ["merge", "a.json", "-o", "."],
+    ],
+    ids=lambda command: str(command[0]),
+)
+def test_a_directory_as_output_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if "--html=." in command:
+        pytest.importorskip("matplotlib")
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"llenergy {command[0]}: .: could not be written (Is a directory)\n"
+
+
+def test_a_merged_report_needs_the_suffix_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "a.json", "-o", "whole.txt"]) == 2
+    assert capsys.readouterr().err == (
+        "llenergy merge: --output=whole.txt: the report's name must end in .json; did you mean "
+        "whole.txt.json?\n"
+    )
+    assert not Path("whole.txt").exists()
 
 
 def test_report_takes_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "file://" + str(Path("a.json").absolute())]) == 0
     assert main(["report", "http://127.0.0.1:1/x.json"]) == 2
-    assert capsys.readouterr().err.startswith("llenergy: http://127.0.0.1:1/x.json: ")
+    assert capsys.readouterr().err.startswith("llenergy report: http://127.0.0.1:1/x.json: ")

@@ -31,19 +31,20 @@ def test_it(energy, size):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "told"),
+    ("encoding", "message"),
     [
         ("ascii", "1.0+/-0.1 +3.1%...+6.0% ---- a~b 41 C \\u0142"),
         ("latin-1", "1.0 ± 0.1 +3.1%...+6.0% ---- a~b 41°C \\u0142"),
         ("utf-8", "1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł"),
     ],
 )
-def test_only_characters_that_the_encoding_lacks_are_replaced(encoding: str, told: str) -> None:
-    assert encodable("1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł", encoding) == told
+def test_only_characters_that_the_encoding_lacks_are_replaced(encoding: str, message: str) -> None:
+    assert encodable("1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł", encoding) == message
 
 
 @pytest.mark.parametrize(
-    ("encoding", "u", "limits", "rule"), [("ascii", "J+/-u", "...", "-"), ("utf-8", "J ± u", " … ", "─")]
+    ("encoding", "u", "limits", "rule"),
+    [("ascii", "energy+/-u", "...", "-"), ("utf-8", "energy ± u", " … ", "─")],
 )
 def test_tables_of_a_run_and_of_the_commands_keep_all_rows_in_every_encoding(
     pytester: pytest.Pytester,

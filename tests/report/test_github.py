@@ -42,7 +42,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[0].startswith(
         "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
         "file=benchmarks/test_decode.py::"
-        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: 20.0%25, at least 1"
+        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: +20.0%25, at least +1"
     )
     assert lines[2] == "::warning title=Energy::1 inconclusive; see the summary"
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
@@ -119,9 +119,9 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
     assert text.startswith("# Before\n<!-- llenergy:compare -->\n### Energy: 1 regressed\n")
 
 
-@pytest.mark.parametrize(("taken", "told"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
+@pytest.mark.parametrize(("taken", "message"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
 def test_the_step_summary_stays_below_the_limit_of_github(
-    taken: int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: int, message: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * taken)
@@ -129,7 +129,7 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     shown(compared(*(comparison(f"t.py::t[{i}]", "regressed") for i in range(20_000))), "github")
     text = summary.read_text()
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
-    assert text.count("🔴") >= told
+    assert text.count("🔴") >= message
     assert text.endswith("### Energy: 20000 regressed\n") or "Cut to fit" in text
 
 

@@ -36,7 +36,7 @@ def as_gitlab_reads_it(text: str) -> dict[str, str]:
     return found
 
 
-def test_openmetrics_is_read_by_its_reader() -> None:
+def test_openmetrics_output_is_read_by_the_reference_parser() -> None:
     families = {family.name: family for family in parse(report(1.1))}
     changes = {sample.labels["test"]: sample.value for sample in families["llenergy_change_ratio"].samples}
     assert families["llenergy_change_ratio"].unit == "ratio"

@@ -68,7 +68,7 @@ def test_every_round_and_every_step_of_power_is_in_a_table(pair: Pair, compared_
                 assert (f"{at_s:.6g}", format_value(watts)) in found
 
 
-def test_rounds_measured_in_turn_are_shown_in_turn(pair: Pair, compared_page: str) -> None:
+def test_rounds_measured_alternately_are_shown_alternately(pair: Pair, compared_page: str) -> None:
     def sides(page: str) -> list[str]:
         table = page.partition("<caption>Rounds</caption>")[2].partition("</table>")[0]
         return re.findall('<td class="t">((?:base|head) [0-9])', table)
@@ -190,7 +190,7 @@ NO_RULE = {"threshold": 0.0, "threshold_absolute": 0.0, "floor": 0.0, "tolerance
     ],
     ids=["no limits", "zero", "huge", "nothing moves", "unknown metric"],
 )
-def test_odd_comparisons_are_shown(comparison: Comparison) -> None:
+def test_unusual_comparisons_are_shown(comparison: Comparison) -> None:
     text = render_report(report_of(record_of(comparisons=[comparison])))
     assert format_change(comparison) in Reader(text).cells()
 
@@ -217,7 +217,7 @@ def test_a_malformed_power_trace_is_left_out(edges_s: list[float]) -> None:
     ],
     ids=["one", "no joules", "below zero", "far apart", "no output", "none"],
 )
-def test_odd_rounds_are_shown(rounds: list[Round]) -> None:
+def test_unusual_rounds_are_shown(rounds: list[Round]) -> None:
     text = render_report(report_of(record_of(rounds=rounds)))
     table = text.partition("<caption>Rounds</caption>")[2].partition("</table>")[0]
     assert table.count("<tr><td>") == len(rounds)
@@ -229,7 +229,7 @@ def test_a_test_measured_on_one_side_only_is_shown(pair: Pair) -> None:
     base, head = report_of(record), report_of(skipped)
     compared = compare_reports(base, head, ("base.json", "head.json"), [Criterion(gated=True)])
     text = render_compared(base, head, compared, pairs="6+6")
-    assert "head is skipped (no GPU today)" in text
+    assert "the head test was skipped (no GPU today)" in text
     assert "Rounds in order" in text
     assert "base 8" in Reader(text).cells()
 

@@ -33,8 +33,8 @@ def test_the_command_writes_the_page_of_a_report(files: Path, capsys: Command) -
 
 def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Command) -> None:
     assert main(["compare", "base.json", "head.json", "--format", "html", "-o", "out.html"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
+    message = capsys.readouterr()
+    assert message.out == ""
     text = (files / "out.html").read_text("utf-8")
     assert main(["compare", "base.json", "head.json", "--format=html"]) == 1
     assert capsys.readouterr().out == text
@@ -49,7 +49,7 @@ def test_a_missing_extra_is_one_line(
     why = f"import of {library} halted; None in sys.modules"
     line = f"HTML needs jinja2 and matplotlib ({why}): pip install 'pytest-llenergy[html]'\n"
     assert main(["report", "base.json", "--html", "out.html"]) == 2
-    assert capsys.readouterr() == ("", f"llenergy: {line}")
+    assert capsys.readouterr() == ("", f"llenergy report: {line}")
     assert main(["compare", "base.json", "head.json", "--format=html"]) == 2
     assert capsys.readouterr() == ("", f"llenergy compare: {line}")
     assert not (files / "out.html").exists()
@@ -57,8 +57,8 @@ def test_a_missing_extra_is_one_line(
 
 def test_a_page_that_cannot_be_written_is_an_error(files: Path, capsys: Command) -> None:
     assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
-    told = "llenergy: nowhere/out.html: could not be written (No such file or directory)\n"
-    assert capsys.readouterr().err == told
+    message = "llenergy report: nowhere/out.html: could not be written (No such file or directory)\n"
+    assert capsys.readouterr().err == message
 
 
 def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
@@ -66,6 +66,6 @@ def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
     (files / "broken.json").write_bytes(encode_report(report_of(broken)))
     assert main(["report", "broken.json", "--html", "out.html"]) == 2
     assert capsys.readouterr().err == (
-        f"llenergy: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
+        f"llenergy report: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
         "--energy-report has such a round\n"
     )

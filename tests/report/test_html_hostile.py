@@ -133,7 +133,7 @@ def test_a_page_shows_no_secret_of_a_url() -> None:
     assert "--energy-compare=http://host/main.json" in Reader(text).cells()
 
 
-def test_the_texts_are_still_there(hostile_page: str) -> None:
+def test_hostile_texts_are_shown_unchanged(hostile_page: str) -> None:
     shown = "".join(Reader(hostile_page).texts)
     for text in (*HOSTILE[:7], HOSTILE[8], HOSTILE[9]):
         assert text in shown

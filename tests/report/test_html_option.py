@@ -80,7 +80,7 @@ def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None
         ("--energy-html=nowhere/page.html", "no directory .*nowhere; create it first"),
     ],
 )
-def test_an_impossible_page_fails_before_any_test_runs(
+def test_an_unwritable_page_fails_before_any_test_runs(
     quick: pytest.Pytester, option: str, error: str
 ) -> None:
     quick.makepyfile(TEST)

@@ -57,7 +57,7 @@ def test_the_merged_id_does_not_depend_on_the_order() -> None:
     assert merged(one).run.id == "a"
 
 
-def test_an_incomplete_or_failed_part_makes_the_merged_run_so() -> None:
+def test_an_incomplete_or_failed_part_makes_the_merged_run_incomplete_or_failed() -> None:
     part = shard("b", "t.py::b", complete=False)
     failed = msgspec.structs.replace(part.run, exit_status=1, finished_at=None)
     report = merged(shard("a", "t.py::a"), msgspec.structs.replace(part, run=failed))
@@ -104,7 +104,9 @@ def test_another_commit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("states", "dirty"), [((True, False), True), ((None, False), None), ((False, False), False)]
 )
-def test_changes_of_one_part_are_changes_of_all(states: tuple[bool | None, ...], dirty: bool | None) -> None:
+def test_uncommitted_changes_of_one_part_count_for_the_merged_run(
+    states: tuple[bool | None, ...], dirty: bool | None
+) -> None:
     parts = [
         shard(str(index), f"t.py::{index}", source=msgspec.structs.replace(REPORT.source, dirty=state))
         for index, state in enumerate(states)
@@ -131,7 +133,7 @@ def test_a_part_of_unknown_hardware_is_refused() -> None:
     )
 
 
-def test_hosts_of_one_kind_bring_their_boards_and_names() -> None:
+def test_the_merged_run_lists_boards_and_names_of_all_hosts() -> None:
     board = Board(
         uuid="GPU-b",
         name=BOARD.name,
@@ -150,7 +152,7 @@ def test_hosts_of_one_kind_bring_their_boards_and_names() -> None:
 
 
 @pytest.mark.slow
-def test_two_halves_under_xdist_make_the_whole(
+def test_two_halves_run_under_xdist_merge_into_the_whole_run(
     quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     quick.makepyfile("import time\ndef test_a(energy): energy(time.sleep, 0.01)\ntest_b = test_c = test_a\n")
@@ -161,6 +163,6 @@ def test_two_halves_under_xdist_make_the_whole(
     assert main(["merge", "one.json", "two.json", "-o", "whole.json"]) == 0
     report = read_report("whole.json")
     assert sorted(each["id"] for each in report["records"]) == [
-        f"test_two_halves_under_xdist_make_the_whole.py::test_{letter}" for letter in "abc"
+        f"test_two_halves_run_under_xdist_merge_into_the_whole_run.py::test_{letter}" for letter in "abc"
     ]
     assert report["run"]["complete"] is True

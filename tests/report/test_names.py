@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of one name are told apart in every table, and by no more than is needed."""
+"""Names of tests are unique in every table, and as short as that allows."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_functions_with_one_name_get_their_class_or_file() -> None:
     ]
 
 
-def test_in_the_summary() -> None:
+def test_the_summary_shows_unique_names() -> None:
     lines = render_summary(records(), 200, color=False).splitlines()
     assert [line.split()[0] for line in lines[2:6]] == [*NAMES[:3], "test_n"]
     assert "contended: a/test_x.py::TestA::test_m and 3 more: others used 0.30 cores" in lines
 
 
-def test_in_markdown() -> None:
+def test_markdown_shows_unique_names() -> None:
     text = render_run_markdown(records(), DEFAULT_LAYOUT, 100_000, complete=True)
     assert "| <code>TestB::test_m</code> |" in text
     assert "<code>test_n</code>" in text
 
 
-def test_in_comparisons() -> None:
+def test_comparisons_show_unique_names() -> None:
     found = [
         Comparison(
             id=each.id, metric="energy_j", unit="J", verdict="unchanged", reason="", base=1.0, head=1.0

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource
 from pytest_llenergy.report.pr_comment import MARKER, MAX_COMMENT_BYTES, escape_markdown, render_comment
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
 
-SIDE = Side(origin="base.json", run_id="1", started_at="2026-01-02T03:04:05Z", complete=True)
+SIDE = ReportSource(origin="base.json", run_id="1", started_at="2026-01-02T03:04:05Z", complete=True)
 
 
 def compared(*found: Comparison) -> ComparedReports:
@@ -49,8 +49,8 @@ def test_the_comment_shows_verdicts_most_urgent_first() -> None:
     assert cells[7] == "6 + 6"
     assert text.index("<details><summary>1 unchanged</summary>") > text.index("test_better")
     assert lines[-1] == (
-        "Regressed: energy_per_output_token_j: worse by 3% or more, and surely by more than 1%. "
-        "Values are medians of rounds."
+        "Regressed: energy_per_output_token_j: the estimate is at least 3% worse and the lower limit is "
+        "above 1%. Values are medians of rounds."
     )
 
 
@@ -95,12 +95,12 @@ def test_a_hostile_id_stays_text_in_its_cell(name: str) -> None:
 def test_no_text_of_a_comparison_is_markup(text: str) -> None:
     """A fork may have written all of it: the file is of its run."""
     rule = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance=0.05, alpha=0.05)
-    told = {"metric": text, "unit": text, "reason": text, "notes": [text], "differences": [text]}
+    message = {"metric": text, "unit": text, "reason": text, "notes": [text], "differences": [text]}
     found = [
-        comparison(text, verdict, base=1.0, head=2.0, rule=msgspec.to_builtins(rule), **told)
+        comparison(text, verdict, base=1.0, head=2.0, rule=msgspec.to_builtins(rule), **message)
         for verdict in ("regressed", "unchanged", "inconclusive")
     ]
-    side = Side(origin=text, run_id=text, started_at=text, complete=True, branch=text)
+    side = ReportSource(origin=text, run_id=text, started_at=text, complete=True, branch=text)
     base = msgspec.structs.replace(side, commit=text)
     report = ComparedReports(base=base, head=side, comparisons=found, devices=[text], notes=[text])
     shown = render_comment(report)
@@ -110,7 +110,7 @@ def test_no_text_of_a_comparison_is_markup(text: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["- a", "1. a", "[x]: a", "=== a", "    a"])
-def test_the_name_of_a_report_starts_no_markdown_block(origin: str) -> None:
+def test_the_name_of_a_report_cannot_start_a_markdown_block(origin: str) -> None:
     side = msgspec.structs.replace(SIDE, origin=origin)
     lines = render_comment(ComparedReports(base=side, head=side, comparisons=[])).splitlines()
     assert lines[2].startswith("<code>")

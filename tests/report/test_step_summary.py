@@ -102,7 +102,7 @@ def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
 
 
 @pytest.mark.parametrize(("room", "lines"), [(10, 0), (60, 1)])
-def test_without_room_there_is_one_line_or_none(room: int, lines: int) -> None:
+def test_without_space_there_is_one_line_or_none(room: int, lines: int) -> None:
     text = render_run_markdown([record_of()] * 3, Layout(), room, complete=False)
     assert len(text.encode()) <= room
     assert text.count("### Energy: 3 measured, interrupted") == lines

@@ -79,30 +79,30 @@ def test_columns_that_do_not_fit_continue_in_another_table() -> None:
     lines = shown(RECORDS[0], columns=tuple(COLUMNS))
     heads = [line for line in lines if line.startswith("test ")]
     assert len(heads) > 1
-    told = " ".join(heads)
-    assert all(column.head in told for column in COLUMNS.values())
+    reported = " ".join(heads)
+    assert all(column.head in reported for column in COLUMNS.values())
     # Every figure, with all of its digits.
     for name in ("energy_j", "mean_power_w", "duration_s"):
         assert COLUMNS[name].cell(RECORDS[0]) in " ".join(lines)
     assert len([line for line in shown(RECORDS[0]) if line.startswith("test ")]) == 1
 
 
-def test_columns_are_those_asked_for_in_that_order() -> None:
+def test_requested_columns_are_shown_in_the_requested_order() -> None:
     lines = shown(columns=("duration_s", "rounds", "energy_j"))
-    assert lines[0].split() == ["test", "s", "rounds", "J", "±", "u"]
-    assert lines[2].split()[-5:-3] == ["1", "6"]
+    assert lines[0].split() == ["test", "s", "rounds", "energy", "±", "u"]
+    assert lines[2].split()[-6:-4] == ["1", "6"]
 
 
-def test_columns_that_are_empty_are_shown_only_if_asked_for() -> None:
+def test_empty_columns_are_shown_only_if_requested() -> None:
     metrics = {"energy_j": RECORDS[0].metrics["energy_j"]}
     plain = record_of("t.py::test_plain", metrics=metrics, params={}, backend=None, ranks=[])
-    assert shown(plain)[0].split() == ["test", "J", "±", "u", "meter"]
+    assert shown(plain)[0].split() == ["test", "energy", "±", "u", "meter"]
     assert "backend" in shown(plain, columns=("backend", "energy_j"))[0]
     # One that has something in it keeps the column for all, in every group.
     lines = shown(plain, RECORDS[0], group_by=("func",))
     assert [line.split()[1] for line in lines if line.startswith("test ")] == ["backend"] * 2
     text = render_run_markdown([plain], Layout(), 10_000, complete=True)
-    assert "| test | J ± u | meter |" in text.replace("&#177;", "±")
+    assert "| test | energy ± u | meter |" in text.replace("&#177;", "±")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_repeated_column_is_shown_once() -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
-def test_no_line_ends_with_blanks(width: int) -> None:
+def test_no_line_ends_with_spaces(width: int) -> None:
     lines = shown(width=width, verbosity=2, columns=tuple(COLUMNS))
     assert [line for line in lines if line != line.rstrip()] == []
 
@@ -188,7 +188,7 @@ def test_every_metric_can_be_shown() -> None:
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 
-def test_v_shows_rounds_and_vv_uncertainty() -> None:
+def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:
     rounds = [round_of(each, terms=TERMS, temperature_start_c=41.0) for each in (10.0, 10.02)]
     rounds[1] = msgspec.structs.replace(rounds[1], flags=[LATE])
     note = Flag(name="estimated", severity="note", detail="a model")
@@ -196,17 +196,87 @@ def test_v_shows_rounds_and_vv_uncertainty() -> None:
     once, twice = shown(record, verbosity=1), shown(record, verbosity=2)
     start = next(number for number, line in enumerate(once) if " rounds of 2 iterations" in line)
     assert once[start].endswith("2 rounds of 2 iterations after a warm-up of 3 (settled)")
-    assert once[start + 1].split() == ["round", "s", "J", "±", "u", "token", "°C", "flags"]
-    assert once[start + 3].split() == ["1", "2", "10.0", "±", "1.0", "16", "41", "-"]
-    assert once[start + 4].split() == ["2", "2", "10.0", "±", "1.0", "16", "41", "late-reader"]
+    assert once[start + 1].split() == ["round", "s", "energy", "±", "u", "token", "°C", "flags"]
+    assert once[start + 3].split() == ["1", "2", "10.0", "±", "1.0", "J", "16", "41", "-"]
+    assert once[start + 4].split() == ["2", "2", "10.0", "±", "1.0", "J", "16", "41", "late-reader"]
     assert not [line for line in once if "edges" in line or "12 ms late" in line]
     assert not [line for line in shown(record) if "rounds of" in line]
     text = "\n".join(twice)
-    assert re.search(r"edges J +outside J +resolution J +coverage J", text)
-    assert re.search(r"^1 +0.0031 +0.0012 +0.0005 +0$", text, re.MULTILINE)
+    assert re.search(r"edges +outside +resolution +coverage", text)
+    assert re.search(r"^1 +3.1 mJ +1.2 mJ +500 µJ +0 J$", text, re.MULTILINE)
     assert "u of an iteration: " in text
-    assert "estimated (note): a model" in twice
+    # A note below the table has it.
+    assert "estimated (note): a model" not in twice
     assert "round 2: late-reader (warning): a tick was seen 12 ms late" in twice
+
+
+def noted(number: int, *flags: Flag) -> Record:
+    return record_of(f"t.py::test_{number}", params={}, flags=list(flags))
+
+
+def warning(name: str, detail: str = "x" * 100) -> Flag:
+    return Flag(name=name, severity="warning", detail=detail)
+
+
+def below(lines: list[str]) -> list[str]:
+    """Return the lines below the rows of the table."""
+    last = max(number for number, line in enumerate(lines) if line.startswith("test_") and " ± " in line)
+    return lines[last + 1 :]
+
+
+def test_at_most_three_lines_of_notes_follow_the_table() -> None:
+    drift, late = warning("drift"), warning("late-reader", "12 ms")
+    outlier = warning("outlying-rounds", "round 3 took 11.1 s, the median round 280 ms")
+    wrong = Flag(name="spoiled", severity="invalid", detail="a counter ran backwards")
+    records = [noted(1, drift, late, outlier), noted(2, drift, wrong)]
+    lines = below(shown(*records))
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    # The most important first: two causes are left for -v.
+    assert lines[0] == "spoiled: test_2: a counter ran backwards"
+    assert lines[1] == "outlying-rounds: test_1: round 3 took 11.1 s, the median round 280 ms"
+    assert lines[2].startswith("drift: test_1 and 1 more: xxx")
+    assert lines[2].endswith("x… (+2: -v)")
+    text = " ".join(shown(*records, verbosity=1))
+    assert "late-reader: test_1: 12 ms u: standard uncertainty (k=1)" in text
+    assert "-v)" not in text
+
+
+def test_a_note_that_is_cut_says_how_to_read_it() -> None:
+    assert below(shown(noted(1, warning("drift"))))[-1].endswith(" (-v)")
+    assert below(shown(noted(1, warning("drift", "short"))))[-2:] == [
+        "drift: test_1: short",
+        "u: standard uncertainty (k=1), accuracy of the source included",
+    ]
+
+
+@pytest.mark.parametrize("verbosity", [0, 1, 2])
+def test_no_line_repeats_another(verbosity: int) -> None:
+    shared = Flag(name="unread-meter", severity="note", detail="rapl: no package counter")
+    contended = warning("contended", "other processes used 2.00 cores")
+    summary = warning("contended", "2 of 2 rounds: other processes used 2.00 cores")
+    rounds = [round_of(10.0, flags=[contended]), round_of(10.1, flags=[contended])]
+    records = [
+        record_of(f"t.py::test_{number}", params={}, rounds=rounds, flags=[summary, shared])
+        for number in (1, 2)
+    ]
+    text = " ".join(render_summary(records, 200, color=False, verbosity=verbosity).split())
+    assert text.count("rapl: no package counter") == 1
+    # With -vv, once for the rounds of each test.
+    assert text.count("other processes used 2.00 cores") == (2 if verbosity == 2 else 1)
+    if verbosity == 2:
+        assert text.count("rounds 1, 2: contended (warning)") == 2
+
+
+def test_joules_have_si_steps_in_the_terminal_and_none_in_the_report() -> None:
+    small = [round_of(each, 1e-8, energy_u_absolute_j=1e-7) for each in scaled(1e-6)]
+    tiny = record_of("t.py::test_tiny", rounds=small, params={})
+    huge = record_of("t.py::test_huge", scaled(1e4), params={})
+    text = "\n".join(shown(tiny, huge, columns=("energy_j",)))
+    # Rounds of two iterations.
+    assert re.search(r"test_tiny +5\.0\d+ ± 0\.\d+ µJ$", text, re.MULTILINE)
+    assert re.search(r"test_huge +50\.0\d+ ± 0\.\d+ kJ$", text, re.MULTILINE)
+    assert tiny.value_of("energy_j") == pytest.approx(5.0e-6, rel=0.01)
 
 
 def test_colours_are_for_terminals() -> None:
@@ -218,7 +288,7 @@ def test_colours_are_for_terminals() -> None:
     assert "\x1b" not in render_summary([crashed, flagged], 80, color=False)
 
 
-def test_nothing_in_a_test_id_is_markup() -> None:
+def test_a_test_id_is_never_taken_for_markup() -> None:
     odd = record_of("t.py::test_it[:warning:[bold]\x1b[31m]", status="invalid", reason=":smile: [red]x")
     text = render_summary([odd], 200, color=False)
     assert ":warning:[bold]\\x1b[31m" in text
@@ -233,13 +303,13 @@ def test_the_command_accepts_the_layout_options_of_pytest(
     path.write_bytes(encode_report(report_of(*RECORDS)))
     words = ["--columns=duration_s", "--sort=energy_j", "--group-by=backend"]
     assert main(["report", str(path), *words]) == 0
-    told = capsys.readouterr().out.splitlines()
+    reported = capsys.readouterr().out.splitlines()
     layout = Layout(("duration_s",), "energy_j", ("backend",))
-    assert told == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
+    assert reported == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
     assert main(["report", str(path), "-v"]) == 0
     assert "6 rounds of 2 iterations" in capsys.readouterr().out
     assert main(["report", str(path), "--sort=speed"]) == 2
-    assert capsys.readouterr().err.startswith("llenergy: --sort=speed: unknown: speed; known: name, ")
+    assert capsys.readouterr().err.startswith("llenergy report: --sort=speed: unknown: speed; known: name, ")
 
 
 @pytest.mark.parametrize(
@@ -300,8 +370,10 @@ def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("verbosity", "rounds", "terms"), [([], False, False), (["-v"], True, False), (["-vv"], True, True)]
 )
-def test_verbosity_of_a_run(quick: pytest.Pytester, verbosity: list[str], rounds: bool, terms: bool) -> None:
+def test_verbosity_options_add_rounds_and_uncertainty(
+    quick: pytest.Pytester, verbosity: list[str], rounds: bool, terms: bool
+) -> None:
     quick.makepyfile(SUITE)
     text = quick.runpytest(*verbosity).stdout.str()
     assert ("test_it size=1: 2 rounds of 1 iteration after a warm-up of 0" in text) == rounds
-    assert ("resolution J" in text) == terms
+    assert ("resolution  coverage" in text) == terms

@@ -34,12 +34,12 @@ def lines_of(*names: str, width: int = 80) -> list[str]:
 
 def test_a_name_that_fits_is_in_the_row() -> None:
     lines = lines_of("test_m")
-    assert lines[0].split() == ["verdict", "test", "base", "head", "change", "limits", "finds"]
+    assert lines[0].split() == ["verdict", "test", "base", "head", "change", "limits", "detectable"]
     assert [line for line in lines if "test_m" in line and LIMITS in line and "13.9%" in line]
 
 
 @pytest.mark.parametrize("name", ["test_decode[llama-cpp-4]", "test_" + "long_" * 20 + "end[llama-cpp-4]"])
-def test_a_name_that_does_not_is_above_its_row(name: str) -> None:
+def test_a_name_that_does_not_fit_is_above_its_row(name: str) -> None:
     lines = lines_of(name, "test_m")
     assert max(map(len, lines)) <= 80
     assert name in "".join(lines)
@@ -48,20 +48,20 @@ def test_a_name_that_does_not_is_above_its_row(name: str) -> None:
     assert len([line for line in lines if LIMITS in line]) == 2
 
 
-def test_finds_and_noise_are_explained_where_they_are_shown() -> None:
+def test_detectable_and_noise_are_explained_where_they_are_shown() -> None:
     assert lines_of("test_m")[-2:] == ["1 regressed; noise 39.4% median, 39.4% at most", LEGEND]
     assert len(LEGEND) <= 80
     new = Comparison(id="t.py::test_m", metric="energy_j", unit="J", verdict="new", reason="it is new")
     assert LEGEND not in render_verdicts([new], 80, color=False)
 
 
-def test_no_digit_is_lost_where_nothing_fits() -> None:
+def test_no_digit_is_lost_if_no_table_fits() -> None:
     lines = lines_of("test_decode[llama-cpp-4]", width=50)
     assert max(map(len, lines)) <= 50
     text = " ".join(" ".join(lines).split())
     assert all(each in text for each in ("1.735", "2.629 J", "+50.4%", LIMITS, "13.9%"))
 
 
-def test_colours_stay_where_names_are_above() -> None:
+def test_rows_below_their_names_keep_their_colours() -> None:
     text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
     assert "\x1b[1;31mregressed" in text

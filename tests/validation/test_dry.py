@@ -18,6 +18,9 @@ from .conftest import ROOT
 
 PARTS = ("sensor", "accuracy", "peers")
 
+#: The parts take half a minute together.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Part]:

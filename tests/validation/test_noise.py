@@ -47,7 +47,7 @@ def test_ramp_is_not_counted_as_noise() -> None:
 
 def test_rounds_without_noise_can_be_fitted() -> None:
     world = refit.fit_machine([2.0] * 24)
-    assert world.noise == refit.LEAST_NOISE
+    assert world.noise == refit.MIN_NOISE
     assert world.outliers == 0
 
 

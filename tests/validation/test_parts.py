@@ -96,7 +96,7 @@ def here() -> Machine:
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the environment variable by which a validation tells its parts about CUDA."""
+    """Restore the environment variable that tells the parts of a validation whether there is CUDA."""
     monkeypatch.setenv(machine.CUDA_VARIABLE, "")
 
 

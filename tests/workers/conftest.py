@@ -16,6 +16,11 @@ from .groups import METHODS, plan
 from .survivors import marked
 
 
+@pytest.fixture(autouse=True)
+def _few_plugins(few_plugins: None) -> None:
+    """Start inner runs faster."""
+
+
 @pytest.fixture
 def mark() -> Iterator[str]:
     """A marker in the environment of all processes that the test starts."""
@@ -34,7 +39,7 @@ def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, Host]]:
     """The hosts of a plan, shared by a module."""
-    host = LocalHost()
+    host = LocalHost("spawn")
     yield {LOCALHOST: host}
     host.close()
 

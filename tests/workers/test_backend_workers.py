@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends with ``launch="engine"``: one rank for all devices, which starts processes of its own."""
+"""Backends with ``launch="backend"``: one rank for all devices, which starts processes of its own."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from pytest_llenergy.workers.pool import Load, RankPool
 from .groups import plan
 
 #: Importable in the ranks, which have the search path of this process.
-ENGINE = """
+BACKEND_CODE = """
 import subprocess
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.model.record import BackendInfo
 
-class Engine:
+class StartingBackend:
     def load(self, model, options, context):
         self.world = options.get("world", 1)
         self.started = [subprocess.Popen(["sleep", "60"]) for _ in range(options["starts"])]
         self.pids = [each.pid for each in self.started]
         if options.get("stranger"):
             self.pids[-1] = 1
-        return BackendInfo(name="engine", version=str(context.devices), model=model.label)
+        return BackendInfo(name="starting", version=str(context.devices), model=model.label)
     def workers(self):
         return [BackendWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
     def synchronize(self): pass
     def close(self): pass
 """
-ENGINE_LAUNCH = Capabilities(launch="engine", replicas="engine", data=True, tensor=True)
+BACKEND_LAUNCH = Capabilities(launch="backend", replicas="backend", data=True, tensor=True)
 MODEL = ModelSource(kind="directory", location="/m")
 
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
-    (tmp_path / "starting_engine.py").write_text(ENGINE)
+    (tmp_path / "starting_backend.py").write_text(BACKEND_CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    return BackendSpec("engine", "starting_engine:Engine", (), "", ENGINE_LAUNCH)
+    return BackendSpec("starting", "starting_backend:StartingBackend", (), "", BACKEND_LAUNCH)
 
 
 @pytest.fixture
 def pool() -> Iterator[RankPool]:
-    pool = RankPool(60.0)
+    pool = RankPool(60.0, "spawn", "backend")
     yield pool
     pool.close()
 
 
 def test_one_process_sees_all_devices() -> None:
     lease = Lease(devices=("GPU-b", "GPU-a"))
-    engine = plan_processes(ENGINE_LAUNCH, None, lease, [0, 1, 2, 3])
-    (rank,) = engine.ranks
-    assert (engine.launch, rank.devices, rank.world_size) == ("engine", ("GPU-b", "GPU-a"), 1)
+    plan = plan_processes(BACKEND_LAUNCH, None, lease, [0, 1, 2, 3])
+    (rank,) = plan.ranks
+    assert (plan.launch, rank.devices, rank.world_size) == ("backend", ("GPU-b", "GPU-a"), 1)
     assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
-    assert engine.parallel.data == 2
+    assert plan.parallel.data == 2
 
 
 def test_each_replica_has_a_process_if_the_backend_makes_no_replicas() -> None:
-    row = Capabilities(launch="engine", data=True, tensor=True)
+    row = Capabilities(launch="backend", data=True, tensor=True)
     lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
     ranks = plan_processes(row, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
     assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
 
 
 def test_one_process_has_all_cores_on_the_cpu() -> None:
-    (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
+    (rank,) = plan_processes(BACKEND_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
     assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
 
 
 def test_two_mig_instances_are_refused() -> None:
     lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
     with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for a b"):
-        plan_processes(ENGINE_LAUNCH, None, lease, [0])
+        plan_processes(BACKEND_LAUNCH, None, lease, [0])
 
 
 def test_started_processes_are_recorded(pool: RankPool, spec: BackendSpec) -> None:
-    group, info = pool.get_loaded(plan(2, ENGINE_LAUNCH), Load.from_options(spec, MODEL, {"starts": 2}))
+    group, info = pool.get_loaded(plan(2, BACKEND_LAUNCH), Load.from_options(spec, MODEL, {"starts": 2}))
     assert info.version == "('cpu',)"
     parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
     assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
@@ -103,4 +103,4 @@ def test_processes_that_differ_from_the_plan_are_refused(
     pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WorkerPlacementError, match=message):
-        pool.get_loaded(plan(2, ENGINE_LAUNCH), Load.from_options(spec, MODEL, options))
+        pool.get_loaded(plan(2, BACKEND_LAUNCH), Load.from_options(spec, MODEL, options))

@@ -150,7 +150,7 @@ class TestFailures:
             run(pair, work)
         first, *_ = str(caught.value).splitlines()
         first_lines = {
-            "text": "BrokenError: (its text cannot be had: SystemExit)",
+            "text": "BrokenError: (its message cannot be formatted: SystemExit)",
             "kind of text": r"OfTextError: kind of text \ud800",
         }
         assert first.endswith(first_lines.get(broken, "ValueError: fine"))
@@ -207,7 +207,7 @@ class TestFailures:
             ),
             ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the process ignores SIGUSR2"),
             ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})", "the process blocks SIGUSR2"),
-            ("os.close(2)", "it was asked for its stacks and wrote none; state S"),
+            ("os.close(2)", "it was asked for its stacks but wrote none; state S"),
         ],
     )
     def test_missing_stacks_of_a_hanging_rank_are_explained(
@@ -263,7 +263,7 @@ class TestFailures:
         with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
             run(pair, work)
 
-    def test_own_error_classes_are_kept_and_name_the_rank(self, pair: RankGroup) -> None:
+    def test_errors_of_this_package_keep_their_class_and_name_the_rank(self, pair: RankGroup) -> None:
         def work() -> None:
 
             if os.environ["RANK"] == "1":
@@ -281,7 +281,7 @@ class TestFailures:
             "from pytest_llenergy.workers.group import RankGroup\n"
             "from pytest_llenergy.workers.local import LocalHost\n"
             "import time\n"
-            "ranks = RankGroup(plan(2), {'localhost': LocalHost()})\n"
+            "ranks = RankGroup(plan(2), {'localhost': LocalHost('spawn')})\n"
             "print(*[rank.pid for rank in ranks.ranks], flush=True)\n"
             "run(ranks, time.sleep, 60)\n"
         )

@@ -13,17 +13,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
+from pytest_llenergy.workers.start_method import StartMethod
+
+from .groups import METHODS
 from .no_torch import without_torch
 from .survivors import check_nothing_is_left, marked, survivors
-
-Method = Literal["spawn", "forkserver"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Where:
     """How many ranks a run of pytest has, how they start, and whether it uses pytest-xdist."""
 
     n: int
-    method: Method
+    method: StartMethod
     xdist: bool
 
     def arguments(self) -> tuple[str, ...]:
@@ -39,24 +41,38 @@ class Where:
         options = ("-p", "no:cacheprovider", f"--energy-start-method={self.method}")
         return (*options, "-n2") if self.xdist else options
 
+    @property
+    def name(self) -> str:
+        return f"{self.n}-{self.method}-{'n2' if self.xdist else 'alone'}"
 
-#: Two forked ranks; all other combinations are slow.
-EVERYWHERE = pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param(Where(2, "forkserver", False), id="2-forkserver-alone"),
-        *(
-            pytest.param(
-                Where(n, method, xdist),
-                id=f"{n}-{method}-{'n2' if xdist else 'alone'}",
-                marks=pytest.mark.slow,
-            )
-            for n in (1, 4)
-            for method in ("spawn", "forkserver")
-            for xdist in (False, True)
-        ),
-    ],
-)
+
+FORKED, SPAWNED = Where(2, "forkserver", xdist=False), Where(2, "spawn", xdist=False)
+
+MATRIX = [Where(n, method, xdist) for n in (1, 4) for method in METHODS for xdist in (False, True)]
+
+
+def everywhere(*quick: Where, name: str = "", values: Sequence[object] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test by ``where`` and the values of ``name``.
+
+    In the default run each value has one row, which takes turns with the start methods in ``quick``; without
+    values each of ``quick`` is a row. All other combinations are slow.
+    """
+    if not values:
+        slow = [each for each in MATRIX if each not in quick]
+        rows = [pytest.param(each, id=each.name) for each in quick]
+        rows += [pytest.param(each, id=each.name, marks=pytest.mark.slow) for each in slow]
+        return pytest.mark.parametrize("where", rows)
+    rows = [
+        pytest.param(value, each, id=f"{value}-{each.name}")
+        for value, each in zip(values, cycle(quick), strict=False)
+    ]
+    rows += [
+        pytest.param(value, each, id=f"{value}-{each.name}", marks=pytest.mark.slow)
+        for value in values
+        for each in MATRIX
+    ]
+    return pytest.mark.parametrize((name, "where"), rows)
+
 
 FAULTS = """
 import ctypes
@@ -159,7 +175,7 @@ def sections(output: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@EVERYWHERE
+@everywhere(FORKED, Where(1, "spawn", xdist=False))
 def test_every_fault_is_reported_and_leaves_no_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, where: Where
 ) -> None:
@@ -197,8 +213,7 @@ def test_after():
 """
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("ended_by", ["signal", "thread"])
+@everywhere(SPAWNED, FORKED, name="ended_by", values=["signal", "thread"])
 def test_a_timeout_of_pytest_timeout_leaves_no_process(
     pytester: pytest.Pytester, mark: str, ended_by: str, where: Where
 ) -> None:
@@ -214,7 +229,7 @@ def test_a_timeout_of_pytest_timeout_leaves_no_process(
     check_nothing_is_left(mark)
 
 
-@EVERYWHERE
+@everywhere(SPAWNED, FORKED)
 def test_ctrl_c_ends_every_process(pytester: pytest.Pytester, mark: str, where: Where) -> None:
     pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
@@ -252,18 +267,18 @@ def test_it(workers, i):
 """
 
 
-@EVERYWHERE
-@pytest.mark.parametrize(
-    ("work", "message"),
-    [
-        ("raise KeyboardInterrupt", "!! KeyboardInterrupt !!"),
-        ("pytest.exit('enough of it')", "Exit: enough of it"),
-    ],
-    ids=["ctrl-c", "exit"],
-)
+#: What a rank does, by its name, and what pytest then prints.
+ENDINGS = {
+    "ctrl-c": ("raise KeyboardInterrupt", "!! KeyboardInterrupt !!"),
+    "exit": ("pytest.exit('enough of it')", "Exit: enough of it"),
+}
+
+
+@everywhere(SPAWNED, FORKED, name="ending", values=list(ENDINGS))
 def test_ctrl_c_and_pytest_exit_in_a_rank_end_the_run(
-    pytester: pytest.Pytester, mark: str, work: str, message: str, where: Where
+    pytester: pytest.Pytester, mark: str, ending: str, where: Where
 ) -> None:
+    work, message = ENDINGS[ending]
     pytester.makepyfile(ENDS.format(n=where.n, work=work))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess(*where.arguments())
@@ -274,11 +289,9 @@ def test_ctrl_c_and_pytest_exit_in_a_rank_end_the_run(
     check_nothing_is_left(mark)
 
 
-@EVERYWHERE
-@pytest.mark.parametrize(("option", "failed"), [("-x", 1), ("--maxfail=2", 2)])
-def test_maxfail_leaves_no_process(
-    pytester: pytest.Pytester, mark: str, option: str, failed: int, where: Where
-) -> None:
+@everywhere(FORKED, SPAWNED, name="failed", values=[1, 2])
+def test_maxfail_leaves_no_process(pytester: pytest.Pytester, mark: str, failed: int, where: Where) -> None:
+    option = "-x" if failed == 1 else f"--maxfail={failed}"
     pytester.makepyfile(ENDS.format(n=where.n, work="raise ValueError"))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess(*where.arguments(), option)
@@ -293,15 +306,15 @@ def test_maxfail_leaves_no_process(
 @pytest.mark.parametrize(
     ("n", "method"),
     [
-        (1, "forkserver"),
+        (1, "spawn"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((1, "spawn"), (4, "spawn"), (4, "forkserver"))
+            for each in ((1, "forkserver"), (4, "spawn"), (4, "forkserver"))
         ),
     ],
 )
 def test_an_xdist_worker_that_dies_leaves_no_process(
-    pytester: pytest.Pytester, mark: str, n: int, method: Method
+    pytester: pytest.Pytester, mark: str, n: int, method: StartMethod
 ) -> None:
     pytester.makepyfile(
         f"""
@@ -358,7 +371,7 @@ class Killable:
 @pytest.mark.parametrize(
     ("method", "kills"),
     [
-        ("forkserver", 2),
+        ("spawn", 2),
         pytest.param("spawn", 16, marks=pytest.mark.slow),
         pytest.param("forkserver", 16, marks=pytest.mark.slow),
     ],

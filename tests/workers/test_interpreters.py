@@ -32,7 +32,7 @@ from pytest_llenergy.model.timeline import RequestTimeline
 
 def find_modules(*_):
     import pytest_llenergy
-    names = ("pytest", "torch", "filelock", "rank", "toy_engine")
+    names = ("pytest", "torch", "filelock", "rank", "toy_backend")
     found = [name for name in names if importlib.util.find_spec(name) is not None]
     return ",".join([*found, str(pathlib.Path(pytest_llenergy.__file__).resolve().parent)])
 
@@ -59,25 +59,25 @@ CONFTEST = """
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.base import Capabilities
 def pytest_llenergy_backends(config):
-    return [BackendSpec("toy", "toy_engine:Toy", ("toy_engine",), "no way", Capabilities(data=True))]
+    return [BackendSpec("toy", "toy_backend:Toy", ("toy_backend",), "no way", Capabilities(data=True))]
 """
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real environment with what ranks need and one engine."""
+    """A real environment with what ranks need and one backend."""
     directory = tmp_path_factory.mktemp("other")
     venv.create(directory, symlinks=True)
     (site,) = (directory / "lib").glob("python*/site-packages")
     for package in (msgspec, cloudpickle):
         (site / package.__name__).symlink_to(Path(str(package.__file__)).parent)
-    (site / "toy_engine.py").write_text(TOY)
+    (site / "toy_backend.py").write_text(TOY)
     return directory / "bin" / "python"
 
 
 def spec(python: Path | None, *requires: str) -> BackendSpec:
     named = None if python is None else str(python)
-    return BackendSpec("toy", "toy_engine:Toy", requires, "no way", Capabilities(data=True), python=named)
+    return BackendSpec("toy", "toy_backend:Toy", requires, "no way", Capabilities(data=True), python=named)
 
 
 def plan(python: Path | None) -> ProcessPlan:
@@ -87,7 +87,7 @@ def plan(python: Path | None) -> ProcessPlan:
 
 @pytest.fixture
 def pool() -> Iterator[RankPool]:
-    pool = RankPool(60.0)
+    pool = RankPool(60.0, "spawn", "backend")
     yield pool
     pool.close()
 
@@ -107,7 +107,7 @@ class TestRanks:
 
         ours = str(Path(pytest_llenergy.__file__).resolve().parent)
         assert found["python"] == str(other)
-        assert found["here"] == f"toy_engine,{ours}"
+        assert found["here"] == f"toy_backend,{ours}"
         assert found["searches"] == "None"
         assert found["path"].split(":")[0] == str(other.parent)
 
@@ -124,9 +124,12 @@ def test_another_interpreter_has_other_ranks(pool: RankPool, other: Path) -> Non
 
 class TestWhatIsMissing:
     def test_missing_modules_are_those_of_the_interpreter(self, other: Path) -> None:
-        assert spec(other, "toy_engine").missing() is None
-        assert spec(None, "toy_engine").missing() == "toy is not available: no module toy_engine; no way"
-        assert spec(other, "pytest", "toy_engine").missing() == (
+        assert spec(other, "toy_backend").explain_unavailable() is None
+        assert (
+            spec(None, "toy_backend").explain_unavailable()
+            == "toy is not available: no module toy_backend; no way"
+        )
+        assert spec(other, "pytest", "toy_backend").explain_unavailable() == (
             f"toy is not available in {other}: no module pytest; install what is missing into that "
             "environment"
         )
@@ -134,7 +137,7 @@ class TestWhatIsMissing:
     def test_modules_that_ranks_need_are_reported_missing(self, tmp_path: Path) -> None:
         venv.create(tmp_path / "bare", symlinks=True)
         python = tmp_path / "bare" / "bin" / "python"
-        assert spec(python).missing() == (
+        assert spec(python).explain_unavailable() == (
             f"toy is not available in {python}: no module msgspec, cloudpickle; install what is missing into "
             "that environment"
         )
@@ -157,9 +160,9 @@ class TestWhatIsMissing:
             python.write_text(f"#!/bin/sh\n{text}\n")
             python.chmod(0o755)
         with pytest.raises(BackendError) as caught:
-            spec(python).missing()
+            spec(python).explain_unavailable()
         assert str(caught.value) == (
-            f"the Python of toy, {python}, {message}; energy_python needs lines such as "
+            f"the Python of toy, {python}, {message}; name a Python interpreter, such as "
             "vllm=.venvs/vllm/bin/python"
         )
 
@@ -202,9 +205,18 @@ class TestRuns:
         ("argument", "message"),
         [
             ("--energy-python=toy", "--energy-python=toy: needs a backend and its Python, such as vllm="),
-            ("--energy-python=toi=/bin/sh", "unknown backend 'toi'; known: transformers, openvino, "),
-            ("--energy-python=toy=none", "the Python of toy, {}/none, does not exist; energy_python needs"),
-            ("--energy-python=toy=.", "the Python of toy, {}, is a directory; energy_python needs lines"),
+            (
+                "--energy-python=toi=/bin/sh",
+                "--energy-python: unknown backend 'toi'; known: transformers, openvino, ",
+            ),
+            (
+                "--energy-python=toy=none",
+                "--energy-python: the Python of toy, {}/none, does not exist; name a",
+            ),
+            (
+                "--energy-python=toy=.",
+                "--energy-python: the Python of toy, {}, is a directory; name a Python",
+            ),
         ],
     )
     def test_an_invalid_interpreter_is_a_usage_error(

@@ -114,7 +114,7 @@ assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Ranks without torch, shared by the tests of this module."""
-    pool = RankPool(60.0)
+    pool = RankPool(60.0, "spawn", "backend")
     yield pool
     pool.close()
 
@@ -122,7 +122,7 @@ def pool() -> Iterator[RankPool]:
 @pytest.fixture(scope="module")
 def forks() -> Iterator[RankPool]:
     """Forked ranks with torch, which start fast."""
-    pool = RankPool(60.0, "forkserver")
+    pool = RankPool(60.0, "forkserver", "backend")
     yield pool
     pool.close()
 
@@ -198,7 +198,7 @@ def test_a_kept_log_explains_why_ranks_were_replaced(pytester: pytest.Pytester) 
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs")
     result.assert_outcomes(passed=1)
     (log,) = (pytester.path / "logs").glob("*/rank0.log")
-    assert "since this one has left: garbage collection\n" in log.read_text()
+    assert "because this one left behind: garbage collection\n" in log.read_text()
 
 
 def test_the_next_test_does_not_run_beside_leftovers(pytester: pytest.Pytester) -> None:
@@ -235,7 +235,7 @@ def test_random_numbers_are_the_same_in_new_and_warm_ranks(start_method: Any) ->
 
         return os.getpid(), random.random(), float(numpy.random.random()), float(torch.rand(()))
 
-    pool = RankPool(60.0, start_method)
+    pool = RankPool(60.0, start_method, "backend")
     try:
         drawn = [call(pool, draw, capabilities=TORCH) for _ in range(2)]
         ranks = pool.get_ranks(plan(1, TORCH))

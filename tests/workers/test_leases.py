@@ -36,7 +36,7 @@ class Session:
     """One pytest process: its pool and its keeper, with tests that use ranks or do not."""
 
     def __init__(self) -> None:
-        self.pool = RankPool(60.0)
+        self.pool = RankPool(60.0, "spawn", "backend")
         self.keeper = LeaseKeeper(self.pool)
 
     def ranks(self, lease: Lease) -> list[int]:
@@ -287,7 +287,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
-pool = RankPool(60.0)
+pool = RankPool(60.0, "spawn", "backend")
 LeaseKeeper(pool).lease(Lease(("cpu",)), 10.0)
 group = pool.get_ranks(plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1))
 print(group.ranks[0].pid, flush=True)

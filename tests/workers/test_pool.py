@@ -28,7 +28,7 @@ from .no_torch import without_torch
 Read = Callable[..., dict[str, Any]]
 
 #: Importable in the ranks, which have the search path of this process.
-ENGINE = """
+BACKEND_CODE = """
 from pytest_llenergy.model.record import BackendInfo
 
 class Loaded:
@@ -39,10 +39,10 @@ class Loaded:
     def __del__(self):
         Loaded.alive -= 1
 
-class Engine:
+class CountingBackend:
     def load(self, model, options, context):
         self.loaded = Loaded()
-        return BackendInfo(name="engine", version="1", model=f"{model.label} of {Loaded.alive}")
+        return BackendInfo(name="counting", version="1", model=f"{model.label} of {Loaded.alive}")
     def synchronize(self): pass
     def close(self):
         self.loaded = None
@@ -51,9 +51,9 @@ class Engine:
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
-    (tmp_path / "an_engine.py").write_text(ENGINE)
+    (tmp_path / "counting_backend.py").write_text(BACKEND_CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    return BackendSpec("engine", "an_engine:Engine", (), "", Capabilities(data=True))
+    return BackendSpec("counting", "counting_backend:CountingBackend", (), "", Capabilities(data=True))
 
 
 def model(name: str) -> ModelSource:
@@ -63,7 +63,7 @@ def model(name: str) -> ModelSource:
 @pytest.fixture
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     isolation: Isolation = getattr(request, "param", "backend")
-    pool = RankPool(60.0, isolation=isolation)
+    pool = RankPool(60.0, "spawn", isolation)
     yield pool
     pool.close()
 
@@ -208,7 +208,7 @@ class TestCleanliness:
             dist.destroy_process_group()
             return os.getpid()
 
-        pool = RankPool(60.0, "forkserver")
+        pool = RankPool(60.0, "forkserver", "backend")
         torch = plan(1, Capabilities(framework="torch", process_group=True, data=True))
         try:
             found = []
@@ -249,16 +249,18 @@ def test_again(workers):
 """
 
 
-def test_a_start_method_that_ranks_ignore_is_warned_of_once(pytester: pytest.Pytester) -> None:
+def test_a_start_method_that_ranks_ignore_causes_one_warning(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(HAZARD.format(hazard=f"multiprocessing.set_start_method({CHOSEN!r})"))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
     result.assert_outcomes(passed=2, warnings=1)
     message = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
-    result.stdout.fnmatch_lines([f"*LLEnergyWarning: {message} *"])
+    # At the line that started the ranks.
+    line = "    assert workers.run(max, 1, 2) == [[]2]"
+    result.stdout.fnmatch_lines([f"*.py:4: LLEnergyWarning: {message} *", line], consecutive=True)
 
 
-def test_cuda_initialised_in_pytests_process_is_warned_of(pytester: pytest.Pytester) -> None:
+def test_cuda_initialised_in_pytests_process_causes_a_warning(pytester: pytest.Pytester) -> None:
     hazard = "import torch; torch.cuda.is_initialized = lambda: True"
     pytester.makepyfile(HAZARD.format(hazard=hazard))
     without_torch(pytester.path)
@@ -296,7 +298,7 @@ def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester)
 def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Path) -> None:
     found = []
     for number in range(2):
-        host = LocalHost(logs=tmp_path / "logs")
+        host = LocalHost("spawn", tmp_path / "logs")
         host.prepare("7-0", dict(os.environ), ())
         started = [host.start("7-0", rank, dict(os.environ)) for rank in range(2)]
         found += [each.log for each in started]
@@ -391,7 +393,7 @@ class Elsewhere(LocalHost):
 one = plan_processes(Capabilities(data=True, framework="torch"), None, Lease(("cpu", "cpu")), [0, 1], 1)
 ranks = [replace(each, host=host, local_rank=0, local_world_size=1) for each, host in zip(one.ranks, "ab")]
 plan = replace(one, ranks=tuple(ranks))
-hosts = {"a": Elsewhere(), "b": LocalHost()}
+hosts = {"a": Elsewhere("spawn"), "b": LocalHost("spawn")}
 group = RankGroup(plan, hosts)
 work = call_workload(group, look, (), {}, 60)
 work.run_round()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the directory i
 
 @pytest.fixture
 def own_host() -> Iterator[LocalHost]:
-    host = LocalHost()
+    host = LocalHost("spawn")
     yield host
     host.close()
 

@@ -103,6 +103,10 @@ class TestEntry:
             check_placement(two, facts)
         with pytest.raises(WorkerPlacementError, match="planned 2 processes, found 1"):
             check_placement(two, [facts[0], facts[0]])
+        swapped = plan_processes(TORCH, None, Lease(devices=("GPU-a", "GPU-b")), [0], 1)
+        facts = [{"pid": 1, "devices": ["GPU-b"], "world_size": 2}, {"pid": 2, "devices": ["GPU-a"]}]
+        with pytest.raises(WorkerPlacementError, match="rank 0: planned on GPU-a, found on GPU-b"):
+            check_placement(swapped, facts)
 
     def test_two_ranks_form_a_gloo_group(self, hosts: dict[str, Host]) -> None:
         ranks = RankGroup(plan(2, TORCH), hosts)

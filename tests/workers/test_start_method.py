@@ -21,6 +21,19 @@ from .groups import (
 from .survivors import survivors
 
 
+def test_ranks_never_descend_from_pytest_by_fork(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They inherit neither its memory nor its open files, whatever libraries did to them."""
+    monkeypatch.setattr(sys, "only_in_pytest", True, raising=False)
+    with Path(__file__).open() as file:
+        os.set_inheritable(file.fileno(), True)
+
+        def inherited(name: str) -> tuple[bool, bool]:
+            open_files = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+            return hasattr(sys, "only_in_pytest"), Path(name) in open_files
+
+        assert run(start(host), inherited, __file__) == [(False, False)] * 2
+
+
 class TestForks:
     @pytest.fixture
     def host(self, mark: str) -> Iterator[LocalHost]:

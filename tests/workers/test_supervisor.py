@@ -170,7 +170,7 @@ def test_a_too_large_environment_is_reported_and_leaves_no_directory(
     with pytest.raises(
         WorkerError,
         match=r"^the supervisor of the ranks cannot be started: Argument list too long; the environment has "
-        r"\d+ bytes, 200000 of them in MUCH_TOO_LONG: unset what is not needed$",
+        r"\d+ bytes, 200000 of them in MUCH_TOO_LONG: unset variables that are not needed$",
     ):
         start(host, 1)
     assert list(tmp_path.iterdir()) == []
@@ -228,7 +228,7 @@ def test_a_supervisor_or_guard_stopped_while_idle_is_not_waited_for(
     assert await_none(mark) == {}
 
 
-def test_a_late_answer_is_not_taken_for_the_next(host: LocalHost) -> None:
+def test_a_late_answer_is_not_mistaken_for_the_next(host: LocalHost) -> None:
     ranks = start(host, 1)
 
     def interrupt(*_: object) -> None:
@@ -252,7 +252,7 @@ def test_a_late_answer_is_not_taken_for_the_next(host: LocalHost) -> None:
     again.close()
 
 
-def test_half_a_message_is_a_failure(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_message_is_a_failure(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "PARTIAL_MESSAGE_TIMEOUT_S", 1)
     ranks = start(host, 1)
 

@@ -18,6 +18,8 @@ Read = Callable[..., dict[str, Any]]
 def test_functions_of_the_test_file_run_on_every_rank(
     quick: pytest.Pytester, read_report: Read, mode: str
 ) -> None:
+    without_torch(quick.path)
+    quick.syspathinsert()
     quick.makepyfile(
         """
         import os
@@ -62,6 +64,7 @@ def test_functions_of_the_test_file_run_on_every_rank(
 
 
 def test_failures_and_skips_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_report: Read) -> None:
+    without_torch(quick.path)
     quick.makepyfile(
         """
         import pytest
@@ -90,6 +93,7 @@ def test_failures_and_skips_in_ranks_are_those_of_the_test(quick: pytest.Pyteste
 
 
 def test_the_record_names_the_measured_ranks(quick: pytest.Pytester, read_report: Read) -> None:
+    without_torch(quick.path)
     quick.makepyfile(
         """
         import os
@@ -350,7 +354,9 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
         """
     )
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    # One of them is measured, by default for twenty seconds.
+    short = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *short)
     result.assert_outcomes(failed=13, passed=3, skipped=1)
     assert "never awaited" not in result.stdout.str()
     result.stdout.fnmatch_lines(
@@ -359,11 +365,11 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "test_odd.py:3: in test_nan",
             "PlanError: workers.run: timeout is '5', needs a number of seconds above 0",
             *["PlanError: workers: a call of this function only makes a coroutine or generator; give *"] * 5,
-            "WorkerError: workers: id and its * (TypeError: *): make what is in argument 1 within the f*",
-            "WorkerError: workers: dict and its * (TypeError: *): make what is in argument 'lock' *",
-            "WorkerError: workers: test_fixture* (TypeError: *): make what is in variable 'capsys' *",
-            "WorkerError: workers: test_global* (TypeError: *): make what is in variable 'LOCK' *",
-            "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its text cannot be had: RuntimeError)",
+            "WorkerError: workers: id and its * (TypeError: *): create argument 1 inside the f*",
+            "WorkerError: workers: dict and its * (TypeError: *): create argument 'lock' *",
+            "WorkerError: workers: test_fixture* (TypeError: *): create variable 'capsys' *",
+            "WorkerError: workers: test_global* (TypeError: *): create variable 'LOCK' *",
+            "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its message cannot be formatted: RuntimeError)",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
         ]
     )

@@ -63,7 +63,7 @@ def count_flops(name: str, prompts: list[str], parallel: Parallel) -> Flops:
     """Return the operations that four ranks report for a batch."""
     row = Capabilities(data=True, tensor=True)
     spec = BackendSpec("counted", f"counted:{name}", (), "", row)
-    pool = RankPool(60.0)
+    pool = RankPool(60.0, "spawn", "backend")
     try:
         ranks = plan_processes(row, parallel, Lease(devices=("cpu",) * 4), [0, 1], 1)
         group, _ = pool.get_loaded(ranks, Load.from_options(spec, ModelSource("directory", "/a"), {}))
@@ -91,7 +91,7 @@ def test_a_backend_that_does_not_count_operations_is_named(
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
     flops = count_flops("Plain", list("abcd"), Parallel(data=4))
-    assert flops == Flops.unknown("counted does not tell its operations")
+    assert flops == Flops.unknown("counted does not report its operations")
 
 
 def test_operations_are_unknown_if_those_of_one_rank_are() -> None:

@@ -65,7 +65,8 @@ class OurWindow:
 
     def answer(self) -> Answer:
         assert self._window is not None
-        return Answer(self._window.energy_j, self._window.energy_u_j, self._window.reason)
+        found = self._window.record
+        return Answer(found.energy_j, found.energy_u_j, found.reason)
 
     def close(self) -> None:
         self._measuring.stop()

@@ -22,7 +22,7 @@ from pytest_llenergy.measure.experiment import RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.model.timeline import RoundTimeline
+from pytest_llenergy.model.timeline import Timeline
 from tests.nvml_sim import World
 
 OURS_ROUNDS = "pytest-llenergy, rounds"
@@ -55,7 +55,7 @@ class Bursts:
         assert iterations == 1
         self._call.work(iterations)
 
-    def timeline(self) -> RoundTimeline:
+    def timeline(self) -> Timeline:
         timeline = self._call.timeline()
         self.truths_j.append(self.world.true_energy_j(0, timeline.start_ns, timeline.end_ns))
         return timeline
@@ -66,7 +66,9 @@ def measure_rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]
     lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
     # Without a budget, exactly the requested rounds of one iteration are measured.
-    plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)
+    plan = RoundPlan(
+        repeats, math.ceil(WARMUP_S / seconds), gap_s=0.25, target=0.02, budget_s=0.0, iterations=1
+    )
     selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     result = measure(workload, plan, selection, lease)
     truths_j = workload.truths_j[-repeats:]

@@ -73,7 +73,7 @@ class WakeRecorder:
         self.found: list[Interval] = []
 
     def __enter__(self) -> WakeRecorder:
-        self._turn = turn = Reader.turn
+        self._turn = turn = Reader.read_due_meters
 
         def noted(reader: Reader) -> int:
             start_ns = time.monotonic_ns()
@@ -85,12 +85,12 @@ class WakeRecorder:
             return after
 
         # measure() creates its reader internally and offers no hook for wake-ups.
-        Reader.turn = noted  # type: ignore[assignment, method-assign]
+        Reader.read_due_meters = noted  # type: ignore[assignment, method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
         # As above.
-        Reader.turn = self._turn  # type: ignore[method-assign]
+        Reader.read_due_meters = self._turn  # type: ignore[method-assign]
 
 
 def meter_for(uuids: list[str], seconds: float) -> Interval:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the stated uncertainty with thousands of random windows of exactly known energy.
 
-The windows are those of the test suite (tests/meters/cases.py), which runs a few hundred.
+The windows are those of the test suite (tests/meters/cases.py), which runs a few hundred. ``--even MS`` reads
+evenly within the same budget, without a prediction of ticks, to show what the prediction is worth.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from pytest_llenergy.meters import sampler
+from pytest_llenergy.meters.schedule import Timetable
+from tests.meters import watching
 from tests.meters.cases import KINDS, Case, Kind, Summary, draw, summarise
 
 #: Limits that the package promises.
@@ -25,13 +29,42 @@ HEADER = ("windows", "resolved", "within 2u", "median error/u", "median error", 
 RULE = ("---", *["---:"] * len(HEADER))
 
 
+class CountedMachine(watching.Machine):
+    """A simulated machine that stays in ``MACHINES`` with the CPU time of its reader."""
+
+    def __init__(self, now_ns: int, holding_ns: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(now_ns, holding_ns)
+        self.start_ns = now_ns
+        MACHINES.append(self)
+
+
+MACHINES: list[CountedMachine] = []
+
+
+def read_evenly(every_s: float) -> None:
+    """Replace the prediction of ticks by one reading every ``every_s`` seconds."""
+
+    class EvenTimetable(Timetable):
+        def next_ns(self, now_ns: int) -> int:
+            leader = self._leader
+            period_s = (leader.domain.update_period_s or leader.tick_period_s) if leader else None
+            self._period_ns = period_s * 1e9 if period_s else None
+            return now_ns + round(every_s * 1e9)
+
+    vars(sampler)["Timetable"] = EvenTimetable
+
+
 def main() -> int:
     """Print the table. Returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=1000, help="windows per kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--even", type=float, metavar="MS", help="read every MS milliseconds")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
+    vars(watching)["Machine"] = CountedMachine
+    if args.even is not None:
+        read_evenly(args.even / 1e3)
     found = {str(kind): _cases(kind, args.windows, args.seed) for kind in KINDS}
     rows = {name: summarise(cases) for name, cases in found.items()}
     every = [case for cases in found.values() for case in cases]
@@ -39,6 +72,9 @@ def main() -> int:
         rows[f"of these, {shape}"] = summarise([case for case in every if case.shape == shape])
     rows["all"] = summarise(every)
     print(_table(rows))
+    elapsed_s = sum(each.now_ns - each.start_ns for each in MACHINES) / 1e9
+    spent_s = sum(each.spent_ns for each in MACHINES) / 1e9
+    print(f"\nCPU time of the reader: {spent_s / elapsed_s:.2%} of a core")
     if args.json is not None:
         figures: dict[str, Any] = {
             "seed": args.seed,

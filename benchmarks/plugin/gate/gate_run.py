@@ -17,14 +17,16 @@ from gate_rules import asv, asv_5_percent, mann_whitney, mean_5_percent, welch
 from gate_table import markdown
 from gate_world import Machine, Order, draw_rounds
 
-from pytest_llenergy.compare.stages import DEFAULT_STAGES, SHARP_STAGES, Stages, decide_stage
+from pytest_llenergy.compare.stages import DEFAULT_STAGES, Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, correct_multiple_comparisons
 
 NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)
 SUITE_SIZE = 50
 
-MOST_PAIRS = SHARP_STAGES.pairs_after(len(SHARP_STAGES.pairs))
+#: Stages that find changes of exactly the threshold.
+SHARP_STAGES = Stages((6, 6, 12, 12))
+MAX_PAIRS = SHARP_STAGES.pairs_after(len(SHARP_STAGES.pairs))
 
 Values = Sequence[float]
 

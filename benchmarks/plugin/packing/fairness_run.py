@@ -23,7 +23,7 @@ from pytest_llenergy.devices.locks import acquire
 BOARDS = tuple(DeviceLock(f"GPU-{board}") for board in range(4))
 
 #: Highest acceptable wait for a lease, and how long polling is tried (seconds).
-MOST_S, POLLING_S = 1.0, 10.0
+MAX_S, POLLING_S = 1.0, 10.0
 
 REST_S = 0.5
 
@@ -102,10 +102,10 @@ def main(argv: Sequence[str]) -> int:
                     times.append(take())
     never = sum(spent_s is None for spent_s in naive)
     leased = [spent_s for spent_s in ours if spent_s is not None]
-    print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (limit: {MOST_S:g} s)")
+    print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (limit: {MAX_S:g} s)")
     print(f"polling: not within {POLLING_S:g} s in {never} of {args.rounds}")
     args.json.write_text(json.dumps({"lease_s": ours, "polled_s": naive}, indent=1) + "\n")
-    return 0 if max(leased) < MOST_S else 1
+    return 0 if max(leased) < MAX_S else 1
 
 
 if __name__ == "__main__":

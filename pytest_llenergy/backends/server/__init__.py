@@ -20,7 +20,7 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[server]'",
     needs=NEEDS,
     capabilities=Capabilities(
-        launch="engine",
+        launch="backend",
         gpu=True,
         tasks=("generate", "serve"),
         options=("command", "url", "health", "model", "timeout_s"),
@@ -48,7 +48,16 @@ SPEC = BackendSpec(
 def with_run_options(
     spec: BackendSpec, command: str, url: str, health: str, model: str, timeout_s: float
 ) -> BackendSpec:
-    """Return the spec with the run's options as preset load options."""
+    """Return the spec with the run's options as preset load options.
+
+    Args:
+        spec: The backend ``server``.
+        command: Command that starts a server; empty for none.
+        url: URL of a running server; empty for none.
+        health: Path of the health check.
+        model: Name of the model in the server's API; empty for the first that it lists.
+        timeout_s: Value of ``--energy-timeout`` (seconds).
+    """
     preset = {
         "command": command,
         "url": url,

@@ -45,7 +45,7 @@ class ServerBackend:
         try:
             return self._connect(model, settings, context)
         except BaseException:
-            # Whatever went wrong, nobody else knows of the server yet.
+            # No other code knows of the server yet, so stop it whatever went wrong.
             self.close()
             raise
 
@@ -108,9 +108,9 @@ class ServerBackend:
             "endpoint": COMPLETIONS_PATH,
             "connections": "kept" if self._endpoint.client.keeps else "one for each request",
             "prefix_cache": (
-                "asked off in each request"
+                "switched off in each request"
                 if self._dialect.switches_cache
-                else "the server's own switch counts"
+                else "as configured by the server"
             ),
             "threads": context.threads if any("{threads}" in word for word in settings.words) else None,
         }

@@ -25,6 +25,11 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 #: Longest error text that is shown.
 MAX_ERROR_CHARACTERS = 300
 
+#: Sampling settings that a server would otherwise take from its own or the model's defaults.
+PLAIN_SAMPLING = {"min_p": 0.0, "repetition_penalty": 1.0}
+#: Samplers of llama.cpp without min_p and penalties.
+LLAMA_CPP_SAMPLERS = ["temperature", "top_k", "top_p"]
+
 
 class NoAnswerError(Exception):
     """A request without an answer; the text is the reason in one line."""
@@ -67,14 +72,22 @@ class Client:
         return self._loop.run_until_complete(work)
 
     def get(self, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
-        """Return status and body. Raises ``NoAnswerError``."""
+        """Return status and body.
+
+        Raises:
+            NoAnswerError: If the server does not answer.
+        """
         try:
             return self.run(self._get(path, timeout_s))
         except self._errors as error:
             raise NoAnswerError(_error_line(error)) from None
 
     def open_connections(self, connections: int, path: str) -> None:
-        """Open this many connections if they are kept. Raises ``BackendError`` without an answer."""
+        """Open this many connections if they are kept.
+
+        Raises:
+            BackendError: If the server does not answer.
+        """
         # Simultaneous requests need a connection each.
         requests = [self._get(path, REQUEST_TIMEOUT_S) for _ in range(connections if self.keeps else 1)]
         try:
@@ -187,11 +200,6 @@ class Dialect:
         """Whether a request can forbid keeping prefixes."""
         return bool(self.cache(False))
 
-
-#: Sampling settings that a server would otherwise take from its own or the model's defaults.
-PLAIN_SAMPLING = {"min_p": 0.0, "repetition_penalty": 1.0}
-#: Samplers of llama.cpp without min_p and penalties.
-LLAMA_CPP_SAMPLERS = ["temperature", "top_k", "top_p"]
 
 #: Dialects by ``owned_by`` of ``/v1/models``.
 DIALECTS = {

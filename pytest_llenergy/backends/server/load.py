@@ -59,7 +59,11 @@ class Endpoint:
         return streams
 
     def parse_answers(self, streams: Sequence[Stream], params: GenerationParams) -> list[Answer]:
-        """Parse the streams. Raises ``BackendError`` for an answer of the wrong length."""
+        """Parse the streams.
+
+        Raises:
+            BackendError: If an answer has the wrong length.
+        """
         answers = []
         for number, stream in enumerate(streams, 1):
             name = f"request {number} of {len(streams)}"
@@ -96,7 +100,7 @@ class BatchJob:
     bodies: list[bytes]
     params: GenerationParams
 
-    def ready(self) -> None:
+    def before_round(self) -> None:
         """Open a connection per request."""
         self.endpoint.client.open_connections(len(self.bodies), self.endpoint.health)
 
@@ -132,7 +136,7 @@ class LoadJob:
     bodies: list[bytes]
     params: ServeParams
 
-    def ready(self) -> None:
+    def before_round(self) -> None:
         """Open the connections that are needed at once; an open loop opens more as it goes."""
         connections = min(self.params.concurrency or 1, len(self.bodies))
         self.endpoint.client.open_connections(connections, self.endpoint.health)

@@ -27,12 +27,25 @@ if TYPE_CHECKING:
 #: How much of a server's output is shown (bytes, lines).
 TAIL_BYTES, TAIL_LINES = 8192, 20
 
+#: Programs that start a server and are not part of it.
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "tmux: server", "screen", "sshd", "systemd"})
+
+#: Programs that listen on behalf of a server in a container.
+PROXIES = frozenset({"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "conmon"})
+
+#: Device files that a process using a GPU holds open: of CUDA and of ROCm.
+GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
+
 
 class ServerProcess:
     """A server started with this process's environment, and so on its devices. Its output goes to a file."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Start the command. Raises ``BackendError`` if the program does not exist."""
+        """Start the command.
+
+        Raises:
+            BackendError: If the program does not exist.
+        """
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
         self._name = words[0]
         try:
@@ -107,16 +120,6 @@ class ServerProcess:
 
     def _last_line(self) -> str:
         return (self.tail() or ["no output"])[-1].strip()
-
-
-#: Programs that start a server and are not part of it.
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "tmux: server", "screen", "sshd", "systemd"})
-
-#: Programs that listen on behalf of a server in a container.
-PROXIES = frozenset({"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "conmon"})
-
-#: Device files that a process using a GPU holds open: of CUDA and of ROCm.
-GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 @dataclass(frozen=True)

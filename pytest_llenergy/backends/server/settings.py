@@ -50,7 +50,11 @@ class ServerSettings:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
-        """Validate the load options. Raises ``BackendError`` for an unusable command or URL."""
+        """Validate the load options.
+
+        Raises:
+            BackendError: If the command or URL cannot be used.
+        """
         command, url = str(options.get("command") or ""), str(options.get("url") or "")
         health = str(options.get("health") or "/health")
         if not health.startswith("/"):
@@ -97,7 +101,11 @@ class ServerSettings:
 
 
 def parse_local_url(url: str) -> Address:
-    """Parse a URL. Raises ``BackendError`` unless it points to this host."""
+    """Parse a URL.
+
+    Raises:
+        BackendError: If it does not point to this host.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -48,6 +48,11 @@ class _Event:
 def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
     """Parse the stream of one request. Raises ``ModelError`` or ``BackendError``, naming the request, if it
     is invalid.
+
+    Args:
+        stream: The recorded stream.
+        dialect: The kind of server.
+        name: Name of the request, for messages.
     """
     _check_status(stream, name)
     try:

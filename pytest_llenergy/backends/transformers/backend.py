@@ -8,11 +8,11 @@ from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.flops import transformers_job_flops
 from pytest_llenergy.backends.models import ModelSource, check_context_length, explain_load_error
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
-from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.backends.transformers.jobs import (
     TransformersJob,
     generation_config,
@@ -169,7 +169,7 @@ class TransformersBackend:
             return Flops.unknown(
                 "continuous batching runs in a thread that torch.utils.flop_counter does not see"
             )
-        return job_flops(self._model, job, done, self._tensor)
+        return transformers_job_flops(self._model, job, done, self._tensor)
 
     def synchronize(self) -> None:
         if self._device != "cpu":

@@ -21,6 +21,17 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
 
+#: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a
+#: sequence the threshold adapts if scikit-learn is installed.
+DRAFTING: dict[str, Primitive] = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+
+#: Longest suffix that is searched for in the prompt: transformers' default, set explicitly.
+MAX_MATCHING_NGRAM_SIZE = 2
+
 
 class StepClock:
     """A streamer that records when each decoding step produced its tokens.
@@ -46,7 +57,14 @@ class StepClock:
 
 
 def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **keywords: Any) -> Any:
-    """Return a complete ``GenerationConfig``, which leaves nothing to the defaults of a model."""
+    """Return a complete ``GenerationConfig``, which leaves nothing to the defaults of a model.
+
+    Args:
+        params: Parameters of the call.
+        ends: Tokens that end a sequence.
+        pad: Token that fills ended sequences.
+        **keywords: Further fields of ``GenerationConfig``.
+    """
     from transformers import GenerationConfig
 
     sampling: dict[str, Any] = {"do_sample": False}
@@ -114,18 +132,6 @@ class TransformersJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
 
-#: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a
-#: sequence the threshold adapts if scikit-learn is installed.
-DRAFTING: dict[str, Primitive] = {
-    "num_assistant_tokens": 20,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.4,
-}
-
-#: Longest suffix that is searched for in the prompt: transformers' default, set explicitly.
-MAX_MATCHING_NGRAM_SIZE = 2
-
-
 def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
     """Return the options that draft from the prompt, for ``GenerationConfig`` and records; empty if not
     requested.
@@ -142,7 +148,9 @@ def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
     """Load an assistant in the dtype and on the device of the model. Returns it and what goes into the
     record.
 
-    Raises ``ModelError`` if it cannot be loaded, ``BackendError`` if its vocabulary differs.
+    Raises:
+        ModelError: If it cannot be loaded.
+        BackendError: If its vocabulary differs.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import is_sklearn_available
@@ -182,7 +190,18 @@ def is_encoder(config: Any) -> bool:
 def prepare_embedding(
     model: Any, tokenizer: Any, texts: Sequence[str], params: EmbeddingParams, device: str
 ) -> EmbeddingJob:
-    """Prepare a padded batch. Raises ``BackendError`` for texts without tokens or with too many."""
+    """Prepare a padded batch.
+
+    Args:
+        model: The loaded model.
+        tokenizer: Its tokenizer.
+        texts: The texts to embed.
+        params: Parameters of the call.
+        device: Device of the inputs.
+
+    Raises:
+        BackendError: If a text has no tokens or too many.
+    """
     # With padding on the right, tokens keep the positions that they have alone.
     inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="right").to(device)
     lengths = [int(length) for length in inputs["attention_mask"].sum(dim=1)]

@@ -9,10 +9,25 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-from pytest_llenergy.backends.base import is_installed
+from pytest_llenergy.backends.base import DTYPES, is_installed
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
+
+#: Attention implementations, with the module that each needs besides torch and how to install it.
+ATTENTIONS: dict[str, tuple[str, str] | None] = {
+    "sdpa": None,
+    "eager": None,
+    "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
+    "flash_attention_3": ("flash_attn_interface", "build it from its hopper directory"),
+    "flex_attention": None,
+}
+#: Those without CPU kernels: transformers raises or fails to compile (tried with torch 2.13).
+GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+BATCHING_KINDS = ("static", "continuous")
 
 
 def compile_config(mode: str) -> Any:
@@ -35,10 +50,13 @@ def count_compiled_graphs() -> int:
 
 
 def compile_job(job: Any) -> None:
-    """Run a job once so that nothing is left to compile. Raises ``BackendError`` if nothing was compiled.
+    """Run a job once so that nothing is left to compile.
 
     Code compiled for earlier batches is dropped first: with it, torch would compile this batch for any shape,
     or after a few more not at all, and results would depend on earlier runs.
+
+    Raises:
+        BackendError: If nothing was compiled.
     """
     import torch
 
@@ -99,7 +117,11 @@ def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> di
 
 
 def describe_quantization(name: str, model: Any) -> dict[str, str | int]:
-    """Return the quantizer and the number of quantised layers. Raises ``BackendError`` if there are none."""
+    """Return the quantizer and the number of quantised layers.
+
+    Raises:
+        BackendError: If there are none.
+    """
     package = QUANTIZERS[name]
     layers = sum(_is_quantized(module, package) for module in model.modules())
     if layers == 0:
@@ -136,24 +158,6 @@ def _is_quantized(module: Any, package: QuantizerPackage) -> bool:
     return hasattr(module, "weight") and any(f"{kind.__module__}.".startswith(f"{top}.") for kind in kinds)
 
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-#: Attention implementations, with the module that each needs besides torch and how to install it.
-ATTENTIONS: dict[str, tuple[str, str] | None] = {
-    "sdpa": None,
-    "eager": None,
-    "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
-    "flash_attention_3": ("flash_attn_interface", "build it from its hopper directory"),
-    "flex_attention": None,
-}
-#: Those without CPU kernels: transformers raises or fails to compile (tried with torch 2.13).
-GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
-
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-BATCHING_KINDS = ("static", "continuous")
-
-
 @dataclass(frozen=True)
 class LoadOptions:
     """How to load a model and how to run it.
@@ -178,7 +182,11 @@ class LoadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
-        """Validate the load options of a test. Raises ``BackendError`` for the first problem."""
+        """Validate the load options of a test.
+
+        Raises:
+            BackendError: If an option cannot be used; names the first problem.
+        """
         values = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
         if isinstance(values.get("compile"), bool):
             values["compile"] = "reduce-overhead" if values["compile"] else None

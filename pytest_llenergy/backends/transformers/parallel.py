@@ -17,12 +17,21 @@ from pytest_llenergy.model.record import Parallel
 #: How accelerate distributes layers: evenly by memory, without filling one device before the next.
 DEVICE_MAP = "balanced"
 
+#: Last part of the names of projections that split by heads, in the plans of transformers 5.23: those that
+#: make queries, and those that make keys. A fused matrix is in both.
+QUERY_PROJECTIONS = {"q_proj", "q_b_proj", "qkv_proj", "query_key_value"}
+KEY_PROJECTIONS = {"k_proj", "kv_b_proj", "qkv_proj", "query_key_value"}
+
+#: Plan of a projection whose output stays split, so that each rank has its own heads.
+COLUMNWISE = "colwise"
+
 
 def verify_placement(model: Any, n: int) -> dict[str, str]:
     """Return which modules are on which device after loading, for the record.
 
-    Raises ``BackendError`` unless the parameters are on ``n`` GPUs, all of them: accelerate leaves devices
-    out for small models, and moves what does not fit to the CPU or to disk, with a warning at most.
+    Raises:
+        BackendError: If the parameters are not all on ``n`` GPUs: accelerate leaves devices out for
+            small models, and moves what does not fit to the CPU or to disk, with a warning at most.
     """
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     layout = format_device_map(getattr(model, "hf_device_map", None) or {"": str(model.device)})
@@ -49,21 +58,18 @@ def format_device_map(device_map: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-#: Last part of the names of projections that split by heads, in the plans of transformers 5.23: those that
-#: make queries, and those that make keys. A fused matrix is in both.
-QUERY_PROJECTIONS = {"q_proj", "q_b_proj", "qkv_proj", "query_key_value"}
-KEY_PROJECTIONS = {"k_proj", "kv_b_proj", "qkv_proj", "query_key_value"}
-
-#: Plan of a projection whose output stays split, so that each rank has its own heads.
-COLUMNWISE = "colwise"
-
-
 def check_heads(config: Any, tensor: int, label: str) -> None:
     """Check from the configuration alone that a tensor-parallel degree divides the heads of a model.
 
     transformers would load it and fail with a shape error in the first forward pass.
 
-    Raises ``BackendError`` naming heads, KV heads and the degrees that fit.
+    Args:
+        config: Configuration of the model.
+        tensor: The tensor-parallel degree.
+        label: Name of the model, for messages.
+
+    Raises:
+        BackendError: If it does not; names heads, KV heads and the degrees that fit.
     """
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None)
@@ -98,7 +104,8 @@ def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
     whole world as one replica, or wraps replicas in FSDP. Here a rank sees only device 0, or none although
     torch was built for GPUs, and replicas share nothing.
 
-    Raises ``BackendError`` if this version of transformers cannot do that.
+    Raises:
+        BackendError: If this version of transformers cannot do that.
     """
     try:
         from transformers.distributed import DistributedConfig, mixin
@@ -129,8 +136,8 @@ def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
 def verify_shards(model: Any, context: RankContext) -> dict[str, int]:
     """Return the number of parameters on this rank and in the whole model, for the record.
 
-    Raises ``BackendError`` if no parameter is sharded, or if one is shared with ranks outside of this
-    replica.
+    Raises:
+        BackendError: If no parameter is sharded, or if one is shared with ranks outside of this replica.
     """
     from torch.distributed.tensor import DTensor
 
@@ -182,7 +189,16 @@ def _join_counts(counts: Iterable[int]) -> str:
 
 
 def check_degrees(path: str, degrees: Parallel, label: str) -> None:
-    """Check the degrees before any weight is read. Raises ``BackendError``."""
+    """Check the degrees before any weight is read.
+
+    Args:
+        path: Directory or hub id of the model.
+        degrees: The requested degrees.
+        label: Name of the model, for messages.
+
+    Raises:
+        BackendError: If the model cannot be split that way.
+    """
     if degrees.tensor == 1:
         return
     if degrees.placement > 1:
@@ -207,8 +223,11 @@ def load_onto_devices(
         context: Place of the rank.
         device: Device of the inputs.
 
-    Returns the model and what goes into the record. Raises ``BackendError`` if the result is not as
-    requested.
+    Returns:
+        The model and what goes into the record.
+
+    Raises:
+        BackendError: If the result is not as requested.
     """
     degrees = context.parallel
     if degrees.tensor > 1:

@@ -5,22 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, RoundValue, is_valid
+from pytest_llenergy.measure.metrics import ROUND_METRICS, is_valid
+from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record, Round
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.report import Report, SideName
 from pytest_llenergy.model.text import one_line
 
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
 
-SideName = Literal["base", "head"]
-
 
 @dataclass(frozen=True)
-class Side:
+class LabelledReport:
     """One report. ``label`` is empty if there is only one."""
 
     name: SideName
@@ -109,7 +107,13 @@ def report_cases(report: Report) -> list[Case]:
 
 
 def compared_cases(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
-    """Return the tests of two reports, most urgent verdicts first."""
+    """Return the tests of two reports, most urgent verdicts first.
+
+    Args:
+        base: The report of the baseline.
+        head: The report of the head.
+        compared: Their comparison.
+    """
     old = {record.id: record for record in base.records}
     new = {record.id: record for record in head.records}
     verdicts: dict[str, list[Comparison]] = {}

@@ -140,7 +140,7 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
     places = range(len(shown))
     axes.hlines(places, noise, detectable, color=COLOURS["grid"], linewidth=1.5)
     axes.scatter(noise, places, s=34, color=COLOURS["muted"], gid="noise", zorder=3)
-    axes.scatter(detectable, places, s=34, color=COLOURS["head"], marker="D", gid="finds", zorder=3)
+    axes.scatter(detectable, places, s=34, color=COLOURS["head"], marker="D", gid="detectable", zorder=3)
     for row, each in enumerate(shown):
         axes.text(0, row - 0.42, plot_label(each.id), fontsize=10, va="center", ha="left")
     axes.set_xlim(0, max([*detectable, *noise, *(rule.threshold * 100 for rule in rules)]) * 1.08 or 1.0)
@@ -150,14 +150,14 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
     label_axes(axes, "%")
     tips = {
         "noise": [f"{each.id}: noise {each.noise:.2%}" for each in shown],
-        "finds": [f"{each.id}: finds {each.detectable:.2%}" for each in shown],
+        "detectable": [f"{each.id}: detectable {each.detectable:.2%}" for each in shown],
     }
     caption = "Such a comparison finds a change of the size of the diamond nine times in ten."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
     legend = [
         LegendEntry("dot muted", "noise of the rounds"),
-        LegendEntry("diamond head", "finds"),
+        LegendEntry("diamond head", "detectable"),
         LegendEntry("threshold", "threshold"),
     ]
     return Plot(

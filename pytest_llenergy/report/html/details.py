@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from pytest_llenergy.model.quantity import format_with_uncertainty
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
-from pytest_llenergy.report.columns import format_with_uncertainty
 from pytest_llenergy.report.html.cases import PER_ITERATION, PER_TOKEN, Case, OrderedRound
 from pytest_llenergy.report.html.comparison_charts import Trend
 from pytest_llenergy.report.html.round_charts import PowerCurve
@@ -197,6 +198,10 @@ def settings(case: Case) -> Table:
 
 def _settings(record: Record) -> list[tuple[str, str]]:
     facts = [(f"parameter {name}", str(each)) for name, each in record.params.items()]
+    facts += [
+        (f"extra info {name}", each if isinstance(each, str) else json.dumps(each, ensure_ascii=False))
+        for name, each in record.extra_info.items()
+    ]
     backend = record.backend
     if backend is not None:
         facts += [

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest_llenergy
-from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
-from pytest_llenergy.model.comparison import Side as Source
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, ReportSource
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html import details, tables
-from pytest_llenergy.report.html.cases import Case, Side, compared_cases, order_rounds, report_cases
+from pytest_llenergy.report.html.cases import Case, LabelledReport, compared_cases, order_rounds, report_cases
 from pytest_llenergy.report.html.comparison_charts import (
     Trend,
     detectability_plot,
@@ -89,9 +88,8 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     ]
     if report.baseline is not None:
         about.insert(1, f"against {report.baseline.side.origin}")
-    return _render(
-        [Side("head", "", report)], cases, "Energy report", states, about, notes, trends, interleaved=False
-    )
+    reports = [LabelledReport("head", "", report)]
+    return _render(reports, cases, "Energy report", states, about, notes, trends, interleaved=False)
 
 
 def render_compared(
@@ -105,8 +103,8 @@ def render_compared(
     """Render two reports and their comparison as a page.
 
     Args:
-        pairs: Stages of a run that measured both sides in turn, such as ``6+6``. The rounds of both sides are
-            then shown in the order in which they ran.
+        pairs: Stages of a run that measured both sides alternately, such as ``6+6``. The rounds of both sides
+            are then shown in the order in which they ran.
 
     Raises:
         ReportError: If the extra ``html`` is not installed.
@@ -115,16 +113,16 @@ def render_compared(
     cases = compared_cases(base, head, compared)
     states = Counter[str](each.verdict for each in compared.comparisons)
     about = [f"{_describe_side(compared.head)} against {_describe_side(compared.base)}"]
-    about += [f"{pairs} pairs, measured in turn"] if pairs is not None else []
+    about += [f"{pairs} pairs, measured alternately"] if pairs is not None else []
     about += [*compared.devices, describe_noise(compared.comparisons)]
-    sides = [Side("base", "base", base), Side("head", "head", head)]
+    sides = [LabelledReport("base", "base", base), LabelledReport("head", "head", head)]
     return _render(
         sides, cases, "Energy", states, about, compared.notes, trends, interleaved=pairs is not None
     )
 
 
 def _render(
-    sides: Sequence[Side],
+    sides: Sequence[LabelledReport],
     cases: Sequence[Case],
     title: str,
     states: Mapping[str, int],
@@ -142,7 +140,7 @@ def _render(
         plots = [
             forest_plot(sheet, comparisons, "verdicts"),
             energy_speed_plot(sheet, cases, "speed"),
-            detectability_plot(sheet, comparisons, "finds"),
+            detectability_plot(sheet, comparisons, "detectable"),
         ]
         sections = [
             _build_section(
@@ -218,7 +216,7 @@ def _summarize(case: Case) -> str:
     return format_value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
 
 
-def _describe_side(side: Source) -> str:
+def _describe_side(side: ReportSource) -> str:
     return _describe_commit(side.commit, side.dirty) or side.origin
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
-from pytest_llenergy.report.html.cases import Case, OrderedRound, SideName
+from pytest_llenergy.model.report import SideName
+from pytest_llenergy.report.html.cases import Case, OrderedRound
 from pytest_llenergy.report.html.svg import COLOURS, LegendEntry, Plot, Sheet, label_axes
 from pytest_llenergy.report.verdicts import format_value
 
@@ -24,7 +25,7 @@ HEIGHT = 220
 
 SIDES: tuple[SideName, ...] = ("base", "head")
 
-#: Line styles that tell apart the kinds of domains.
+#: Line styles that distinguish the kinds of domains.
 DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 

@@ -125,7 +125,13 @@ class Sheet:
         return "".join(f".{name}{{{style}}}\n" for style, name in self._classes.items())
 
     def figure(self, height: int, *, left: int = 50, right: int = 14) -> tuple[Figure, Axes]:
-        """Create an empty figure and its axes; all sizes are CSS pixels."""
+        """Create an empty figure and its axes; all sizes are CSS pixels.
+
+        Args:
+            height: Height of the figure.
+            left: Margin left of the axes.
+            right: Margin right of the axes.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
@@ -199,7 +205,7 @@ class Sheet:
 
 @contextmanager
 def open_sheet() -> Iterator[Sheet]:
-    """Yield the sheet of a page; matplotlib uses the page's settings instead of the user's meanwhile."""
+    """Yield the sheet of a page. Matplotlib uses the page's settings until the block ends."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -6,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_llenergy.measure.round_statistics import MEDIAN_TO_MEAN
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.quantity import format_with_uncertainty
 from pytest_llenergy.model.record import MeterInfo, Metric
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import format_with_uncertainty
-from pytest_llenergy.report.html.cases import Case, Side, order_rounds
+from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.comparison_charts import speed_and_energy
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
+
+#: Cells of a row; a string stands for a cell without style.
+Row = Sequence["str | Cell"]
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,6 @@ class Table:
     label: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-
-
-#: Cells of a row; a string stands for a cell without style.
-Row = Sequence["str | Cell"]
 
 
 def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
@@ -68,10 +68,10 @@ def format_metric_value(metric: Metric | None) -> str:
 
 
 def format_round_spread(metric: Metric | None) -> str:
-    """Format the relative standard deviation of single rounds, computed from the spread of their mean."""
+    """Format the relative scatter of single rounds, computed from that of their median."""
     if metric is None or not metric.value or metric.spread is None or metric.n < 2:
         return "-"
-    return f"{metric.spread * metric.n**0.5 / metric.value:.1%}"
+    return f"{metric.spread * metric.n**0.5 / MEDIAN_TO_MEAN / metric.value:.1%}"
 
 
 def format_share(number: float | None) -> str:
@@ -110,7 +110,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
         "#change",
         "#limits",
         "#noise",
-        "#finds",
+        "#detectable",
         "#rounds",
     )
     label = "Verdicts" if len(metrics) > 1 else f"Verdicts, {''.join(metrics)}"
@@ -228,7 +228,7 @@ def _percent(share: float) -> str:
     return f"{share * 100:.3g}%"
 
 
-def meters(sides: Sequence[Side]) -> Table:
+def meters(sides: Sequence[LabelledReport]) -> Table:
     """List every meter once."""
     labels_by_meter: dict[MeterInfo, list[str]] = {}
     for side in sides:
@@ -265,7 +265,7 @@ def meters(sides: Sequence[Side]) -> Table:
     return table("Meters", (*columns, "exclusive", "side"), rows)
 
 
-def machine(sides: Sequence[Side]) -> Table:
+def machine(sides: Sequence[LabelledReport]) -> Table:
     """List the machine and the code of each side, and mark facts that differ."""
     facts = [dict(_machine(side)) for side in sides]
     names = dict.fromkeys(name for each in facts for name in each)
@@ -278,7 +278,7 @@ def machine(sides: Sequence[Side]) -> Table:
     return table("Machine", ("", *columns), rows)
 
 
-def _machine(side: Side) -> list[tuple[str, str]]:
+def _machine(side: LabelledReport) -> list[tuple[str, str]]:
     report = side.report
     source, run = report.source, report.run
     facts = [

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers for tests, each a program of its own."""
+"""Servers for tests, each a separate program."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of the OpenAI API that does what it is told: scripted.py PORT [SETTING=VALUE …].
+"""A server of the OpenAI API that behaves as its settings say: scripted.py PORT [SETTING=VALUE …].
 
 It counts a token for each letter of a prompt. Each chunk of ``chunk`` tokens takes ``step`` seconds, the
 first one ``first``. ``fault`` is what it does wrong.
@@ -58,8 +58,8 @@ class Handler(BaseHTTPRequestHandler):
             made += now
             event: dict[str, Any] = {"choices": [{"text": "ab"[:now], "finish_reason": None}]}
             if counted:
-                told = 1 if SETTINGS["fault"] == "miscounts" else made
-                event["usage"] = {**usage, "completion_tokens": told}
+                message = 1 if SETTINGS["fault"] == "miscounts" else made
+                event["usage"] = {**usage, "completion_tokens": message}
             if SETTINGS["fault"] == "odd":
                 event["choices"] = [None]
             self.event(event)

@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 
 def scripted(**settings: object) -> str:
     """The command of a server that follows a script."""
-    told = [f"{name}={value}" for name, value in settings.items()]
-    return shlex.join([sys.executable, str(HERE / "scripted.py"), "{port}", *told])
+    message = [f"{name}={value}" for name, value in settings.items()]
+    return shlex.join([sys.executable, str(HERE / "scripted.py"), "{port}", *message])
 
 
 def llama() -> str:
@@ -34,7 +34,7 @@ def llama() -> str:
 
 @contextmanager
 def running(command: str, **values: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """One that nobody of the plugin has started: in a group of its own, as from another terminal."""
+    """A server that the plugin has not started: in a separate process group, as from another terminal."""
     port = find_free_port()
     words = [word.format(port=port, **values) for word in shlex.split(command)]
     with subprocess.Popen(
@@ -53,11 +53,11 @@ def running(command: str, **values: str) -> Iterator[tuple[str, subprocess.Popen
 def orphan(words: Sequence[str]) -> Iterator[int]:
     """A process that does not descend from this one; gives its pid."""
     line = f"{shlex.join(words)} >/dev/null 2>&1 & echo $!"
-    told = subprocess.check_output(["sh", "-c", line], text=True)
+    message = subprocess.check_output(["sh", "-c", line], text=True)
     try:
-        yield int(told)
+        yield int(message)
     finally:
-        os.kill(int(told), 9)
+        os.kill(int(message), 9)
 
 
 def _await(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.meters.base import Domain, MeterSpec
-from pytest_llenergy.meters.estimate import AVERAGE_W
 from pytest_llenergy.model.record import Record
 
-#: Watts that a busy core adds to an idle one, in the model of the meter ``estimate``.
-BUSY_W = AVERAGE_W[1] - AVERAGE_W[0]
+#: Watts that a busy core adds to an idle one: Cloud Carbon Footprint, averages of AWS.
+BUSY_W = 3.5 - 0.74
 
 #: Keeps the counter moving while idle (watts); a thousandth of the work.
 IDLE_W = 0.002
@@ -34,8 +33,8 @@ TOKEN_J = 0.1
 class SessionCpu:
     """CPU seconds of this session's ranks times watts: an estimate of the joules of their work alone.
 
-    The meter ``estimate`` reads the whole host, so it would include other processes. pytest's own process is
-    left out: while ranks work it only reads this meter.
+    Unlike the meter ``estimate``, this leaves out pytest's own process: while ranks work it only reads this
+    meter.
     """
 
     name = "session-cpu"

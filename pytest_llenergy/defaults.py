@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defaults and choices that options share with the modules that use them. Imports nothing, so it is cheap."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: Relative difference between two runs of the same code. The lower limit of a regression must exceed it.
+FLOOR = 0.01
+
+#: What to do about an inconclusive comparison.
+Inconclusive = Literal["warn", "fail", "pass"]
+
+#: The default model on the Hugging Face hub.
+MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+#: Columns of the summary unless ``--energy-columns`` is given; empty ones are left out.
+COLUMNS = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")

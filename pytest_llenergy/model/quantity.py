@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers with units for people: joules in SI steps, values with their uncertainty.
+
+Records, reports and every other JSON have plain joules and seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: Powers of ten of the steps in which joules are shown. Those below µJ are needed for joules per operation.
+JOULE_STEPS = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k"}
+
+#: A value that needs more decimal places is written with a power of ten.
+MAX_DECIMAL_PLACES = 5
+
+
+def format_with_uncertainty(value: float, u: float | None) -> str:
+    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
+    if not u or not math.isfinite(u):
+        return f"{value:.3g}"
+    places = max(0, 1 - math.floor(math.log10(u)))
+    if places > MAX_DECIMAL_PLACES:
+        power = math.floor(math.log10(max(abs(value), u)))
+        places = max(0, places + power)
+        return f"({value / 10**power:.{places}f} ± {u / 10**power:.{places}f})e{power}"
+    return f"{value:.{places}f} ± {u:.{places}f}"
+
+
+def format_quantity(value: float, u: float | None, unit: str) -> str:
+    """Format a value with its uncertainty and unit: ``12.5 ± 0.3 mJ/token``, ``0.28 s``."""
+    return format_scaled(value, u, unit, scale_of(unit, value, u or 0.0))
+
+
+def format_scaled(value: float, u: float | None, unit: str, scale: tuple[int, str]) -> str:
+    """Format a value as ``format_quantity`` does, in a step that ``scale_of`` gave for it or for others."""
+    power, prefix = scale
+    scaled_u = None if u is None else u / 10**power
+    return f"{format_with_uncertainty(value / 10**power, scaled_u)} {prefix}{unit}".rstrip()
+
+
+def format_energy(joules: float) -> str:
+    """Format joules without an uncertainty, such as ``4.1 J`` or ``230 mJ``."""
+    return format_quantity(joules, None, "J")
+
+
+def format_pair(base: float | None, head: float | None, unit: str) -> tuple[str, str]:
+    """Format two values in one step, with four digits and the unit after the second; ``-`` if missing."""
+    power, prefix = scale_of(unit, *(value for value in (base, head) if value is not None))
+    texts = ["-" if value is None else f"{value / 10**power:.4g}" for value in (base, head)]
+    return texts[0], texts[1] if head is None else f"{texts[1]} {prefix}{unit}".rstrip()
+
+
+def scale_of(unit: str, *values: float) -> tuple[int, str]:
+    """Return the power of ten and the prefix in which to show values; units other than joules keep theirs."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not unit.startswith("J") or not largest:
+        return 0, ""
+    # Rounded first: 999.96 mJ with three digits is 1 J.
+    power = math.floor(math.log10(float(f"{largest:.3g}")) / 3 + 1e-9) * 3
+    power = min(max(power, min(JOULE_STEPS)), max(JOULE_STEPS))
+    return power, JOULE_STEPS[power]

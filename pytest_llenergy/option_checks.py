@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks before collection that the run can do what its options request.
+
+Each error is one line that begins with the option or ini key, so that a wrong value ends the run instead of
+failing its tests one by one. A run that gives no option does not import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.settings import option_source, saved_as, settings_of
+
+if TYPE_CHECKING:
+    from pytest_llenergy.backends.base import BackendSpec
+
+
+@contextmanager
+def naming_option(config: pytest.Config, name: str, prefix: str = "") -> Iterator[None]:
+    """Turn an ``LLEnergyError`` into a usage error that begins with the option or ini key of a value.
+
+    Args:
+        config: The configuration.
+        name: Name of the option.
+        prefix: What the error's message begins with and the option says already.
+    """
+    try:
+        yield
+    except LLEnergyError as error:
+        raise pytest.UsageError(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
+
+
+def check_outputs(config: pytest.Config) -> None:
+    """Check that report, page, saved report and logs can be written, without creating anything.
+
+    Raises:
+        pytest.UsageError: One of them cannot be written, or the page needs an extra that is not installed.
+    """
+    settings = settings_of(config)
+    if settings.report is not None:
+        _check_writable(settings.report, option_source(config, "report"))
+    if settings.html is not None:
+        from pytest_llenergy.report.html.svg import require_html_extra
+
+        _check_writable(settings.html, option_source(config, "html"))
+        with naming_option(config, "html"):
+            require_html_extra()
+    if settings.save is not None:
+        path = saved_as(config, settings.save)
+        _check_may_write(path, _nearest_directory(path), f"{option_source(config, 'save')}={settings.save}")
+    if settings.rank_logs is not None:
+        logs = settings.rank_logs
+        source = f"{option_source(config, 'rank_logs')}={logs}"
+        try:
+            if logs.exists() and not logs.is_dir():
+                raise pytest.UsageError(f"{source}: the file exists; name a directory")
+            _check_may_write(None, _nearest_directory(logs / "group"), source)
+        except OSError as error:
+            # Such as a name that is too long.
+            raise pytest.UsageError(f"{source}: {error.strerror}") from None
+
+
+def _check_writable(path: Path, option: str) -> None:
+    directory = path.parent
+    if not directory.is_dir():
+        raise pytest.UsageError(f"{option}={path}: no directory {directory}; create it first")
+    _check_may_write(path, directory, f"{option}={path}")
+
+
+def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
+    if path is not None and path.exists() and not os.access(path, os.W_OK):
+        raise pytest.UsageError(f"{source}: {path} exists and cannot be written")
+    if not directory.is_dir():
+        raise pytest.UsageError(f"{source}: {directory} exists and is no directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"{source}: no permission to write in {directory}")
+
+
+def _nearest_directory(path: Path) -> Path:
+    """Return the first parent that exists; those below it are created when they are needed."""
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def check_names(config: pytest.Config) -> None:
+    """Check the model, backends, interpreters, meters, server, GPUs and prompts that the options name.
+
+    Raises:
+        pytest.UsageError: One of them does not exist or cannot be used, or no selected backend can read the
+            model.
+    """
+    from pytest_llenergy.backends.registry import select_backends
+    from pytest_llenergy.backends.server.settings import parse_local_url
+    from pytest_llenergy.meters.select import check_arguments
+    from pytest_llenergy.meters.select import check_names as check_meters
+    from pytest_llenergy.session import state_of
+
+    state = state_of(config)
+    settings = state.settings
+    with naming_option(config, "prompts"):
+        # Read here and kept, since a pipe can be read only once.
+        assert state.prompts
+    if settings.gpus is not None:
+        _check_gpus(config, settings.gpus)
+    if not settings.names_plugins:
+        return
+    try:
+        backends, meters = state.backends, state.meters
+    except LLEnergyError as error:
+        # A broken plugin, which is no fault of an option.
+        raise pytest.UsageError(str(error)) from None
+    with naming_option(config, "meter"):
+        check_meters(settings.meter, meters)
+        check_arguments(settings.meter, meters)
+    with naming_option(config, "python"):
+        if settings.python:
+            for spec in select_backends([name for name, _ in settings.python], backends):
+                # Raises if the interpreter cannot be used. A missing module only skips tests.
+                spec.explain_unavailable()
+    with naming_option(config, "backend"):
+        selected = select_backends(settings.backend, backends)
+        for reason in [spec.explain_unavailable() for spec in selected if settings.backend]:
+            if reason is not None:
+                raise LLEnergyError(reason)
+    with naming_option(config, "model", "model "):
+        refusals = [spec.refuses(state.model) for spec in selected]
+        if settings.model and all(refusals):
+            raise LLEnergyError("; ".join(filter(None, refusals)))
+    with naming_option(config, "server_url", "server: "):
+        if settings.server_url:
+            parse_local_url(settings.server_url)
+    if settings.server_command:
+        _check_server_command(config, {spec.name: spec for spec in selected})
+
+
+def _check_server_command(config: pytest.Config, selected: Mapping[str, BackendSpec]) -> None:
+    """Check the command, and that its program exists if the backend ``server`` is one of those selected."""
+    from pytest_llenergy.backends import server
+    from pytest_llenergy.backends.interpreter import activated_environment
+    from pytest_llenergy.backends.server.settings import ServerSettings
+    from pytest_llenergy.session import state_of
+
+    state = state_of(config)
+    preset = state.backends[server.SPEC.name].preset
+    if "command" not in preset:
+        # A plugin has replaced the backend.
+        return
+    with naming_option(config, "server_command", "server: "):
+        program, *_ = ServerSettings.parse(preset).words
+        if not program:
+            raise LLEnergyError("the command begins with an empty word; begin it with the server's program")
+        spec = selected.get(server.SPEC.name)
+        if spec is None or "{" in program:
+            return
+        path = activated_environment(state.environment, spec.python).get("PATH")
+        if shutil.which(program, path=path) is None:
+            problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
+            raise LLEnergyError(f"{program!r} {problem}; install it, or write its whole path")
+
+
+def _check_gpus(config: pytest.Config, selection: str) -> None:
+    from pytest_llenergy.devices.subprocess_query import query_selection_fault
+    from pytest_llenergy.errors import DeviceError
+
+    try:
+        fault = query_selection_fault(selection)
+    except DeviceError:
+        # A driver that does not answer is reported by the tests that need a GPU.
+        return
+    if fault is not None:
+        raise pytest.UsageError(f"{option_source(config, 'gpus')}: {fault}")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A metric of a record has one value: in the table, in a verdict, in JSON and in the history."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.history.add import add_run
+from pytest_llenergy.history.store import LocalStore, read_entries
+from pytest_llenergy.measure.quality import outlier_flags
+from pytest_llenergy.model.quantity import format_quantity
+from pytest_llenergy.model.record import Record, Round, Tokens
+from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.report.columns import COLUMNS
+
+from ..compare.runs import record_of, report_of, round_of
+
+#: Seconds of the rounds: two of eight are far longer, as under a burst of other load.
+SECONDS = (0.28, 0.29, 11.1, 0.27, 0.28, 5.1, 0.30, 0.28)
+
+#: Watts, nearly the same in all rounds.
+WATTS = (13.0, 13.1, 12.9, 13.2, 13.0, 13.1, 12.8, 13.0)
+
+TOKENS = 32
+
+METRICS = (
+    "energy_j",
+    "energy_per_output_token_j",
+    "mean_power_w",
+    "duration_s",
+    "output_tokens_per_s",
+)
+
+
+def skewed() -> list[Round]:
+    return [
+        round_of(
+            watts * seconds,
+            iterations=1,
+            duration_s=seconds,
+            tokens=Tokens(input=10, output=TOKENS),
+            requests=1,
+        )
+        for seconds, watts in zip(SECONDS, WATTS, strict=True)
+    ]
+
+
+def record(**changes: Any) -> Record:
+    return record_of("t.py::test_decode", rounds=skewed(), params={}, **changes)
+
+
+def test_every_metric_is_the_median_over_rounds() -> None:
+    values = {name: record().value_of(name) for name in METRICS}
+    assert values["duration_s"] == pytest.approx(0.285)
+    assert values["energy_j"] == pytest.approx((0.28 * 13.0 + 0.29 * 13.1) / 2, rel=0.01)
+    # Tokens over the time of the same rounds: the mean of the rates would be 92 token/s, and of all
+    # rounds together 14.
+    assert values["output_tokens_per_s"] == pytest.approx(TOKENS / 0.285)
+    # So joules per token, tokens per second and watts agree with each other.
+    watts = values["energy_per_output_token_j"] * values["output_tokens_per_s"]  # type: ignore[operator]
+    assert watts == pytest.approx(values["mean_power_w"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path: Path) -> None:
+    made = record()
+    metric = made.metrics[name]
+    value = metric.value
+    assert value is not None
+    report = report_of(made)
+    stored = json.loads(encode_report(report))["records"][0]["metrics"][name]["value"]
+    assert stored == value
+    (comparison,) = compare_reports(report, report, ("a", "b"), [Criterion(metric=name)]).comparisons
+    assert (comparison.base, comparison.head) == (value, value)
+    if name.endswith("_j"):
+        assert COLUMNS[name].cell(made) == format_quantity(value, metric.uncertainty_absolute, "J")
+    elif name != "mean_power_w":
+        assert COLUMNS[name].cell(made) == f"{value:.3g}"
+    store = LocalStore(tmp_path / "history")
+    add_run(report, "a.json", store, allow_dirty=True)
+    assert [entry.value for entry in read_entries(store) if entry.metric == name] == [value]
+
+
+def test_the_terminal_names_the_outlying_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = outlier_flags(skewed())
+    assert [flag.detail for flag in flags] == [
+        "round 3 took 11.1 s, round 6 took 5.1 s, the median round 0.285 s; medians are hardly moved by it"
+    ]
+    path = tmp_path / "energy.json"
+    path.write_bytes(encode_report(report_of(record(flags=flags))))
+    assert main(["report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "outlying-rounds: test_decode: round 3 took 11.1 s, round 6 took 5.1 s" in out
+
+
+def test_a_round_of_usual_length_may_be_outlying_by_its_energy() -> None:
+    rounds = [round_of(each) for each in (10.0, 10.1, 30.0, 9.9, 10.0, 10.2)]
+    (flag,) = outlier_flags(rounds)
+    assert flag.detail.startswith("round 3 used 15 J, the median round 5.03 J an iteration")
+    assert outlier_flags([round_of(each) for each in (10.0, 10.1, 10.2, 9.9)]) == []
+
+
+def test_times_and_counts_are_never_called_estimated() -> None:
+    meters = [msgspec.structs.replace(each, kind="estimated") for each in record().meters]
+    made = record(meters=meters)
+    assert made.kind == "estimated"
+    kinds = {
+        name: compare_reports(report_of(made), report_of(made), ("a", "b"), [Criterion(metric=name)])
+        .comparisons[0]
+        .kind
+        for name in METRICS
+    }
+    assert kinds == {
+        "energy_j": "estimated",
+        "energy_per_output_token_j": "estimated",
+        "mean_power_w": "estimated",
+        "duration_s": None,
+        "output_tokens_per_s": None,
+    }

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What options name is checked before collection: one line, exit code 4, and nothing is collected."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_llenergy.option_values import gpus
+
+COLLECTED = "raise SystemExit('collected')"
+
+
+def refusal(pytester: pytest.Pytester, *args: str) -> str:
+    """Return the one line with which a run ends before it collects any test."""
+    pytester.makepyfile(COLLECTED)
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (error,) = (line for line in result.stderr.lines if line.startswith("ERROR: "))
+    return error.removeprefix("ERROR: ")
+
+
+class TestPrompts:
+    def test_missing(self, pytester: pytest.Pytester) -> None:
+        assert refusal(pytester, "--energy-prompts=none.txt") == (
+            f"--energy-prompts: the prompts file {pytester.path}/none.txt cannot be read: No such file or "
+            "directory"
+        )
+
+    def test_directory_of_an_ini_key(self, pytester: pytest.Pytester) -> None:
+        pytester.makeini("[pytest]\nenergy_prompts = .\n")
+        assert refusal(pytester) == (
+            f"ini key energy_prompts: the prompts file {pytester.path} cannot be read: Is a directory"
+        )
+
+    def test_not_text(self, pytester: pytest.Pytester) -> None:
+        (pytester.path / "prompts.txt").write_bytes(b"\xff\xfe")
+        assert "prompts.txt is not UTF-8 text" in refusal(pytester, "--energy-prompts=prompts.txt")
+
+    def test_without_a_prompt(self, pytester: pytest.Pytester) -> None:
+        (pytester.path / "prompts.txt").write_text("# none\n")
+        assert refusal(pytester, "--energy-prompts=prompts.txt").endswith(
+            "prompts.txt holds no prompt; write one per line"
+        )
+
+    def test_a_pipe_is_read_once_for_all_tests(self, pytester: pytest.Pytester) -> None:
+        pytester.makepyfile(
+            """
+            import pytest
+            @pytest.mark.parametrize("n", [1, 2])
+            def test_it(prompts, n):
+                assert prompts == ("a", "b")
+            """
+        )
+        reader, writer = os.pipe()
+        os.write(writer, b"a\nb\n")
+        os.close(writer)
+        try:
+            pytester.runpytest(f"--energy-prompts=/dev/fd/{reader}").assert_outcomes(passed=2)
+        finally:
+            os.close(reader)
+
+    def test_is_reported_once_under_xdist(self, pytester: pytest.Pytester) -> None:
+        pytest.importorskip("xdist")
+        assert "none.txt cannot be read" in refusal(pytester, "-n2", "--energy-prompts=none.txt")
+
+
+class TestServerCommand:
+    @pytest.mark.parametrize(
+        ("command", "message"),
+        [
+            (
+                "llama-server '{model} --port {port}",
+                "=llama-server '{model} --port {port}: cannot be read as a command: No closing quotation",
+            ),
+            (
+                "llama-server -m {modle} --port {port}",
+                ": the command has the placeholder {modle}; known: {model}, {port}, {host}, {threads}",
+            ),
+            (
+                "llama-server -m {model}",
+                ": the command 'llama-server -m {model}' has no placeholder for the port; add {port}, or "
+                "give the url as well",
+            ),
+            (
+                "no-such-server --port {port}",
+                ": 'no-such-server' is not a program on PATH; install it, or write its whole path",
+            ),
+            (
+                "./none --port {port}",
+                ": './none' is not an executable file; install it, or write its whole path",
+            ),
+        ],
+        ids=["quotes", "placeholder", "port", "program", "path"],
+    )
+    def test_unusable_command(self, pytester: pytest.Pytester, command: str, message: str) -> None:
+        told = refusal(pytester, "--energy-backend=server", f"--energy-server-command={command}")
+        assert told == f"--energy-server-command{message}"
+
+    def test_empty_program(self, pytester: pytest.Pytester) -> None:
+        told = refusal(pytester, "--energy-server-command='' --port {port}")
+        assert told.endswith(": the command begins with an empty word; begin it with the server's program")
+
+    def test_program_is_looked_up_only_for_a_selected_server(self, pytester: pytest.Pytester) -> None:
+        pytester.makeini("[pytest]\nenergy_server_command = no-such-server --port {port}\n")
+        pytester.makepyfile("def test_it(): pass")
+        pytester.runpytest("--energy-backend=transformers").assert_outcomes(passed=1)
+        told = refusal(pytester, "--energy-backend=server")
+        assert told.startswith("ini key energy_server_command: 'no-such-server' is not a program on PATH")
+
+    def test_url_names_its_option(self, pytester: pytest.Pytester) -> None:
+        told = refusal(pytester, "--energy-server-url=https://127.0.0.1")
+        assert told == (
+            "--energy-server-url: url 'https://127.0.0.1', needs a form such as http://127.0.0.1:8000"
+        )
+
+
+class TestBackend:
+    def test_named_backend_must_be_installed(self, pytester: pytest.Pytester) -> None:
+        pytester.makeconftest(
+            "from pytest_llenergy.backends.base import BackendSpec, Capabilities\n"
+            "def pytest_llenergy_backends(config):\n"
+            "    return [BackendSpec('absent', 'none:none', ('no_such_module',), 'pip install absent', "
+            "Capabilities(framework='torch'))]\n"
+        )
+        pytester.makepyfile("def test_it(backend): pass")
+        message = "absent is not available: no module no_such_module; pip install absent"
+        assert refusal(pytester, "--energy-backend=absent") == f"--energy-backend: {message}"
+        result = pytester.runpytest("--energy-backend=transformers,absent")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+class TestGpus:
+    @pytest.mark.parametrize("text", ["0,,1", ",", "all,0", "0,all"])
+    def test_list_that_cannot_be_parsed(self, pytester: pytest.Pytester, text: str) -> None:
+        assert refusal(pytester, f"--energy-gpus={text}") == (
+            f"--energy-gpus={text}: needs all, or indices and UUIDs separated by commas, such as 0,2"
+        )
+
+    def test_blanks_are_dropped(self) -> None:
+        assert gpus(" 0 , GPU-a ") == "0,GPU-a"
+
+
+class TestMeters:
+    def test_program_that_does_not_exist(self, pytester: pytest.Pytester) -> None:
+        assert refusal(pytester, "--energy-meter=command:no-such-meter -v") == (
+            "--energy-meter: command: 'no-such-meter' is not a program on PATH; install it, or write its "
+            "whole path"
+        )
+
+    def test_unbalanced_quotes(self, pytester: pytest.Pytester) -> None:
+        told = refusal(pytester, "--energy-meter=command:sh -c 'echo 5")
+        assert (
+            told == '--energy-meter: command: "sh -c \'echo 5" is not a command line (No closing quotation)'
+        )
+
+    def test_sensor_that_does_not_exist(self, pytester: pytest.Pytester) -> None:
+        told = refusal(pytester, "--energy-meter=hwmon:no-such-chip@2%")
+        assert told.startswith(
+            "--energy-meter: hwmon: no chip 'no-such-chip' under /sys/class/hwmon; found: "
+        )
+
+    def test_check_of_a_third_party_meter(self, pytester: pytest.Pytester) -> None:
+        pytester.makeconftest(
+            """
+            from pytest_llenergy.errors import MeterError
+            from pytest_llenergy.meters.base import MeterSpec
+
+            def check(argument):
+                raise MeterError(f"plug: {argument} is no file")
+
+            def pytest_llenergy_meters(config):
+                return [MeterSpec("plug", "measured", print, True, check=check)]
+            """
+        )
+        told = refusal(pytester, "--energy-meter=plug:/run/plug")
+        assert told == "--energy-meter: plug: /run/plug is no file"
+
+
+class TestRankLogs:
+    def test_file(self, pytester: pytest.Pytester) -> None:
+        (pytester.path / "logs").write_text("")
+        told = refusal(pytester, "--energy-rank-logs=logs")
+        assert told == f"--energy-rank-logs={pytester.path}/logs: the file exists; name a directory"
+
+    def test_below_a_file(self, pytester: pytest.Pytester) -> None:
+        (pytester.path / "logs").write_text("")
+        told = refusal(pytester, "--energy-rank-logs=logs/deep/er")
+        assert told.endswith(f": {pytester.path}/logs exists and is no directory")
+
+    def test_missing_directory_is_created_later(self, pytester: pytest.Pytester) -> None:
+        pytester.makepyfile("def test_it(): pass")
+        pytester.runpytest("--energy-rank-logs=deep/er").assert_outcomes(passed=1)
+        assert not (pytester.path / "deep").exists()
+
+
+class TestPython:
+    @pytest.mark.parametrize("source", ["--energy-python", "ini key energy_python"])
+    def test_message_names_what_was_used(self, pytester: pytest.Pytester, source: str) -> None:
+        value = "vllm=/no/such/python"
+        if source.startswith("ini"):
+            pytester.makeini(f"[pytest]\nenergy_python =\n    {value}\n")
+            args = []
+        else:
+            args = [f"{source}={value}"]
+        assert refusal(pytester, *args) == (
+            f"{source}: the Python of vllm, /no/such/python, does not exist; name a Python interpreter, such "
+            "as vllm=.venvs/vllm/bin/python"
+        )
+
+
+@pytest.mark.parametrize("key", ["report", "html", "save", "compare"])
+def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: str) -> None:
+    (pytester.path / "file").write_text("")
+    value = {"report": "file/e.json", "html": "file/e.html", "save": "main", "compare": "none.json"}[key]
+    if key == "save":
+        (pytester.path / ".llenergy").write_text("")
+    if key == "html":
+        pytest.importorskip("matplotlib")
+    pytester.makeini(f"[pytest]\nenergy_{key} = {value}\n")
+    assert refusal(pytester).startswith(f"ini key energy_{key}=")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--energy-report={}.json", "the name is too long; it may have 200 bytes"),
+        ("--energy-html={}.html", "the name is too long; it may have 200 bytes"),
+        ("--energy-save={}", "the name is too long; it may have 200 bytes"),
+        ("--energy-rank-logs={}", "File name too long"),
+        ("--energy-prompts={}", "cannot be read: File name too long"),
+        ("--energy-python=vllm=/{}", "cannot be found (File name too long)"),
+        ("--energy-compare={}", "there is no .llenergy/"),
+        ("--energy-compare=./{}", "File name too long"),
+    ],
+)
+def test_name_that_is_too_long_for_a_file(pytester: pytest.Pytester, option: str, message: str) -> None:
+    assert message in refusal(pytester, option.format("x" * 300))
+
+
+def test_baseline_at_a_url_is_named_once(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("fsspec")
+    assert refusal(pytester, "--energy-compare=file:///none.json") == (
+        "--energy-compare=file:///none.json: no such file"
+    )
+
+
+def test_idle_run_does_not_import_the_checks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import sys\ndef test_it():\n    assert 'pytest_llenergy.option_checks' not in sys.modules\n"
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
