@@ -17,7 +17,7 @@ import pytest
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.text import relative_path
-from pytest_llenergy.settings import saved_as, settings_of
+from pytest_llenergy.options.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pytest_llenergy.stash import MEASURED, is_measured
 
 if TYPE_CHECKING:
     from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Workers
+    from pytest_llenergy.api.context import TestContext
     from pytest_llenergy.backends.base import BackendSpec
-    from pytest_llenergy.context import TestContext
     from pytest_llenergy.devices.lease import Lease
     from pytest_llenergy.model.prompts import Prompts
 
@@ -33,7 +33,7 @@ def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
 
 @pytest.fixture
 def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[TestContext]:
-    from pytest_llenergy.context import TestContext
+    from pytest_llenergy.api.context import TestContext
     from pytest_llenergy.plan import plan_of
     from pytest_llenergy.recorder import draft_of
     from pytest_llenergy.session import state_of

@@ -28,16 +28,17 @@ from pytest_llenergy.compare.comparison import (
     select_last_attempts,
 )
 from pytest_llenergy.compare.gate import Gate, check_floor, rule_with_floor, select_criteria
-from pytest_llenergy.defaults import Inconclusive
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
+from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests, escape_surrogates, relative_path
-from pytest_llenergy.option_values import SAVED
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.settings import option_source, saved_as, settings_of
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.options.values import SAVED
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.remote import is_url
 from pytest_llenergy.report.store import (
@@ -49,7 +50,6 @@ from pytest_llenergy.report.store import (
     read_file,
     read_report,
 )
-from pytest_llenergy.settings import option_source, saved_as, settings_of
 from pytest_llenergy.xdist import BaselineFile, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"

@@ -38,7 +38,7 @@ def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: in
 number of devices. placement is the number of devices over which one process \
 spreads the layers of a model; they work in turn."""
     from pytest_llenergy.model.record import Parallel
-    from pytest_llenergy.option_values import whole_number
+    from pytest_llenergy.options.values import whole_number
 
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline, "placement": placement}
     return Parallel(**{kind: whole_number(kind, degree, 1) for kind, degree in degrees.items()})
@@ -56,7 +56,7 @@ def energy_options(
 energy(...) measures the test. rounds, warmup, target and budget override --energy-rounds, \
 --energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round. A setting \
 that the mark leaves out comes from the class, then the module, then the option."""
-    from pytest_llenergy.round_options import parse_round_options
+    from pytest_llenergy.options.rounds import parse_round_options
 
     return parse_round_options(rounds, warmup, target, budget, iterations)
 

@@ -27,7 +27,7 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.settings import add_options, settings_of
+from pytest_llenergy.options.settings import add_options, settings_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,
     ENVIRONMENT,
@@ -90,7 +90,7 @@ def check_settings(config: pytest.Config) -> None:
     if is_worker(config):
         return
     if settings.writes_something:
-        from pytest_llenergy.option_checks import check_outputs
+        from pytest_llenergy.options.checks import check_outputs
 
         check_outputs(config)
     if settings.compare is not None or settings.fail_on:
@@ -98,9 +98,10 @@ def check_settings(config: pytest.Config) -> None:
 
         check_gate_options(config)
     if settings.names_something:
-        from pytest_llenergy.option_checks import check_names
+        from pytest_llenergy.options.checks import check_names
+        from pytest_llenergy.session import state_of
 
-        check_names(config)
+        check_names(config, state_of(config))
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -22,8 +22,8 @@ from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import BackendInfo, Flag, MeterInfo, Parallel, RankInfo, Record, Status
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
+from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import record_params
-from pytest_llenergy.settings import settings_of
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:

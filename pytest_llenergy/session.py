@@ -39,11 +39,11 @@ from pytest_llenergy.errors import (
 from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
 from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.progress import Progress, progress_of
 from pytest_llenergy.recorder import Draft, draft_of
-from pytest_llenergy.settings import settings_of
 from pytest_llenergy.stash import ENVIRONMENT, RANK_FIXTURES, is_measured, uses_fixture
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan

@@ -21,7 +21,7 @@ import pytest
 
 import pytest_llenergy
 from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.settings import read_settings
+from pytest_llenergy.options.settings import read_settings
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag

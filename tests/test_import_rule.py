@@ -14,14 +14,14 @@ PACKAGE = Path(pytest_llenergy.__file__).parent
 
 #: Lower tiers first. Modules of one tier may import each other unless that makes a cycle.
 TIERS = [
-    {"errors", "defaults"},
+    {"errors"},
     {"model"},
     {"devices", "backends"},
     {"meters", "workers"},
     {"measure", "compare"},
     {"report", "doctor", "forges"},
     {"ab", "export", "history"},
-    {"stash", "option_values", "options", "settings", "round_options", "marks", "hookspecs"},
+    {"stash", "options", "marks", "hookspecs"},
     {
         "plan",
         "xdist",
@@ -30,10 +30,9 @@ TIERS = [
         "recorder",
         "gating",
         "session",
-        "option_checks",
         "controller",
     },
-    {"context", "api", "fixtures"},
+    {"api", "fixtures"},
     {"collection", "integrations", "conformance", "cli", "plugin"},
 ]
 #: From this tier on a module may import pytest; ``cli`` never does.

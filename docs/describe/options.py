@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table in options.md from ``pytest_llenergy.options``."""
+"""Write the table in options.md from ``pytest_llenergy.options.table``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llenergy.options import OPTIONS, Option
+from pytest_llenergy.options.table import OPTIONS, Option
 
 from .text import help_text, table
 

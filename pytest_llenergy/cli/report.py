@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.options import option_row
+from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands

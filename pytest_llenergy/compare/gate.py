@@ -11,10 +11,10 @@ from math import isfinite
 from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
-from pytest_llenergy.defaults import Inconclusive
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report

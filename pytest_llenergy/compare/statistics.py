@@ -24,8 +24,8 @@ from pytest_llenergy.compare.rank_statistics import (
     rank_trend,
     theil_sen_slope,
 )
-from pytest_llenergy.defaults import FLOOR
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.defaults import FLOOR
 
 RuleVerdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.context import TestContext, open_test_meters
+from pytest_llenergy.api.context import TestContext, open_test_meters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import MeterInfo, Metric
+from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
 from pytest_llenergy.session import lease_first
-from pytest_llenergy.settings import settings_of
 from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, is_worker, uses_fixture
 
 #: Name of the fixture, and of pytest-benchmark as a plugin.

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line

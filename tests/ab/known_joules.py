@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from pytest_llenergy import api
+from pytest_llenergy.api import energy
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.record import MeterInfo, Procedure, Round
@@ -58,4 +58,4 @@ def install(work: Any) -> None:
         ]
         return Experiment(rounds, compute_metrics(rounds, None), [METER], 0.1, PROCEDURE, [])
 
-    setattr(api, "measure", measure)  # noqa: B010
+    setattr(energy, "measure", measure)  # noqa: B010

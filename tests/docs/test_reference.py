@@ -17,7 +17,7 @@ from pytest_llenergy.hookspecs import pytest_llenergy_meters
 from pytest_llenergy.marks import MARKS
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.options import OPTIONS
+from pytest_llenergy.options.table import OPTIONS
 
 from .pages import ROOT
 

@@ -9,8 +9,8 @@ import pytest
 
 from pytest_llenergy import session
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
+from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.session import RunState, diagnose_failed_start
-from pytest_llenergy.settings import settings_of
 
 from ..workers.groups import PLAIN, TORCH, plan
 

@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 #: Source of a conftest whose measurements are the same on every machine, however busy.
 CONFTEST = """
 import os
-import pytest_llenergy.api
+import pytest_llenergy.api.energy
 from tests.gating.inner import fake_measure
 
 os.environ.update(WATTS="10", KIND="measured")
-pytest_llenergy.api.measure = fake_measure
+pytest_llenergy.api.energy.measure = fake_measure
 """
 
 SUITE = """

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.settings import option_source, saved_as, settings_of
+from pytest_llenergy.options.settings import option_source, saved_as, settings_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
+    from pytest_llenergy.session import RunState
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def _nearest_directory(path: Path) -> Path:
     return next(parent for parent in path.parents if parent.exists())
 
 
-def check_names(config: pytest.Config) -> None:
+def check_names(config: pytest.Config, state: RunState) -> None:
     """Check the model, backends, interpreters, meters, server, GPUs and prompts that the options name.
 
     Raises:
@@ -100,9 +101,7 @@ def check_names(config: pytest.Config) -> None:
     from pytest_llenergy.backends.server.settings import parse_local_url
     from pytest_llenergy.meters.select import check_arguments
     from pytest_llenergy.meters.select import check_names as check_meters
-    from pytest_llenergy.session import state_of
 
-    state = state_of(config)
     settings = state.settings
     with naming_option(config, "prompts"):
         # Read here and kept, since a pipe can be read only once.
@@ -137,17 +136,17 @@ def check_names(config: pytest.Config) -> None:
         if settings.server_url:
             parse_local_url(settings.server_url)
     if settings.server_command:
-        _check_server_command(config, {spec.name: spec for spec in selected})
+        _check_server_command(config, state, {spec.name: spec for spec in selected})
 
 
-def _check_server_command(config: pytest.Config, selected: Mapping[str, BackendSpec]) -> None:
+def _check_server_command(
+    config: pytest.Config, state: RunState, selected: Mapping[str, BackendSpec]
+) -> None:
     """Check the command, and that its program exists if the backend ``server`` is one of those selected."""
     from pytest_llenergy.backends import server
     from pytest_llenergy.backends.interpreter import activated_environment
     from pytest_llenergy.backends.server.settings import ServerSettings
-    from pytest_llenergy.session import state_of
 
-    state = state_of(config)
     preset = state.backends[server.SPEC.name].preset
     if "command" not in preset:
         # A plugin has replaced the backend.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pytest_llenergy import defaults
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.option_values import (
+from pytest_llenergy.model import defaults
+from pytest_llenergy.options.values import (
     SAVED,
     backend_python,
     columns,

@@ -17,7 +17,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import MeterError, PlanError
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import TestPlan
 from pytest_llenergy.recorder import Draft
 from pytest_llenergy.session import RunState

@@ -15,7 +15,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
 from pytest_llenergy.model.report import json_schema
 
-from .model.reports import RECORD
+from ..model.reports import RECORD
 
 pytestmark = pytest.mark.clock
 

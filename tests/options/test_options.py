@@ -11,8 +11,8 @@ import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.options import OPTIONS, option_row
-from pytest_llenergy.settings import read_settings
+from pytest_llenergy.options.settings import read_settings
+from pytest_llenergy.options.table import OPTIONS, option_row
 
 BACKENDS = ", ".join(spec.name for spec in BUILTIN)
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.option_values import gpus
+from pytest_llenergy.options.values import gpus
 
 COLLECTED = "raise SystemExit('collected')"
 
@@ -248,6 +248,6 @@ def test_baseline_at_a_url_is_named_once(pytester: pytest.Pytester) -> None:
 
 def test_idle_run_does_not_import_the_checks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        "import sys\ndef test_it():\n    assert 'pytest_llenergy.option_checks' not in sys.modules\n"
+        "import sys\ndef test_it():\n    assert 'pytest_llenergy.options.checks' not in sys.modules\n"
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)

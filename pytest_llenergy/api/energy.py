@@ -1,277 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that fixtures return: BackendHandle, Workers, Energy with its result Run, and EnergyMeter."""
+"""Energy with its result Run, and EnergyMeter: what the fixtures ``energy`` and ``energy_meter`` return."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-import msgspec
-
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.tasks import (
-    EMBED,
-    GENERATE,
-    SERVE,
-    TASKS,
-    Embedding,
-    Generation,
-    GenerationParams,
-    Params,
-    ServedLoad,
-    Task,
-)
-from pytest_llenergy.context import TestContext, open_test_meters, raise_rank_outcomes
-from pytest_llenergy.errors import BackendError, LLEnergyError, PlanError
+from pytest_llenergy.api.backend_handle import BackendHandle
+from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
+from pytest_llenergy.api.workers import Call, Workers
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.metrics import flops_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.window import Measuring, Window
-from pytest_llenergy.model.prompts import digest_prompts
 from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import BackendInfo, Metric, Round
-from pytest_llenergy.model.text import did_you_mean
+from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
-from pytest_llenergy.progress import describe_step
-from pytest_llenergy.recorder import ENERGY_RAISED
-from pytest_llenergy.round_options import (
+from pytest_llenergy.options.rounds import (
     PEDANTIC,
     Arguments,
     parse_arguments,
     plan_pedantic_rounds,
     plan_rounds,
 )
-from pytest_llenergy.session import diagnose_failed_start
-from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.progress import describe_step
+from pytest_llenergy.recorder import ENERGY_RAISED
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
-from pytest_llenergy.workers.pool import Load
-from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
-
-
-@dataclass(frozen=True)
-class BackendHandle:
-    """A backend with a model on the test's devices. The model is loaded on first use.
-
-    Attributes:
-        model: The model and where it comes from.
-        options: Load options, from the mark ``backend_options`` and ``with_options``.
-    """
-
-    spec: BackendSpec = field(repr=False)
-    model: ModelSource
-    context: TestContext = field(repr=False)
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the backend, as in ``--energy-backend``."""
-        return self.spec.name
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Tasks that the backend supports, such as ``generate``."""
-        return self.spec.capabilities.tasks
-
-    def with_options(self, **options: Any) -> BackendHandle:
-        """Return the same backend with additional load options, such as ``dtype="float32"``.
-
-        Raises:
-            BackendError: The backend does not take one of them.
-        """
-        accepted = self.spec.capabilities.options
-        unknown = sorted(set(options) - set(accepted))
-        if unknown:
-            hints = (f"it takes: {', '.join(accepted) or 'none'}", did_you_mean(unknown, accepted))
-            message = "; ".join(filter(None, hints))
-            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {message}")
-        return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})
-
-    def generate(self, prompts: Sequence[str], **params: Any) -> Generation:
-        """Generate text for a batch of prompts, unmeasured. ``energy(backend.generate, ...)`` measures it.
-
-        Args:
-            prompts: The batch, split over data-parallel ranks.
-            **params: Fields of ``GenerationParams``, such as ``max_new_tokens=64`` (tokens).
-
-        Returns:
-            The outputs in the order of the prompts.
-
-        Raises:
-            BackendError: The backend does not support the task or a parameter.
-        """
-        done: Generation = self._run(GENERATE, prompts, params)
-        return done
-
-    def embed(self, texts: Sequence[str], **params: Any) -> Embedding:
-        """Embed a batch of texts, unmeasured. ``energy(backend.embed, ...)`` measures it.
-
-        Args:
-            texts: The batch, split over data-parallel ranks.
-            **params: Fields of ``EmbeddingParams``.
-
-        Returns:
-            The vectors in the order of the texts.
-
-        Raises:
-            BackendError: The backend does not embed.
-        """
-        done: Embedding = self._run(EMBED, texts, params)
-        return done
-
-    def serve(self, prompts: Sequence[str], **params: Any) -> ServedLoad:
-        """Send a load of requests, unmeasured. ``energy(backend.serve, ...)`` measures it.
-
-        Args:
-            prompts: One prompt per request.
-            **params: Fields of ``ServeParams``, such as ``request_rate=2.0`` (requests per second) or
-                ``concurrency=4`` (requests at a time).
-
-        Returns:
-            The answers with their latencies.
-
-        Raises:
-            BackendError: The backend does not serve.
-        """
-        done: ServedLoad = self._run(SERVE, prompts, params)
-        return done
-
-    def task_of(self, method: Any) -> Task | None:
-        """Return the task that a method of this handle runs, or None for any other callable."""
-        if getattr(method, "__self__", None) is not self:
-            return None
-        return TASKS.get(method.__func__.__name__)
-
-    def workload(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> RankWorkload:
-        """Load the model in the ranks and return the batch as their workload.
-
-        Raises:
-            BackendError: The inputs are not a list of strings, or the backend does not support the task.
-        """
-        if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
-            raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
-        checked = task.params.parse(params)
-        self._check(task, checked)
-        plan = self.context.plan_ranks(self.spec.capabilities, self.spec.python)
-        if len(inputs) < plan.parallel.data:
-            raise BackendError(
-                f"{task.name}: {len(inputs)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
-                "would have no work"
-            )
-        load = Load.from_options(self.spec, self.model, {**self.spec.preset, **self.options})
-        with diagnose_failed_start(self.context.state, plan):
-            group, info = self.context.state.pool.get_loaded(plan, load, self.context.check_running)
-        self.context.record_ranks(group)
-        if self.context.draft.experiment is None:
-            self.context.draft.backend = _with_task(info, inputs, checked)
-        return task_workload(group, inputs, checked, self.context.settings.timeout)
-
-    def _run(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
-        with self.context.lock, raise_rank_outcomes():
-            workload = self.workload(task, inputs, params)
-            workload.run_round()
-            return task.result.merge(workload.results())
-
-    def _check(self, task: Task, params: Params) -> None:
-        """Raise ``BackendError`` if the capability row lacks the task or the cache."""
-        row = self.spec.capabilities
-        if task.name not in row.tasks:
-            raise BackendError(f"{self.name} does not {task.name}; it does: {', '.join(row.tasks)}")
-        if isinstance(params, GenerationParams) and params.cache not in row.caches:
-            offered = ", ".join(row.caches)
-            raise BackendError(f"{self.name} has no {params.cache} cache; it offers: {offered}")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call on every rank, not run yet, for ``energy`` to measure. ``workers.call`` returns it."""
-
-    workers: Workers
-    function: Callable[..., Any] | str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def workload(self) -> RankWorkload:
-        """Start the ranks and return the call as their workload."""
-        group = self.workers.group()
-        timeout_s = self.workers.context.settings.timeout
-        return call_workload(group, self.function, self.args, self.kwargs, timeout_s)
-
-
-@dataclass(frozen=True, repr=False)
-class Workers:
-    """The ranks of this test, one process per device, which run functions of the test.
-
-    With torch installed, the ranks form one ``torch.distributed`` process group: gloo on CPUs, NCCL on GPUs.
-    The environment variables ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set in each.
-    """
-
-    context: TestContext
-
-    def __repr__(self) -> str:
-        return f"<Workers: world size {self.world_size}>"
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.context.lease.devices)
-
-    def group(self) -> RankGroup:
-        """Return the ranks, started on first use."""
-        framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
-        plan = self.context.plan_ranks(Capabilities(framework=framework, process_group=True, data=True))
-        with diagnose_failed_start(self.context.state, plan):
-            group = self.context.state.pool.get_ranks(plan, self.context.check_running)
-        self.context.record_ranks(group)
-        return group
-
-    def run(
-        self, function: Callable[..., Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
-        """Call a function on every rank.
-
-        Args:
-            function: A function, sent by value with all that it uses if the test file defines it, or
-                ``"module:function"``, which the ranks import.
-            *args: Arguments for the function.
-            timeout: Longest wait for the results (seconds); None waits for ``--energy-timeout``.
-            **kwargs: Keyword arguments for the function.
-
-        Returns:
-            The result of each rank, in the order of ranks.
-
-        Raises:
-            WorkerError: A rank failed. The error has the traceback of the first such rank. Skip, xfail and
-                fail in a rank become outcomes of the test.
-        """
-        with self.context.lock, raise_rank_outcomes():
-            if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
-                raise PlanError(f"workers.run: timeout is {timeout!r}, needs a number of seconds above 0")
-            seconds = self.context.settings.timeout if timeout is None else timeout
-            workload = call_workload(self.group(), function, args, kwargs, seconds)
-            workload.run_round()
-            return workload.results()
-
-    def call(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
-        """Return a call of a function on every rank without running it: ``energy(workers.call(step))``.
-
-        Args:
-            function: As for ``run``.
-            *args: Arguments for the function.
-            **kwargs: Keyword arguments for the function.
-        """
-        return Call(self, function, args, kwargs)
-
-
-def _with_task(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
-    return msgspec.structs.replace(
-        info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
-    )
-
+from pytest_llenergy.workers.workload import RankWorkload
 
 #: Metrics that ``repr(run)`` shows if the work has them.
 METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")

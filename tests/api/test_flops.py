@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.model.report import json_schema
 
-from .conftest import TEN_WATTS
+from ..conftest import TEN_WATTS
 
 pytestmark = pytest.mark.clock
 

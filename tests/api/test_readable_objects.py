@@ -20,7 +20,7 @@ from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import DomainEnergy, Round
 from pytest_llenergy.model.timeline import RequestTimeline
 
-from .compare.runs import round_of
+from ..compare.runs import round_of
 
 
 def run_of(*rounds: Round) -> Run:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.option_values import seconds, share, whole_number
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.options.values import seconds, share, whole_number
 
 if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.

@@ -12,7 +12,7 @@ import pytest
 from pytest_llenergy.model.report import json_schema
 from pytest_llenergy.recorder import ENERGY_RAISED, NOTHING_MEASURED
 
-from .conftest import TEN_WATTS
+from ..conftest import TEN_WATTS
 
 pytestmark = pytest.mark.clock
 
