@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from accuracy_world import DURATIONS_S, FULL, PART
@@ -28,8 +28,9 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 def compute_errors(entry: Mapping[str, Any]) -> Figures:
     """Return the errors of one tool for one sensor and duration, relative to the truth.
 
-    ``error_of_mean`` compares the mean of all readings with the mean of their truths. ``within_2u`` counts
-    the readings whose error is at most twice the standard uncertainty stated by the tool.
+    ``error_of_all`` compares one value for all readings with the truth: the plugin's median over rounds with
+    the median truth, otherwise the mean with the mean truth. ``within_2u`` counts the readings whose error is
+    at most twice the standard uncertainty stated by the tool.
     """
     readings = entry["readings"]
     with_result = [each for each in readings if each["energy_j"] is not None]
@@ -37,21 +38,22 @@ def compute_errors(entry: Mapping[str, Any]) -> Figures:
     if not with_result:
         return {**result, "reason": readings[0]["reason"]}
     errors = [each["energy_j"] / each["true_j"] - 1 for each in with_result]
-    truth_j = fmean(each["true_j"] for each in with_result)
+    truths_j = [each["true_j"] for each in with_result]
     result |= {
         "mean_error": fmean(map(abs, errors)),
         "max_error": max(map(abs, errors)),
         "bias": fmean(errors),
-        "error_of_mean": fmean(each["energy_j"] for each in with_result) / truth_j - 1,
+        "error_of_all": fmean(each["energy_j"] for each in with_result) / fmean(truths_j) - 1,
         "zeros": sum(each["energy_j"] == 0 for each in with_result),
     }
     known = [each for each in with_result if each["u_j"] is not None]
     if known:
         result["within_2u"] = sum(abs(each["energy_j"] - each["true_j"]) <= 2 * each["u_j"] for each in known)
         result["u"] = fmean(each["u_j"] / each["true_j"] for each in known)
-    if entry.get("mean_j") is not None:
-        result["error_of_mean"] = entry["mean_j"] / truth_j - 1
-        result["u_of_mean"] = entry["mean_u_j"] / truth_j if entry["mean_u_j"] is not None else None
+    if entry.get("value_j") is not None:
+        truth_j = median(truths_j)
+        result["error_of_all"] = entry["value_j"] / truth_j - 1
+        result["u_of_all"] = entry["value_u_j"] / truth_j if entry["value_u_j"] is not None else None
     return result
 
 
@@ -67,15 +69,15 @@ def compute_all_errors(results: Mapping[str, Results]) -> dict[str, dict[str, di
 
 
 def markdown(found: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
-    """Render three tables: single readings, their mean, and whether the stated uncertainties hold."""
+    """Render three tables: single readings, all together, and whether the stated uncertainties hold."""
     repeats = max(each["n"] for by_time in found.values() for by in by_time.values() for each in by.values())
     parts = [
         "Error of a single reading, mean / largest:",
         _table(found, TOOLS, _single),
-        f"Error of the mean of {repeats} readings:",
-        _table(found, TOOLS, _of_mean),
+        f"Error of {repeats} readings together (rounds: median, otherwise mean):",
+        _table(found, TOOLS, _of_all),
         "Readings whose truth lies within twice the stated standard uncertainty (its mean), and "
-        "the same of the mean of the rounds:",
+        "the same of the median of the rounds:",
         _table(found, OURS, _within),
     ]
     return "\n\n".join(parts) + "\n"
@@ -113,17 +115,17 @@ def _single(each: Figures) -> str:
     return text + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _of_mean(each: Figures) -> str:
-    return percent(each["error_of_mean"], sign=True) if each["with_result"] else "no result"
+def _of_all(each: Figures) -> str:
+    return percent(each["error_of_all"], sign=True) if each["with_result"] else "no result"
 
 
 def _within(each: Figures) -> str:
     if not each["with_result"]:
         return "no result"
     text = f"{each['within_2u']} of {each['with_result']} (u {percent(each['u'])})"
-    if each.get("u_of_mean") is not None:
-        holds = "within" if abs(each["error_of_mean"]) <= 2 * each["u_of_mean"] else "not within"
+    if each.get("u_of_all") is not None:
+        holds = "within" if abs(each["error_of_all"]) <= 2 * each["u_of_all"] else "not within"
         text += (
-            f"; mean {percent(each['error_of_mean'], sign=True)}, {holds} 2 × {percent(each['u_of_mean'])}"
+            f"; median {percent(each['error_of_all'], sign=True)}, {holds} 2 × {percent(each['u_of_all'])}"
         )
     return text

@@ -62,7 +62,7 @@ class Bursts:
 
 
 def measure_rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
-    """Measure as a test does, one burst per round. Returns each round, and the mean with its uncertainty."""
+    """Measure as a test does, one burst per round. Returns each round, and their median with its uncertainty."""
     lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
     # Without a budget, exactly the requested rounds of one iteration are measured.
@@ -77,8 +77,8 @@ def measure_rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]
         | {"phase": round_.phase, "flags": [flag.name for flag in round_.flags]}
         for round_, true_j in zip(result.rounds, truths_j, strict=True)
     ]
-    mean = result.metrics["energy_j"]
-    return {"readings": readings, "mean_j": mean.value, "mean_u_j": mean.uncertainty}
+    energy = result.metrics["energy_j"]
+    return {"readings": readings, "value_j": energy.value, "value_u_j": energy.uncertainty}
 
 
 def measure_windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float, dict[str, Any]]]:
