@@ -62,7 +62,7 @@ class Bursts:
 
 
 def measure_rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
-    """Measure as a test does, one burst per round. Returns each round, and their median with its uncertainty."""
+    """Measure as a test does, one burst per round. Returns each round, and the median with its u."""
     lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
     # Without a budget, exactly the requested rounds of one iteration are measured.
