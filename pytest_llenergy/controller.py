@@ -195,6 +195,7 @@ class Controller:
             layout=self._settings.layout,
             verbosity=self._config.get_verbosity(),
             notes=[*notes, *_count_elsewhere(last), *_count_earlier(records, last)],
+            with_times=self._config.getoption("durations", None) is not None,
         )
         if text:
             terminalreporter.section("energy")

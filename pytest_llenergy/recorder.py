@@ -142,6 +142,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,
+        times=experiment.times if experiment else None,
         meters=meters,
         rounds=experiment.rounds if experiment else [],
         power_trace=experiment.power_trace if experiment else None,

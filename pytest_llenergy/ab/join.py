@@ -13,7 +13,7 @@ from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Flag, Record, Round, Status
+from pytest_llenergy.model.record import Flag, Record, Round, Status, Times
 from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
 
 #: Parameters whose values depend on options.
@@ -175,12 +175,20 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         status=status,
         reason=why,
         procedure=procedure,
+        times=_sum_times(parts),
         rounds=rounds,
         metrics=metrics,
         comparisons=[],
         failed_gate=broken,
         flags=_join_flags(parts),
     )
+
+
+def _sum_times(parts: Sequence[SessionRecord]) -> Times | None:
+    """Return where the time of all sessions went."""
+    found = [part.record.times for part in parts if part.record.times is not None]
+    sums = {name: sum(getattr(each, name) for each in found) for name in Times.__struct_fields__}
+    return Times(**sums) if found else None
 
 
 def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:

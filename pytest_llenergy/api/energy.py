@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -173,7 +174,7 @@ class Energy:
         draft, settings = context.draft, context.settings
         if context.state.is_ab_session:
             # Its stages count rounds.
-            plan = replace(plan, rounds=settings.rounds)
+            plan = replace(plan, rounds=settings.rounds or plan.rounds, floor=None)
         if draft.experiment is not None:
             raise LLEnergyError(
                 "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
@@ -184,6 +185,7 @@ class Energy:
         progress = context.state.progress.track(context.node_id)
         with raise_rank_outcomes(), progress as show, ExitStack() as locked:
             locked.enter_context(context.lock)
+            begin_s = time.monotonic()
             try:
                 show(_describe_preparation(work))
                 workload, result = self._workload(work, arguments)
@@ -194,8 +196,9 @@ class Energy:
                 # It runs in this process. Its threads may use the ranks, for which they need the lock.
                 draft.forget_ranks()
                 locked.close()
+            load_s = time.monotonic() - begin_s
             draft.experiment = measure(
-                workload, plan, selection, context.lease, lambda step: show(describe_step(step))
+                workload, plan, selection, context.lease, lambda step: show(describe_step(step)), load_s
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes

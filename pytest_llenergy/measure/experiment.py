@@ -6,6 +6,7 @@ Warm-up and calibration come first, then rounds until the target is met or the b
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round
+from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round, Times
 
 
 class MemoryAware(Workload, Protocol):
@@ -55,14 +56,16 @@ class RoundPlan:
     """How to measure. Iterations and rounds are added until the target is met or the budget is spent.
 
     Attributes:
-        rounds: Smallest number of rounds.
+        rounds: Smallest number of rounds if the budget allows.
         warmup: Number of warm-up iterations; ``None`` warms up until stable.
         gap_s: Shortest quiet gap.
         target: Relative standard uncertainty of the energy.
-        budget_s: Seconds after which no round is added.
+        budget_s: Seconds from the start of the warm-up after which no round starts.
         iterations: Iterations of each round; ``None`` calibrates them.
         warmup_block: Iterations that run back to back in a warm-up of given length.
         exact: Whether to measure ``rounds`` rounds and add none.
+        floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
+        is_estimate: Whether all meters estimate, so that fewer rounds are enough.
     """
 
     rounds: int
@@ -73,26 +76,31 @@ class RoundPlan:
     iterations: int | None = None
     warmup_block: int = 1
     exact: bool = False
+    floor: int | None = None
+    is_estimate: bool = False
 
     @property
-    def rounds_budget_s(self) -> float:
-        """Seconds after which no round is added; 0 if none is added at all."""
-        return 0.0 if self.exact else self.budget_s
+    def least(self) -> int:
+        """Smallest number of rounds, whatever they take."""
+        return self.rounds if self.floor is None or self.exact else min(self.floor, self.rounds)
 
 
-#: Relative standard uncertainty and seconds that are enough for an estimate: its model has far wider limits.
-ESTIMATE_TARGET, ESTIMATE_BUDGET_S = 0.05, 2.0
+#: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
+#: wider limits. After these seconds there are still as many rounds as a comparison needs
+#: (``compare.statistics.MIN_ROUNDS``), if the budget allows.
+ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
+
+#: Standard uncertainty in watts that is enough for an estimate: a three-hundredth of a busy logical CPU. Work
+#: that only waits is estimated at so few joules that its relative uncertainty stays large.
+ESTIMATE_U_W = 0.01
 
 
 def plan_for_meters(plan: RoundPlan, trace: Trace) -> RoundPlan:
     """Return the plan for these meters: further rounds cannot improve an estimate by much."""
-    if plan.exact or not trace or any(series.domain.kind != "estimated" for series in trace):
+    if not trace or any(series.domain.kind != "estimated" for series in trace):
         return plan
-    return replace(
-        plan,
-        target=max(plan.target, ESTIMATE_TARGET),
-        budget_s=min(plan.budget_s, ESTIMATE_BUDGET_S),
-    )
+    target = plan.target if plan.exact else max(plan.target, ESTIMATE_TARGET)
+    return replace(plan, target=target, is_estimate=True)
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class Experiment:
     procedure: Procedure
     flags: list[Flag]
     power_trace: PowerTrace | None = None
+    times: Times | None = None
 
 
 def measure(
@@ -114,6 +123,7 @@ def measure(
     selection: Selection,
     lease: Lease,
     on_step: StepCallback = ignore_step,
+    load_s: float = 0.0,
 ) -> Experiment:
     """Measure a workload, then close the meters.
 
@@ -123,6 +133,7 @@ def measure(
         selection: The open meters.
         lease: The leased devices.
         on_step: Called before each step.
+        load_s: Time that preparing the workload took (seconds), for the record.
     """
     __tracebackhide__ = True
     load = load_average()
@@ -131,20 +142,24 @@ def measure(
         watch_boards(lease.uuids) as watch,
         closing(ProcessTree({os.getpid()})) as processes,
     ):
+        begin_s = time.monotonic()
         sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
-        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler, on_step, plan.warmup_block)
         plan = plan_for_meters(plan, sampler.series)
+        # As long as all rounds of an estimate may take.
+        warmup_budget_s = min(plan.budget_s, ESTIMATE_S) if plan.is_estimate else plan.budget_s
+        warmup = warm_up(workload, plan.warmup, warmup_budget_s, sampler, on_step, plan.warmup_block)
         gap_s = required_gap_s(sampler.series, plan.gap_s)
         iterations = plan.iterations or calibrate_iterations(
-            warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler
+            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), sampler
         )
         start_s = time.monotonic()
+        warmup_s = start_s - begin_s
         coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
-        forecast = _forecast(plan, warmup, iterations, gap_s, coverage)
+        forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
-        while not _is_finished(rounds, plan, spent_s := time.monotonic() - start_s, coverage):
+        while not _is_finished(rounds, plan, warmup_s, spent_s := time.monotonic() - start_s, coverage):
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
@@ -159,18 +174,29 @@ def measure(
     flags = [
         *drift_flags(rounds),
         *outlier_flags(rounds),
-        *_target_flags(procedure, len(rounds)),
+        *([] if plan.is_estimate else _target_flags(procedure, len(rounds))),
         *unread_meter_flags(selection.reasons),
     ]
     metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage)
     middle = median_round_index(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
-    return Experiment(rounds, metrics, infos, load, procedure, flags, course)
+    work_s = math.fsum(round_.duration_s for round_ in rounds)
+    times = Times(load_s=load_s, warmup_s=warmup_s, rounds_s=work_s, gaps_s=max(0.0, measuring_s - work_s))
+    return Experiment(rounds, metrics, infos, load, procedure, flags, course, times)
 
 
-def _forecast(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Forecast:
+def _forecast(
+    plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, warmup_s: float, coverage: float
+) -> Forecast:
     round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
-    return Forecast(plan.rounds, plan.target, plan.rounds_budget_s, round_s, coverage)
+    left_s = 0.0 if plan.exact else max(0.0, plan.budget_s - warmup_s)
+    rounds = plan.rounds
+    if round_s is not None and not plan.exact:
+        rounds = max(plan.least, min(rounds, math.ceil(left_s / round_s)))
+        if plan.is_estimate and plan.least < rounds:
+            left_s = min(left_s, ESTIMATE_S)
+            rounds = max(plan.least, min(rounds, max(ESTIMATE_ROUNDS, math.ceil(left_s / round_s))))
+    return Forecast(rounds, plan.target, left_s, round_s, coverage)
 
 
 class NoBoards:
@@ -197,14 +223,27 @@ def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
         watch.close()
 
 
-def _is_finished(rounds: Sequence[Round], plan: RoundPlan, spent_s: float, coverage: float) -> bool:
+def _is_finished(
+    rounds: Sequence[Round], plan: RoundPlan, warmup_s: float, spent_s: float, coverage: float
+) -> bool:
     """Return whether to stop: the target is met, the budget is spent, or rounds give no energy."""
-    if len(rounds) < plan.rounds:
+    made = len(rounds)
+    if made < plan.least:
         return False
-    if plan.rounds == 1 or spent_s >= plan.rounds_budget_s:
+    if plan.exact or plan.rounds == 1 or warmup_s + spent_s >= plan.budget_s:
         return True
+    if plan.is_estimate and spent_s >= ESTIMATE_S and made >= min(plan.rounds, ESTIMATE_ROUNDS):
+        return True
+    if made < plan.rounds:
+        return False
     reached = relative_uncertainty(rounds, coverage)
-    return reached is None or reached <= plan.target
+    return reached is None or reached <= plan.target or (plan.is_estimate and _is_fine(rounds, reached))
+
+
+def _is_fine(rounds: Sequence[Round], reached: float) -> bool:
+    """Return whether the mean power of the work is known to a few milliwatts."""
+    joules = math.fsum(round_.energy_j or 0.0 for round_ in rounds)
+    return reached * joules <= ESTIMATE_U_W * math.fsum(round_.duration_s for round_ in rounds)
 
 
 def _procedure(
@@ -222,7 +261,7 @@ def _procedure(
         iterations=iterations,
         gap_s=gap_s,
         target=plan.target,
-        budget_s=plan.rounds_budget_s,
+        budget_s=0.0 if plan.exact else plan.budget_s,
         measuring_s=measuring_s,
         reached=reached,
     )

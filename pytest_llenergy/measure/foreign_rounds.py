@@ -58,7 +58,7 @@ from pytest_llenergy.meters.uncertainty import (
 )
 from pytest_llenergy.meters.window import synchronize_gpus
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
-from pytest_llenergy.model.record import Flag, Metric, Procedure, Round
+from pytest_llenergy.model.record import Flag, Metric, Procedure, Round, Times
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
@@ -477,7 +477,10 @@ def measure_foreign_rounds(
         *unread_meter_flags(selection.reasons),
     ]
     infos = [meter_info(series) for series in trace]
-    return Experiment(rounds, foreign_metrics(rounds, stretches, coverage), infos, load, procedure, flags)
+    metrics = foreign_metrics(rounds, stretches, coverage)
+    work_s = (end_ns - start_ns) / 1e9
+    times = Times(rounds_s=work_s, gaps_s=procedure.measuring_s - work_s)
+    return Experiment(rounds, metrics, infos, load, procedure, flags, times=times)
 
 
 class _BetweenRounds:

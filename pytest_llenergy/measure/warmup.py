@@ -114,11 +114,11 @@ def warm_up(
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
     for number in range(2, MAX_BLOCKS + 1):
         spent_s += block.duration_s
-        if spent_s > MAX_BUDGET_SHARE * budget_s:
-            break
         iterations = block.iterations
         if block.duration_s < least_s:
             iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / block.duration_s))
+        if spent_s + iterations * block.iteration_s > MAX_BUDGET_SHARE * budget_s:
+            break
         on_step(Step("warm-up", number))
         following = _block(workload, iterations, sampler)
         total += iterations

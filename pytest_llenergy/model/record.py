@@ -228,8 +228,8 @@ class Procedure(StoredStruct, frozen=True):
         settled: Whether the warm-up met ``criterion`` before its cap; None if its length was given.
         iterations: Iterations per round, given or chosen so that the uncertainty of a round meets ``target``.
         target: Relative standard uncertainty of ``energy_j`` to reach.
-        budget_s: Rounds were added until ``target`` was met or this time was spent; 0 if their number was
-            given.
+        budget_s: Time, warm-up included, after which no round started; 0 if their number was given.
+        measuring_s: Time of the rounds with their quiet gaps.
         reached: Relative standard uncertainty that was reached.
     """
 
@@ -242,6 +242,22 @@ class Procedure(StoredStruct, frozen=True):
     budget_s: float
     measuring_s: float
     reached: float | None
+
+
+class Times(StoredStruct, frozen=True):
+    """Where the time of a measurement went, in seconds.
+
+    Attributes:
+        load_s: Starting ranks, loading the model and preparing the inputs.
+        warmup_s: Warm-up and calibration, with the wait for the first readings of the meters.
+        rounds_s: The measured work of all rounds.
+        gaps_s: Quiet gaps, and what else happens between rounds.
+    """
+
+    load_s: float = 0.0
+    warmup_s: float = 0.0
+    rounds_s: float = 0.0
+    gaps_s: float = 0.0
 
 
 class RankInfo(StoredStruct, frozen=True):
@@ -326,6 +342,7 @@ class Record(StoredStruct, frozen=True):
     fallback: str | None = None
     load_average: float | None = None
     procedure: Procedure | None = None
+    times: Times | None = None
     meters: list[MeterInfo] = []
     rounds: list[Round] = []
     power_trace: PowerTrace | None = None

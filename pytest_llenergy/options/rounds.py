@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.model.defaults import FLOOR_ROUNDS, ROUNDS
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.options.values import seconds, share, whole_number
 
@@ -73,7 +74,16 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
     """
     from pytest_llenergy.measure.experiment import RoundPlan
 
-    plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
+    rounds = changes.get("rounds", settings.rounds)
+    plan = RoundPlan(
+        rounds=rounds or ROUNDS,
+        warmup=settings.warmup,
+        gap_s=settings.gap,
+        target=settings.target,
+        budget_s=settings.budget,
+        # A number that somebody gave is kept, whatever it takes, as with pytest-benchmark.
+        floor=FLOOR_ROUNDS if rounds is None else None,
+    )
     return replace(plan, **changes)
 
 

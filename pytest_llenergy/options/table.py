@@ -20,6 +20,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model import defaults
 from pytest_llenergy.options.values import (
     SAVED,
+    auto_or,
     backend_python,
     columns,
     command,
@@ -37,7 +38,6 @@ from pytest_llenergy.options.values import (
     sort_key,
     threshold,
     url_path,
-    warmup_iterations,
     word,
 )
 
@@ -162,10 +162,16 @@ class Settings:
         bare=DEFAULT_PAGE,
         is_path=True,
     )
-    rounds: int = option("6", integer(1), "N", "Minimum number of measured rounds of each test")
+    rounds: int | None = option(
+        "auto",
+        auto_or(integer(1)),
+        "N",
+        f"Minimum number of measured rounds of each test, whatever they take; auto: {defaults.ROUNDS}, or "
+        f"{defaults.FLOOR_ROUNDS} if the budget is spent before",
+    )
     warmup: int | None = option(
         "auto",
-        warmup_iterations,
+        auto_or(integer(0)),
         "N",
         "Unmeasured iterations before the first round; auto: until durations have settled",
     )
@@ -182,7 +188,8 @@ class Settings:
         "20",
         seconds,
         "SECONDS",
-        "Measuring time of a test after which no round is added beyond the minimum number",
+        "Measuring time of a test, warm-up included, after which no further round starts; each test has one "
+        f"warm-up and {defaults.FLOOR_ROUNDS} rounds, or as many as --energy-rounds says",
     )
     model: str = option(
         "",

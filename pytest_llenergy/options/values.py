@@ -52,8 +52,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def warmup_iterations(text: str) -> int | None:
-    return None if text.strip() == "auto" else integer(0)(text)
+def auto_or(read: Callable[[str], int]) -> Callable[[str], int | None]:
+    return lambda text: None if text.strip() == "auto" else read(text)
 
 
 def share(text: str) -> float:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.model.quantity import format_energy, format_quantity, format_scaled, scale_of
-from pytest_llenergy.model.record import Flag, Record, Round, Terms, Window
+from pytest_llenergy.model.record import Flag, Record, Round, Terms, Times, Window
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
     one_line,
@@ -229,6 +229,19 @@ def _procedure(record: Record) -> str:
     return f"{rounds} of {each} after a warm-up of {procedure.warmup_iterations}{settled}"
 
 
+def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) -> Iterator[Table]:
+    """Yield the seconds that loading, warm-up, rounds and gaps of each test and of all took."""
+    timed = [(record_label(record, names), record.times) for record in records if record.times is not None]
+    tests = [*(name for name, _ in timed), f"all {len(timed)}"]
+    columns = []
+    for name in Times.__struct_fields__:
+        values = [getattr(times, name) for _, times in timed]
+        head = {"warmup_s": "warm-up s"}.get(name, name.replace("_", " "))
+        columns.append(TableColumn(head, [f"{value:.2f}" for value in [*values, sum(values)]]))
+    if timed:
+        yield from split_into_tables(TableColumn("time", tests, is_number=False), columns, width)
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
@@ -280,6 +293,7 @@ def render_summary(
     layout: Layout = DEFAULT_LAYOUT,
     verbosity: int = 0,
     notes: Sequence[str] = (),
+    with_times: bool = False,
 ) -> str:
     """Render measured tests as a table, and the others as lines with their reasons.
 
@@ -288,8 +302,10 @@ def render_summary(
         width: Width of the terminal (characters).
         color: Whether to colour the text.
         layout: Columns, order and groups of the table.
-        verbosity: 1 adds the rounds of each test and all notes, 2 also flags and uncertainty terms.
+        verbosity: 1 adds the rounds of each test, where the time went and all notes, 2 also flags and
+            uncertainty terms.
         notes: Further notes on the run.
+        with_times: Whether to show where the time went in any case.
     """
     stream = io.StringIO()
     console = Console(
@@ -319,6 +335,8 @@ def render_summary(
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
             console.print(Text(f"{name}: {format_window_energy(window, record)}"))
+    for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
+        console.print(table)
     metered = [record for record in records if record.meters]
     for line in [*_without_result(records), *_skipped(records)]:
         console.print(line)

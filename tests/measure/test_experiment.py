@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters.base import Domain, within
+from pytest_llenergy.meters.base import Domain, Meter, within
 from pytest_llenergy.meters.select import Selection
 
 from .plans import round_plan
@@ -51,9 +53,11 @@ class Latched:
 
 
 def run(seconds: float, **plan: float) -> Experiment:
-    chosen = round_plan(**plan)
-    workload = CallWorkload(lambda: time.sleep(seconds))
-    return measure(workload, chosen, Selection((Latched(),), ()), Lease(devices=("cpu",)))
+    return run_on(Latched(), lambda: time.sleep(seconds), **plan)
+
+
+def run_on(meter: Meter, work: Callable[[], object], **plan: Any) -> Experiment:
+    return measure(CallWorkload(work), round_plan(**plan), Selection((meter,), ()), Lease(devices=("cpu",)))
 
 
 def test_short_work_is_repeated_for_three_ticks_and_reported_per_iteration() -> None:
@@ -124,7 +128,8 @@ def test_an_unreachable_target_ends_with_the_budget_and_an_inconclusive_flag() -
     plan = round_plan(rounds=2, warmup=0, gap_s=0.05, target=0.0001, budget_s=4.0)
     result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
     assert len(result.rounds) > 2
-    assert result.procedure.measuring_s >= 4.0
+    assert result.times is not None
+    assert result.times.warmup_s + result.procedure.measuring_s >= 4.0
     (flag,) = (flag for flag in result.flags if flag.name == "target-missed")
     assert flag.severity == "warning"
     assert flag.detail == (
@@ -179,9 +184,9 @@ def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
     plan = round_plan(rounds=6, target=1e-6, budget_s=60.0)
     result = measure(CallWorkload(compute), plan, Selection((Resting(),), ()), Lease(devices=("cpu",)))
     procedure = result.procedure
-    assert (procedure.gap_s, procedure.budget_s, procedure.target) == (0.001, 2.0, 0.05)
+    assert (procedure.gap_s, procedure.budget_s, procedure.target) == (0.001, 60.0, 0.05)
     assert len(result.rounds) >= 6
-    # No round was added once the budget was spent.
+    # No round was added after two seconds.
     assert len(result.rounds) == 6 or sum(round_.duration_s for round_ in result.rounds[:-1]) < 2.0
     for round_ in result.rounds:
         assert round_.iterations == procedure.iterations >= 20
@@ -192,3 +197,65 @@ def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
     # Most CPU time of a round is that of the calls.
     per_call_j = result.metrics["energy_j"].value
     assert per_call_j == pytest.approx(10 * sum(used_s) / len(used_s), rel=0.1)
+
+
+class TestBudget:
+    """The budget includes the warm-up. Once it is spent, no round starts beyond the floor."""
+
+    @pytest.mark.parametrize("meter", [Latched, Resting])
+    @pytest.mark.parametrize("budget_s", [0.01, 1.2])
+    def test_rounds_beyond_the_floor_start_within_it(
+        self, meter: Callable[[], Meter], budget_s: float
+    ) -> None:
+        starts: list[float] = []
+
+        def work() -> None:
+            starts.append(time.monotonic())
+            time.sleep(0.25)
+
+        begin_s = time.monotonic()
+        result = run_on(meter(), work, rounds=9, floor=3, iterations=1, target=1e-6, budget_s=budget_s)
+        warmup = result.procedure.warmup_iterations
+        assert warmup == (1 if budget_s < 0.5 else 2)
+        assert 3 <= len(result.rounds) == len(starts) - warmup < 9
+        # Opening meters and waiting for their first ticks comes before.
+        assert all(start_s - begin_s < budget_s + 0.3 for start_s in starts[warmup + 3 :])
+        assert budget_s > 0.5 or len(result.rounds) == 3
+
+    def test_given_rounds_are_made_whatever_they_take(self) -> None:
+        assert len(run_on(Resting(), lambda: time.sleep(0.1), rounds=5, budget_s=0.01).rounds) == 5
+
+
+class TestEstimate:
+    def test_work_that_takes_seconds_has_one_warm_up_and_four_rounds(self) -> None:
+        result = run_on(Resting(), lambda: time.sleep(0.7), rounds=6, floor=3, target=1e-6, budget_s=60.0)
+        assert (result.procedure.warmup_iterations, len(result.rounds)) == (1, 4)
+
+    def test_work_that_only_waits_needs_no_rounds_to_know_how_little_it_costs(self) -> None:
+        result = run_on(Resting(), lambda: time.sleep(0.1), rounds=4, floor=3, budget_s=60.0)
+        # Mean power below a hundredth of a watt, however much it scatters relatively.
+        assert len(result.rounds) == 4
+
+    def test_it_is_not_asked_for_a_target(self) -> None:
+        waits = count(1)
+        work = lambda: time.sleep(0.002 * (next(waits) % 9))  # noqa: E731
+        result = run_on(Resting(), work, rounds=2, iterations=7, target=1e-6, budget_s=0.5)
+        assert result.procedure.reached is None or result.procedure.reached > 1e-6
+        assert "target-missed" not in {flag.name for flag in result.flags}
+
+
+def test_the_times_add_up_to_the_whole_measurement() -> None:
+    begin_s = time.monotonic()
+    plan = round_plan(rounds=3, floor=3, budget_s=2.0)
+    lease = Lease(devices=("cpu",))
+    workload = CallWorkload(lambda: time.sleep(0.2))
+    result = measure(workload, plan, Selection((Latched(),), ()), lease, load_s=1.5)
+    taken_s = time.monotonic() - begin_s
+    times = result.times
+    assert times is not None
+    assert times.load_s == 1.5
+    assert times.rounds_s == pytest.approx(sum(each.duration_s for each in result.rounds))
+    # Two quiet gaps a round.
+    assert times.gaps_s >= 2 * len(result.rounds) * result.procedure.gap_s
+    assert times.warmup_s >= 0.2 * result.procedure.warmup_iterations
+    assert times.warmup_s + times.rounds_s + times.gaps_s == pytest.approx(taken_s, abs=0.3)

@@ -166,3 +166,32 @@ def test_sessions_of_ab_decide_the_rounds(
     )
     result = quick.runpytest("-p", "pytest_llenergy.ab.session_plugin", "--energy-rounds=1", workers)
     result.assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "mark", "rounds"),
+    [
+        # Without a number, three rounds remain of six if the budget is spent.
+        ((), "", 3),
+        (("--energy-rounds=auto",), "", 3),
+        (("--energy-rounds=4",), "", 4),
+        ((), "rounds=5", 5),
+        (("--energy-rounds=2",), "warmup=1", 2),
+    ],
+)
+def test_the_budget_shortens_only_rounds_that_nobody_asked_for(
+    pytester: pytest.Pytester, read_report: Read, options: tuple[str, ...], mark: str, rounds: int
+) -> None:
+    pytester.makeini("[pytest]\nenergy_budget = 0.01\n")
+    pytester.makepyfile(
+        f"""
+        import pytest
+        pytestmark = [pytest.mark.energy_options({mark})] if {bool(mark)} else []
+        def test_it(energy):
+            energy(sum, range(1000))
+        """
+    )
+    pytester.runpytest("--energy-report", *options).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert len(record["rounds"]) == rounds
+    assert record["procedure"]["budget_s"] == 0.01

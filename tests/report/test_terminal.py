@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
-from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms
+from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import (
     COLUMNS,
@@ -377,3 +377,28 @@ def test_verbosity_options_add_rounds_and_uncertainty(
     text = quick.runpytest(*verbosity).stdout.str()
     assert ("test_it size=1: 2 rounds of 1 iteration after a warm-up of 0" in text) == rounds
     assert ("resolution  coverage" in text) == terms
+
+
+class TestTimes:
+    def timed(self, name: str, load_s: float) -> Record:
+        times = Times(load_s=load_s, warmup_s=0.25, rounds_s=2.0, gaps_s=0.125)
+        return msgspec.structs.replace(made(name, 1.0, "openvino", 1), times=times)
+
+    def test_verbose_output_says_where_the_time_went(self) -> None:
+        lines = shown(self.timed("test_a", 10.0), self.timed("test_b", 0.5), verbosity=1)
+        start = next(index for index, line in enumerate(lines) if line.startswith("time "))
+        assert lines[start].split() == ["time", "load", "s", "warm-up", "s", "rounds", "s", "gaps", "s"]
+        rows = [line.split() for line in lines[start + 2 : start + 5]]
+        assert rows[0] == ["test_a", "batch_size=1", "10.00", "0.25", "2.00", "0.12"]
+        assert rows[2] == ["all", "2", "10.50", "0.50", "4.00", "0.25"]
+
+    def test_older_reports_have_no_such_table(self) -> None:
+        assert not any(line.startswith("time ") for line in shown(verbosity=1))
+
+
+@pytest.mark.parametrize(("args", "times"), [((), False), (("-v",), True), (("--durations=1",), True)])
+def test_durations_include_those_of_the_measurement(
+    quick: pytest.Pytester, args: tuple[str, ...], times: bool
+) -> None:
+    quick.makepyfile(SUITE)
+    assert ("warm-up s" in quick.runpytest(*args).stdout.str()) == times
