@@ -253,7 +253,7 @@ class LinuxProcess:
         self._clock = (~pid << 3) | CPUCLOCK_SCHED
         self._descriptor = os.open(proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self.parent = int(self._fields()[1])
+            self.parent: int = int(self._fields()[1])
         except BaseException:
             self.close()
             raise
