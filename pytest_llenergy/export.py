@@ -89,6 +89,11 @@ def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
             yield name, metric, metric.value
 
 
+def iter_tracked_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
+    """Yield those whose change says something: not emissions and cost, which follow from the energy."""
+    return (each for each in iter_values(record) if each[0] in METRICS)
+
+
 def render_github_action_benchmark(side: ExportSide) -> str:
     """Render ``customSmallerIsBetter`` of github-action-benchmark, with the metrics of which less is better.
 
@@ -97,7 +102,7 @@ def render_github_action_benchmark(side: ExportSide) -> str:
     commit = side.report.source.commit
     entries = []
     for record in side.measured():
-        for name, metric, value in iter_values(record):
+        for name, metric, value in iter_tracked_values(record):
             if METRICS[name].better != "less":
                 continue
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
@@ -135,7 +140,7 @@ def render_bencher(side: ExportSide) -> str:
     """
     tests: dict[str, dict[str, dict[str, float]]] = {}
     for record in side.measured():
-        for name, metric, value in iter_values(record):
+        for name, metric, value in iter_tracked_values(record):
             measure, factor = BENCHER_MEASURES[name]
             entry = {"value": value * factor}
             if metric.uncertainty is not None:
@@ -158,7 +163,7 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
                 "kind": record.kind or "",
                 "commit": side.report.source.commit or "",
             }
-            for name, metric, value in iter_values(record):
+            for name, metric, value in iter_tracked_values(record):
                 values[name].append(Sample(labels, repr(float(value))))
                 if metric.uncertainty is not None:
                     uncertainties[name].append(Sample(labels, repr(metric.uncertainty)))

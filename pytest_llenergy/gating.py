@@ -31,21 +31,19 @@ from pytest_llenergy.compare.gate import Gate, check_floor, rule_with_floor, sel
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
-from pytest_llenergy.model.defaults import Inconclusive
+from pytest_llenergy.model.defaults import SAVED, Inconclusive
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests, escape_surrogates, relative_path
 from pytest_llenergy.options.settings import option_source, saved_as, settings_of
 from pytest_llenergy.options.table import Settings
-from pytest_llenergy.options.values import SAVED
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.remote import is_url
+from pytest_llenergy.report.saved import find_saved, is_saved_name
 from pytest_llenergy.report.store import (
-    JOURNAL_SUFFIX,
     Location,
     decode_report_or_journal,
-    find_journals,
     location_name,
     read_file,
     read_report,
@@ -233,25 +231,13 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
     """Resolve the value of ``--energy-compare``. Raises ``pytest.UsageError`` for an unknown name."""
     if is_url(text):
         return text
-    if "/" in text or text.endswith((".json", JOURNAL_SUFFIX)):
+    if not is_saved_name(text):
         given = config.getoption("energy_compare", None) is not None
         return (config.invocation_params.dir if given else config.rootpath) / text
-    path = saved_as(config, text)
-    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
-    if not os.path.exists(path):  # noqa: PTH110
-        source = f"{option_source(config, 'compare')}={text}: there is no {SAVED}/{text}.json"
-        journals = [relative_path(each) for each in find_journals(path)]
-        if journals:
-            raise pytest.UsageError(
-                f"{source}, only the journal of a killed or running run; "
-                f"llenergy merge {' '.join(journals)} -o {relative_path(path)} writes it"
-            )
-        names = sorted(each.stem for each in path.parent.glob("*.json"))
-        known = f"saved: {', '.join(names)}" if names else f"nothing is saved in {path.parent}"
-        raise pytest.UsageError(
-            f"{source}; {known} (--energy-save={text} writes it; the name of a file ends in .json)"
-        )
-    return path
+    try:
+        return find_saved(config.rootpath / SAVED, text)
+    except ReportError as error:
+        raise pytest.UsageError(f"{option_source(config, 'compare')}={text}: {error}") from None
 
 
 def describe_ungated(

@@ -113,7 +113,7 @@ def test_doctor_shows_broken_entry_points_and_continues(install: Install) -> Non
     assert names == [*load_backends(), "whole", "a", "b"]
     assert heads[-2] == f"backend  a: broken: {OF_A}"
     assert heads[-1] == f"backend  b: broken: {OF_B}uninstall b-backend"
-    result = json.loads(doctor("--backends", "--json").stdout)
+    result = json.loads(doctor("--backends", "--format=json").stdout)
     assert [row["name"] for row in result["backends"]] == [*load_backends(), "whole"]
     assert result["broken"][0] == {"name": "a", "reason": OF_A}
     everything = doctor("--no-steps")

@@ -64,7 +64,8 @@ def _row(action: argparse.Action) -> list[str]:
         default = str(action.default)
     if action.choices:
         words = ", ".join(code(str(each)) for each in action.choices)
-        text = f"{text}: {words}" if text else words
+        listed = text == ", ".join(map(str, action.choices))
+        text = words if listed or not text else f"{text}: {words}"
     # One word is what the user would type; several describe it.
     shown = help_text(default) if " " in default else code(default)
     return [_argument(action), capital(help_text(text)), shown]

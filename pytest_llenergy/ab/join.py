@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
 from pytest_llenergy.compare.comparison import select_last_attempts
+from pytest_llenergy.measure.carbon_and_cost import rescale
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.environment import Environment
@@ -156,6 +157,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     flops = first.metrics.get("flops")
     if flops is not None:
         metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
+    metrics |= rescale(first.metrics, metrics)
     procedure = first.procedure
     if procedure is not None:
         measuring_s = sum(

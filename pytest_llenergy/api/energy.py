@@ -207,6 +207,9 @@ class Energy:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.
                 draft.experiment = _with_flops(draft.experiment, workload)
+            if settings.rates is not None:
+                metrics = settings.rates.derive(draft.experiment.metrics)
+                draft.experiment = replace(draft.experiment, metrics=metrics)
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
     def _workload(

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
+from pytest_llenergy.cli.console import HelpFormatter, add_format
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 INTERRUPTED, TERMINATED = 130, 143
 
 EXAMPLES = """\
-  llenergy ab --base origin/main... --setup 'pip install -e .[bench]' -- pytest benchmarks
-  llenergy ab --a=--energy-backend=transformers --b=--energy-backend=openvino -- pytest benchmarks
+  llenergy ab --base origin/main... \\
+      --setup 'pip install -e .[bench]' -- pytest benchmarks
+  llenergy ab --a=--energy-backend=transformers \\
+      --b=--energy-backend=openvino -- pytest benchmarks
 """
 
 
@@ -34,10 +37,10 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "ab",
         help="measure two commits, or two sets of options, alternately and compare them",
-        description="Measure both sides alternately (base, head, head, base), in separate pytest\n"
-        "sessions, and compare every test. Exit codes are those of llenergy compare.",
+        description="Measure both sides alternately (base, head, head, base), in separate pytest sessions, "
+        "and compare every test. Exit codes are those of llenergy compare.",
         epilog=f"examples:\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     sides = parser.add_argument_group("two commits")
     sides.add_argument(
@@ -78,7 +81,7 @@ def add_parser(commands: Commands) -> None:
         help="rounds of each test per session (default: 1); more are faster but less independent",
     )
     add_comparison_options(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
+    add_format(parser, FORMATS)
     parser.add_argument(
         "-o",
         "--output",

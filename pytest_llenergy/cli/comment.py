@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import ForgeError
@@ -23,7 +22,7 @@ def add_parser(commands: Commands) -> None:
         "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the CI "
         "variables.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file written by llenergy ab")
+    parser.add_argument("file", metavar="FILE", help="a file written by llenergy ab, or its saved name")
     parser.add_argument(
         "--number",
         type=int,
@@ -38,11 +37,12 @@ def run(args: argparse.Namespace) -> int:
     """Post or print the comment. Returns 0."""
     from pytest_llenergy.forges import post_comment
     from pytest_llenergy.report.pr_comment import render_comment
+    from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report
 
     if args.number is not None and args.number < 1:
         raise ForgeError(f"--number={args.number}: needs the number of a pull or merge request")
-    body = render_comment(read_paired_report(args.file).compared)
+    body = render_comment(read_paired_report(locate(args.file)).compared)
     if args.dry_run:
         print(body, end="")
         return 0

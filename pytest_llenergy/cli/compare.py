@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
@@ -116,30 +117,29 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "base",
         metavar="BASE",
-        help="the baseline: a report or journal, a file or a URL; or a file of llenergy ab",
+        help="the baseline: a report or journal, as a name given to --energy-save, a file or a URL; or a "
+        "file of llenergy ab",
     )
-    parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check")
+    parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check, likewise")
     add_comparison_options(parser)
     parser.add_argument(
         "--across",
         action="store_true",
         help="compare workloads that differ, such as two dtypes, and list the differences",
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write to this file instead of standard output"
-    )
+    add_output(parser, FORMATS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare two reports and print the result. Returns the exit code of ``compare.gate.exit_code``."""
-    from pytest_llenergy.report.store import check_not_overwritten, parse_location
+    from pytest_llenergy.report.saved import locate
+    from pytest_llenergy.report.store import check_not_overwritten
 
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
     if args.output is not None:
         check_not_overwritten(
-            args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
+            args.output, [locate(text) for text in (args.base, args.head) if text is not None]
         )
     result = _compare(args)
     return print_comparison(result, args.format, inconclusive, "compare", args.output)
@@ -196,16 +196,17 @@ def print_comparison(
 def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import parse_criteria
-    from pytest_llenergy.report.store import location_name, parse_location, read_paired_report, read_report
+    from pytest_llenergy.report.saved import locate
+    from pytest_llenergy.report.store import location_name, read_paired_report, read_report
 
-    base = parse_location(args.base)
+    base = locate(args.base)
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
                 "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --across need two"
             )
         return ComparisonResult.from_paired(read_paired_report(base))
-    head = parse_location(args.head)
+    head = locate(args.head)
     # The HTML page shows more than comparisons need.
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)

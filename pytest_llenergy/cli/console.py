@@ -1,16 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Console output shared by the commands."""
+"""What the commands share: help texts, formats and output."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_llenergy.model.text import encodable
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps descriptions at the width of the terminal, and keeps the lines of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+def add_format(parser: argparse.ArgumentParser, formats: Sequence[str], default: str | None = "text") -> None:
+    """Add the option ``--format``, which every command with several formats has.
+
+    Args:
+        parser: The parser of the command.
+        formats: Names of the formats.
+        default: Format without the option; None makes it required.
+    """
+    # Without a name for the value, argparse would write all formats where lines cannot be broken.
+    parser.add_argument(
+        "--format",
+        choices=formats,
+        default=default,
+        required=default is None,
+        metavar="FORMAT",
+        help=f"{', '.join(formats)}{f' (default: {default})' if default else ''}",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Sequence[str], default: str | None = "text") -> None:
+    """Add ``--format`` as ``add_format`` does, and ``--output``."""
+    add_format(parser, formats, default)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write to this file (default: standard output)"
+    )
 
 
 def wants_color() -> bool:

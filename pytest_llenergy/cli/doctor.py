@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.console import add_format
+
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
@@ -18,7 +20,7 @@ def add_parser(commands: Commands) -> None:
         description="Check devices, meters and backends, and explain what to fix. The exit code is 1 if "
         "something is misconfigured.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_format(parser, ("text", "json"))
     parser.add_argument(
         "--no-steps",
         action="store_true",
@@ -36,13 +38,13 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the machine. Returns 1 if something is misconfigured."""
     if args.backends:
-        return _print_backends(as_json=args.json)
+        return _print_backends(as_json=args.format == "json")
     from pytest_llenergy.doctor.checkup import check_host
     from pytest_llenergy.doctor.text import render_checkup
 
     def print_line(line: str) -> None:
         # Steps take seconds, or minutes if one hangs, so each result is printed at once.
-        if not args.json:
+        if args.format == "text":
             print(line, flush=True)
 
     checkup = check_host()
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         from pytest_llenergy.doctor.trial import run_trials
 
         checkup = run_trials(checkup, print_line)
-    if args.json:
+    if args.format == "json":
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode(checkup)).decode())

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -21,17 +21,16 @@ def add_parser(commands: Commands) -> None:
         description="Write a report in the format of another tool.",
     )
     parser.add_argument(
-        "file", metavar="FILE", help="a report, a journal or a file of llenergy ab; a file or a URL"
+        "file",
+        metavar="FILE",
+        help="a report, a journal or a file of llenergy ab: a saved name, a file or a URL",
     )
-    parser.add_argument("--to", choices=TARGETS, required=True, help="the format")
     parser.add_argument(
         "--side",
         choices=("base", "head"),
         help="side of a file of llenergy ab (default: both if the format has sides, else head)",
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT", help="the file (default: standard output)"
-    )
+    add_output(parser, TARGETS, default=None)
     parser.set_defaults(run=run)
 
 
@@ -42,27 +41,27 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.export import ExportSide, export_report
     from pytest_llenergy.model.report import PairedReport
+    from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import (
         check_not_overwritten,
         location_name,
-        parse_location,
         read_report_or_paired,
         replace_file,
     )
 
-    location = parse_location(args.file)
+    location = locate(args.file)
     if args.output is not None:
         check_not_overwritten(args.output, [location])
     report = read_report_or_paired(location)
     if isinstance(report, PairedReport):
         sides = [ExportSide("base", report.base), ExportSide("head", report.head)]
-        wanted = args.side or (None if args.to in WITH_SIDES else "head")
+        wanted = args.side or (None if args.format in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
         raise PlanError(f"--side={args.side}: {location_name(location)} holds one run, without sides")
     else:
         sides = [ExportSide("", report)]
-    text = export_report(sides, args.to)
+    text = export_report(sides, args.format)
     if args.output is None:
         sys.stdout.write(text)
     else:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.console import add_format
+
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
@@ -21,7 +23,7 @@ def add_parser(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add runs; those already added are skipped")
-    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: files or URLs")
+    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: saved names, files or URLs")
     adding.add_argument(
         "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )
@@ -34,9 +36,7 @@ def add_parser(commands: Commands) -> None:
         help="the metric (default: energy per token, or energy of tests without tokens)",
     )
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
-    showing.add_argument(
-        "--format", choices=("text", "markdown", "json"), default="text", help="output format (default: text)"
-    )
+    add_format(showing, ("text", "markdown", "json"))
     showing.set_defaults(run=_show)
     accepting = actions.add_parser(
         "accept", help="accept a change: compare later sessions with those of this commit"
@@ -68,13 +68,14 @@ def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.history.add import add_run
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.model.text import count_tests
-    from pytest_llenergy.report.store import location_name, parse_location, read_report
+    from pytest_llenergy.report.saved import locate
+    from pytest_llenergy.report.store import location_name, read_report
 
     store = open_store(args.at)
     refused = 0
     for text in args.reports:
-        report_at = parse_location(text)
         try:
+            report_at = locate(text)
             report = read_report(report_at)
             added = add_run(report, location_name(report_at), store, allow_dirty=args.allow_dirty)
         except ReportError as error:

@@ -21,7 +21,9 @@ def add_parser(commands: Commands) -> None:
         description="Merge reports of shards, interrupted runs or several hosts, all of one commit and one "
         "kind of machine.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json) or journals; files or URLs")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="reports or journals: saved names, files or URLs"
+    )
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )
@@ -31,10 +33,10 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge the reports and write the result. Returns 0."""
     from pytest_llenergy.report.merge import NamedReport, merge_reports
+    from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import (
         check_not_overwritten,
         location_name,
-        parse_location,
         read_report,
         write_report,
     )
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(
             f"--output={args.output}: the report's name must end in .json; did you mean {args.output}.json?"
         )
-    places = [parse_location(text) for text in args.files]
+    places = [locate(text) for text in args.files]
     check_not_overwritten(args.output, places)
     report = merge_reports([NamedReport(location_name(place), read_report(place)) for place in places])
     write_report(report, args.output)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy report``: show a report as a table or an HTML page."""
+"""``llenergy report``: show a report as a table, Markdown or an HTML page."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
+from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.html.comparison_charts import Trend
 
 
+Format = Literal["text", "markdown", "html"]
+
 #: Fields of ``Layout`` that options set.
 LAYOUT_OPTIONS = ("columns", "sort", "group_by")
 
@@ -27,21 +30,17 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "report",
         help="print the table of a report or journal",
-        description="Print the table that pytest printed at the end of the run, or write an HTML page.",
+        description="Print the table that pytest printed at the end of the run, also as Markdown or as an "
+        "HTML page with figures (needs the extra html).",
     )
-    parser.add_argument("file", metavar="FILE", help="a report or a journal: a file or a URL")
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="OUT.html",
-        help="write a page with plots instead (needs the extra html)",
-    )
+    parser.add_argument("file", metavar="FILE", help="a report or a journal: a saved name, a file or a URL")
+    add_output(parser, get_args(Format))
     parser.add_argument(
         "--history",
         metavar="PLACE",
-        help="show trends from llenergy history on the page",
+        help="show trends from llenergy history on the HTML page",
     )
-    for name in LAYOUT_OPTIONS:
+    for name in (*LAYOUT_OPTIONS, "carbon", "price"):
         option_row(name).add_argument(parser)
     parser.add_argument(
         "-v",
@@ -55,30 +54,58 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table or write the page. Returns 0."""
+    """Print or write the table or the page. Returns 0."""
+    from pytest_llenergy.cli.console import print_encodable
+    from pytest_llenergy.report.saved import locate
+    from pytest_llenergy.report.store import check_not_overwritten, read_report, replace_file
+
+    if args.history is not None and args.format != "html":
+        raise PlanError("--history shows trends on a page; give --format=html too")
+    location = locate(args.file)
+    if args.output is not None:
+        check_not_overwritten(args.output, [location])
+    report = _with_rates(read_report(location), args)
+    text = _render(report, args)
+    if args.output is not None:
+        replace_file(args.output, f"{text}\n".encode())
+    elif args.format == "text":
+        print_encodable(text)
+    else:
+        print(text)
+    return 0
+
+
+def _with_rates(report: Report, args: argparse.Namespace) -> Report:
+    """Add emissions and cost at the rates of the command line."""
+    import msgspec
+
+    from pytest_llenergy.measure.carbon_and_cost import Rates
+
+    rates = Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
+    return msgspec.structs.replace(report, records=[rates.add_to(record) for record in report.records])
+
+
+def _render(report: Report, args: argparse.Namespace) -> str:
+    if args.format == "html":
+        from pytest_llenergy.report.html.page import render_report
+
+        trends = _load_report_trends(report, args.history) if args.history is not None else []
+        return render_report(report, trends).removesuffix("\n")
+    layout = _parse_layout(args)
+    if args.format == "markdown":
+        from pytest_llenergy.report.markdown import render_run_markdown
+
+        text = render_run_markdown(report.records, layout, sys.maxsize, complete=report.run.complete)
+        return text.strip("\n")
     import shutil
 
-    from pytest_llenergy.report.store import check_not_overwritten, parse_location, read_report
-
-    if args.history is not None and args.html is None:
-        raise PlanError("--history shows trends on a page; give --html=OUT.html too")
-    location = parse_location(args.file)
-    if args.html is not None:
-        check_not_overwritten(args.html, [location])
-    report = read_report(location)
-    if args.html is not None:
-        return _write_page(report, args.html, args.history)
-    from pytest_llenergy.cli.console import print_encodable, wants_color
+    from pytest_llenergy.cli.console import wants_color
     from pytest_llenergy.report.terminal import render_summary
 
     width = shutil.get_terminal_size().columns
-    summary = render_summary(
-        report.records, width, color=wants_color(), layout=_parse_layout(args), verbosity=args.verbosity
-    )
-    print_encodable(summary)
-    if not report.run.complete:
-        print("incomplete: the run was interrupted")
-    return 0
+    color = args.output is None and wants_color()
+    text = render_summary(report.records, width, color=color, layout=layout, verbosity=args.verbosity)
+    return text if report.run.complete else f"{text}\nincomplete: the run was interrupted"
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
@@ -87,16 +114,6 @@ def _parse_layout(args: argparse.Namespace) -> Layout:
     given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
     layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}
     return replace(DEFAULT_LAYOUT, **layout)
-
-
-def _write_page(report: Report, path: Path, history: str | None) -> int:
-    from pytest_llenergy.report.html.page import render_report
-    from pytest_llenergy.report.store import replace_file
-
-    trends = _load_report_trends(report, history) if history is not None else []
-    replace_file(path, render_report(report, trends).encode())
-    print(f"{path}: {len(report.records)} records")
-    return 0
 
 
 def _load_report_trends(report: Report, location: str) -> list[Trend]:

@@ -12,6 +12,7 @@ from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.defaults import Inconclusive
@@ -104,6 +105,9 @@ def check_metric(name: str) -> str:
     Raises:
         PlanError: If there is no such metric, or it has one value for all rounds.
     """
+    if name in DERIVED:
+        energy, _ = DERIVED[name]
+        raise PlanError(f"{name} is {energy} times a constant; use {energy} instead")
     if name not in METRICS:
         raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(ROUND_METRICS)}")
     if name not in ROUND_METRICS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -265,6 +266,9 @@ class Measured:
         except NoRoundsError:
             draft.unmeasured = NO_ROUNDS.format(version=version("pytest-benchmark"))
             return result
+        if settings.rates is not None:
+            metrics = settings.rates.derive(draft.experiment.metrics)
+            draft.experiment = replace(draft.experiment, metrics=metrics)
         for name, value in _extra_info(draft.experiment.metrics, draft.experiment.meters).items():
             # The test may have set a value of this name itself.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]
@@ -280,7 +284,7 @@ def _extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> d
     info: dict[str, Primitive] = {
         name: metric.value
         for name, metric in metrics.items()
-        if metric.value is not None and ("J" in metric.unit or metric.unit == "W")
+        if metric.value is not None and metric.unit.partition("/")[0] in ("J", "W")
     }
     energy = metrics["energy_j"]
     if energy.value is not None:

@@ -18,6 +18,7 @@ from statistics import fmean
 
 import msgspec
 
+from pytest_llenergy.measure.carbon_and_cost import scale_metric
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 from pytest_llenergy.model.timeline import Flops
@@ -49,12 +50,7 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
     if not flops.value:
         reason = flops.reason or "no floating-point operations were counted"
         return Metric(value=None, unit="J", reason=reason, source=flops.source)
-    scaled = {
-        name: None if value is None else value / flops.value
-        for name in ("value", "uncertainty", "spread", "uncertainty_absolute")
-        for value in (getattr(energy, name),)
-    }
-    return msgspec.structs.replace(energy, unit="J", source=flops.source, **scaled)
+    return scale_metric(energy, 1 / flops.value, "J", flops.source)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ ROUNDS, FLOOR_ROUNDS = 6, 3
 #: What to do about an inconclusive comparison.
 Inconclusive = Literal["warn", "fail", "pass"]
 
+#: Directory for reports of ``--energy-save=NAME``, in the root directory.
+SAVED = ".llenergy"
+
 #: The default model on the Hugging Face hub.
 MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

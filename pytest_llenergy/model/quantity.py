@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers with units for people: joules in SI steps, values with their uncertainty.
+"""Numbers with units for people: joules and grams in SI steps, values with their uncertainty.
 
-Records, reports and every other JSON have plain joules and seconds.
+Records, reports and every other JSON have plain joules, grams and seconds.
 """
 
 from __future__ import annotations
 
 import math
 
-#: Powers of ten of the steps in which joules are shown. Those below µJ are needed for joules per operation.
-JOULE_STEPS = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k"}
+#: Units that are shown in steps, also before ``/token`` and the like.
+STEPPED_UNITS = ("J", "g", "gCO2e")
+
+#: Powers of ten of the steps. Those below µJ are needed for joules per operation.
+STEPS = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k"}
 
 #: A value that needs more decimal places is written with a power of ten.
 MAX_DECIMAL_PLACES = 5
@@ -52,11 +55,11 @@ def format_pair(base: float | None, head: float | None, unit: str) -> tuple[str,
 
 
 def scale_of(unit: str, *values: float) -> tuple[int, str]:
-    """Return the power of ten and the prefix in which to show values; units other than joules keep theirs."""
+    """Return the power of ten and the prefix in which to show values; other units keep theirs."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if not unit.startswith("J") or not largest:
+    if unit.partition("/")[0] not in STEPPED_UNITS or not largest:
         return 0, ""
     # Rounded first: 999.96 mJ with three digits is 1 J.
     power = math.floor(math.log10(float(f"{largest:.3g}")) / 3 + 1e-9) * 3
-    power = min(max(power, min(JOULE_STEPS)), max(JOULE_STEPS))
-    return power, JOULE_STEPS[power]
+    power = min(max(power, min(STEPS)), max(STEPS))
+    return power, STEPS[power]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.model.defaults import SAVED
 from pytest_llenergy.options.table import OPTIONS, Option, Settings, option_row
-from pytest_llenergy.options.values import SAVED
 
 SETTINGS = pytest.StashKey[Settings]()
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model import defaults
 from pytest_llenergy.options.values import (
-    SAVED,
     auto_or,
     backend_python,
+    carbon,
     columns,
     command,
     floor,
@@ -32,6 +32,7 @@ from pytest_llenergy.options.values import (
     meters,
     names,
     output_file,
+    price,
     saved_name,
     seconds,
     share,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_llenergy.compare.gate import Threshold
+    from pytest_llenergy.measure.carbon_and_cost import Price, Rates
     from pytest_llenergy.report.columns import Layout
 
 #: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
@@ -251,7 +253,8 @@ class Settings:
         None,
         saved_name,
         "NAME",
-        f"Keep the records of this run as {SAVED}/NAME.json in the root directory, for --energy-compare=NAME",
+        f"Keep the records of this run as {defaults.SAVED}/NAME.json in the root directory, for "
+        "--energy-compare=NAME",
     )
     compare: str | None = option(
         None,
@@ -271,7 +274,8 @@ class Settings:
         columns,
         "NAME[,NAME]",
         "Columns of the summary: backend, model, device, meter, rounds or metrics. Without it: those of "
-        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty",
+        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty, and those "
+        "of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,
@@ -327,12 +331,33 @@ class Settings:
         "Count floating-point operations in a separate pass after the rounds. Without a value: on",
         bare="on",
     )
+    carbon: float | None = option(
+        None,
+        carbon,
+        "GRAMS_PER_KWH",
+        "Grams of CO2e that a kilowatt-hour causes here, such as 400: adds emissions as metrics",
+    )
+    price: Price | None = option(
+        None,
+        price,
+        "PER_KWH",
+        "Price of a kilowatt-hour, such as 0.30 or '0.30 EUR': adds the cost of the energy as metrics",
+    )
 
     @property
     def keeps_something(self) -> bool:
         """Whether the run keeps or compares what it measures."""
         kept = (self.report, self.html, self.save, self.compare)
         return any(each is not None for each in kept)
+
+    @property
+    def rates(self) -> Rates | None:
+        """What a kilowatt-hour emits and costs; None if neither is given."""
+        if self.carbon is None and self.price is None:
+            return None
+        from pytest_llenergy.measure.carbon_and_cost import Rates
+
+        return Rates(self.carbon, self.price)
 
     @property
     def layout(self) -> Layout:

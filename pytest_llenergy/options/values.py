@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.defaults import SAVED
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
-
-#: Directory for reports of ``--energy-save=NAME``, in the root directory.
-SAVED = ".llenergy"
+    from pytest_llenergy.measure.carbon_and_cost import Price
 
 #: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
 MAX_NAME_BYTES = 200
@@ -183,6 +182,18 @@ def backend_python(text: str) -> tuple[str, Path]:
     if not (backend and path):
         raise ValueError("needs a backend and its Python, such as vllm=.venvs/vllm/bin/python")
     return backend, Path(path).expanduser()
+
+
+def carbon(text: str) -> float:
+    from pytest_llenergy.measure.carbon_and_cost import parse_carbon
+
+    return parse_carbon(text)
+
+
+def price(text: str) -> Price:
+    from pytest_llenergy.measure.carbon_and_cost import parse_price
+
+    return parse_price(text)
 
 
 def columns(text: str) -> tuple[str, ...]:

@@ -7,14 +7,15 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.model.text import one_line, shorten
 
 #: Metrics of a test that its rounds do not have.
-METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j")
+METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", *DERIVED)
 
 #: Headings of metrics, if they differ from the name.
 HEADINGS = {
@@ -34,7 +35,14 @@ HEADINGS = {
     "peak_memory_bytes": "peak MiB",
     "energy_per_flop_j": "per FLOP ± u",
     "flops": "FLOP",
+    "carbon_g": "CO2e ± u",
+    "carbon_per_million_output_tokens_g": "CO2e per Mtoken ± u",
+    "cost": "cost ± u",
+    "cost_per_million_output_tokens": "cost per Mtoken ± u",
 }
+
+#: Longest currency that is shown (characters): a report may come from anywhere.
+MAX_CURRENCY = 12
 
 #: All metrics of a record.
 METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
@@ -89,7 +97,10 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
         if name == "mean_power_w":
             return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
         # The heading says per what.
-        return format_quantity(metric.value, metric.uncertainty_absolute, "J")
+        unit = "J"
+        if name in DERIVED:
+            unit = "g" if name in CARBON else shorten(one_line(metric.unit.partition("/")[0]), MAX_CURRENCY)
+        return format_quantity(metric.value, metric.uncertainty_absolute, unit)
 
     return cell
 
@@ -102,7 +113,8 @@ def _columns() -> dict[str, Column]:
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
-    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy} | {"energy_per_flop_j"}
+    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy}
+    energies |= {"energy_per_flop_j", *DERIVED}
     metrics = {
         name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
         for name in METRICS
@@ -136,7 +148,8 @@ class Layout:
     """Layout of the summary.
 
     Attributes:
-        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS`` that have a value.
+        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS``, and of emissions and cost, that have a
+            value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
         group_by: Keys that divide the table. Groups keep the order of their first tests.
     """
@@ -149,7 +162,8 @@ class Layout:
         """Return the columns for these records."""
         if self.columns:
             return [COLUMNS[name] for name in self.columns]
-        columns = [COLUMNS[name] for name in DEFAULT_COLUMNS]
+        *others, meter = DEFAULT_COLUMNS
+        columns = [COLUMNS[name] for name in (*others, *DERIVED, meter)]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -51,7 +51,7 @@ def test_values_reach_report_page_and_export(
     for shown in ("extra info accuracy", "0.75", "&lt;b&gt;"):
         assert shown in page
     capsys.readouterr()
-    assert main(["export", str(quick.path / "energy.json"), "--to", "pytest-benchmark"]) == 0
+    assert main(["export", str(quick.path / "energy.json"), "--format", "pytest-benchmark"]) == 0
     (benchmark,) = json.loads(capsys.readouterr().out)["benchmarks"]
     extra = benchmark["extra_info"]
     assert extra["accuracy"] == 0.75

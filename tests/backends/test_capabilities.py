@@ -61,7 +61,7 @@ def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:
 
 
 def test_json_output_holds_whole_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--backends", "--json"]) == 0
+    assert main(["doctor", "--backends", "--format=json"]) == 0
     actual = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
     assert list(actual) == list(load_backends())
     openvino = actual["openvino"]

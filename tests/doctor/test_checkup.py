@@ -224,7 +224,9 @@ def test_shared_devices_are_not_listed_as_held(visit: Visit) -> None:
 
 def test_json_output_has_the_same_facts(visit: Visit) -> None:
     code, text = visit(
-        Board(uuid="GPU-a", memory_used=12 * GIB, mig_enabled=True), args=["--json"], CUDA_VISIBLE_DEVICES="0"
+        Board(uuid="GPU-a", memory_used=12 * GIB, mig_enabled=True),
+        args=["--format=json"],
+        CUDA_VISIBLE_DEVICES="0",
     )
     data = json.loads(text)
     (gpu,) = data["gpus"]

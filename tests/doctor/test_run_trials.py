@@ -60,7 +60,7 @@ def test_the_first_failing_step_ends_the_steps_and_is_reported(replace_torch: To
 
 def test_json_output_has_the_same_steps(replace_torch: Torch) -> None:
     replace_torch(BROKEN)
-    command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--json"]
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--format=json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     data = json.loads(done.stdout)
     (made,) = data["trials"]

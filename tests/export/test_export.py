@@ -70,7 +70,7 @@ def export(report: Report | PairedReport, target: str, *options: str) -> str:
     """What the command writes into a file."""
     data = encode_paired_report(report) if isinstance(report, PairedReport) else encode_report(report)
     Path("in.json").write_bytes(data)
-    assert main(["export", "in.json", "--to", target, "-o", "out", *options]) == 0
+    assert main(["export", "in.json", "--format", target, "-o", "out", *options]) == 0
     return Path("out").read_bytes().decode()
 
 
@@ -223,7 +223,7 @@ class TestCsv:
 
     def test_the_last_attempt_counts(self) -> None:
         rows = self.read(
-            export(report_of(record_of(), record_of(joules=scaled(2), attempt=2)), "csv", "--to=csv")
+            export(report_of(record_of(), record_of(joules=scaled(2), attempt=2)), "csv", "--format=csv")
         )
         (energy,) = [row for row in rows if row["metric"] == "energy_j"]
         assert float(energy["value"]) == pytest.approx(10.005)
@@ -234,7 +234,7 @@ class TestFiles:
         journal = Journal(Path("energy.x.journal.jsonl"), report_of(complete=False))
         journal.add(record_of())
         journal.close(remove=False)
-        assert main(["export", "energy.x.journal.jsonl", "--to=bencher"]) == 0
+        assert main(["export", "energy.x.journal.jsonl", "--format=bencher"]) == 0
         assert list(json.loads(capsys.readouterr().out)) == [TEST]
 
     @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
@@ -246,7 +246,7 @@ class TestFiles:
 
     def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode_report(report_of(record_of())))
-        assert main(["export", "in.json", "--to=csv", "--side=base"]) == 2
+        assert main(["export", "in.json", "--format=csv", "--side=base"]) == 2
         assert (
             capsys.readouterr().err == "llenergy export: --side=base: in.json holds one run, without sides\n"
         )
@@ -254,13 +254,13 @@ class TestFiles:
     def test_secrets_of_a_url_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
         place = "bob:hunter2@host/in.json?token=s3cret"
         fsspec.filesystem("memory").pipe_file(f"/{place}", encode_report(report_of(record_of())))
-        assert main(["export", f"memory://{place}", "--to=csv", "--side=base"]) == 2
+        assert main(["export", f"memory://{place}", "--format=csv", "--side=base"]) == 2
         message = "llenergy export: --side=base: memory://host/in.json holds one run, without sides\n"
         assert capsys.readouterr().err == message
 
     def test_a_duplicate_test_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode_report(report_of(record_of(), record_of())))
-        assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 2
+        assert main(["export", "in.json", "--format=csv", "-o", "out"]) == 2
         assert f"{TEST} has two records of attempt " in capsys.readouterr().err
         assert not Path("out").exists()
 

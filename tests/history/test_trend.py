@@ -257,12 +257,14 @@ def test_report_page_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> None
     days = levels([1.0] * 5 + [1.1] * 5)
     keep(*days)
     Path("last.json").write_bytes(encode_report(days[-1]))
-    assert main(["report", "last.json", "--html", "page.html", "--history", str(PLACE.name)]) == 0
+    assert (
+        main(["report", "last.json", "--format=html", "-o", "page.html", "--history", str(PLACE.name)]) == 0
+    )
     text = Path("page.html").read_text("utf-8")
     assert ">Trend<" in text
     assert "change point" in text
     assert all(commit(day)[:10] in text for day in range(10))
-    assert main(["report", "last.json", "--html", "page.html", "--history", "nowhere"]) == 2
+    assert main(["report", "last.json", "--format=html", "-o", "page.html", "--history", "nowhere"]) == 2
     assert capsys.readouterr().err == (
         "llenergy report: nowhere: it has no session; llenergy history add REPORT adds one\n"
     )

@@ -27,9 +27,9 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 READING = {
     "report": ["report", "FILE"],
-    "page": ["report", "FILE", "--html=out.html"],
+    "page": ["report", "FILE", "--format=html", "-o", "out.html"],
     "merge": ["merge", "a.json", "FILE", "-o", "out.json"],
-    "export": ["export", "FILE", "--to=csv"],
+    "export": ["export", "FILE", "--format=csv"],
     "compare": ["compare", "a.json", "FILE"],
     "comment": ["comment", "FILE", "--dry-run"],
     "history add": ["history", "add", "FILE"],
@@ -53,12 +53,12 @@ def test_an_invalid_report_exits_with_2_and_one_line(
 
 
 WRITING = {
-    "page": ["report", "a.json", "--html", "OUT"],
+    "page": ["report", "a.json", "--format=html", "-o", "OUT"],
     "merge": ["merge", "b.json", "a.json", "-o", "OUT"],
-    "export": ["export", "a.json", "--to=csv", "-o", "OUT"],
+    "export": ["export", "a.json", "--format=csv", "-o", "OUT"],
     "compare to head": ["compare", "b.json", "a.json", "-o", "OUT"],
     "compare to base": ["compare", "a.json", "b.json", "-o", "OUT"],
-    "by address": ["export", "file://HERE/a.json", "--to=csv", "-o", "OUT"],
+    "by address": ["export", "file://HERE/a.json", "--format=csv", "-o", "OUT"],
 }
 
 
@@ -102,7 +102,7 @@ def test_exporting_one_side_does_not_overwrite_the_paired_file() -> None:
     written = encode_paired_report(paired)
     Path("ab.json").write_bytes(written)
     assert main(["compare", "ab.json", "-o", "ab.json"]) == 2
-    assert main(["export", "ab.json", "--to=csv", "-o", "ab.json"]) == 2
+    assert main(["export", "ab.json", "--format=csv", "-o", "ab.json"]) == 2
     assert Path("ab.json").read_bytes() == written
 
 
@@ -134,22 +134,22 @@ def test_history_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert main(["report", "a.json", "--history=trends"]) == 2
     assert (
         capsys.readouterr().err
-        == "llenergy report: --history shows trends on a page; give --html=OUT.html too\n"
+        == "llenergy report: --history shows trends on a page; give --format=html too\n"
     )
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["report", "a.json", "--html=."],
+        ["report", "a.json", "--format=html", "-o", "."],
         ["compare", "a.json", "b.json", "-o", "."],
-        ["export", "a.json", "--to=csv", "-o", "."],
+        ["export", "a.json", "--format=csv", "-o", "."],
         ["merge", "a.json", "-o", "."],
     ],
     ids=lambda command: str(command[0]),
 )
 def test_a_directory_as_output_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if "--html=." in command:
+    if "--format=html" in command:
         pytest.importorskip("matplotlib")
     assert main(command) == 2
     assert capsys.readouterr().err == f"llenergy {command[0]}: .: could not be written (Is a directory)\n"

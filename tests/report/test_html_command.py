@@ -26,9 +26,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_writes_the_page_of_a_report(files: Path, capsys: Command) -> None:
-    assert main(["report", "base.json", "--html", "energy.html"]) == 0
-    assert capsys.readouterr() == ("energy.html: 1 records\n", "")
-    assert (files / "energy.html").read_text("utf-8") == render_report(report_of(record_of()))
+    assert main(["report", "base.json", "--format=html", "-o", "energy.html"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert (files / "energy.html").read_text("utf-8") == f"{render_report(report_of(record_of()))}\n"
 
 
 def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Command) -> None:
@@ -48,7 +48,7 @@ def test_a_missing_extra_is_one_line(
     monkeypatch.setitem(sys.modules, library, None)
     why = f"import of {library} halted; None in sys.modules"
     line = f"HTML needs jinja2 and matplotlib ({why}): pip install 'pytest-llenergy[html]'\n"
-    assert main(["report", "base.json", "--html", "out.html"]) == 2
+    assert main(["report", "base.json", "--format=html", "-o", "out.html"]) == 2
     assert capsys.readouterr() == ("", f"llenergy report: {line}")
     assert main(["compare", "base.json", "head.json", "--format=html"]) == 2
     assert capsys.readouterr() == ("", f"llenergy compare: {line}")
@@ -56,7 +56,7 @@ def test_a_missing_extra_is_one_line(
 
 
 def test_a_page_that_cannot_be_written_is_an_error(files: Path, capsys: Command) -> None:
-    assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
+    assert main(["report", "base.json", "--format=html", "-o", "nowhere/out.html"]) == 2
     message = "llenergy report: nowhere/out.html: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == message
 
@@ -64,7 +64,7 @@ def test_a_page_that_cannot_be_written_is_an_error(files: Path, capsys: Command)
 def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
     broken = record_of(rounds=[round_of(5.0, iterations=0)], metrics={})
     (files / "broken.json").write_bytes(encode_report(report_of(broken)))
-    assert main(["report", "broken.json", "--html", "out.html"]) == 2
+    assert main(["report", "broken.json", "--format=html", "-o", "out.html"]) == 2
     assert capsys.readouterr().err == (
         f"llenergy report: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
         "--energy-report has such a round\n"

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import (
@@ -184,7 +185,7 @@ def test_no_line_ends_with_spaces(width: int) -> None:
 
 
 def test_every_metric_can_be_shown() -> None:
-    assert set(METRICS) == set(COMPARED)
+    assert set(METRICS) == {*COMPARED, *DERIVED}
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 

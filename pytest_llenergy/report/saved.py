@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports that ``--energy-save=NAME`` has kept, by name, and what the commands accept in place of a file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.defaults import SAVED
+from pytest_llenergy.model.report import PairedReport, Report
+from pytest_llenergy.model.text import did_you_mean, relative_path
+from pytest_llenergy.report.store import (
+    JOURNAL_SUFFIX,
+    Location,
+    find_journals,
+    parse_location,
+    read_report_or_paired,
+)
+
+
+def is_saved_name(text: str) -> bool:
+    """Whether a text is a name, not a path: paths contain a slash or end in ``.json``."""
+    return "/" not in text and not text.endswith((".json", JOURNAL_SUFFIX))
+
+
+def saved_directory() -> Path:
+    """Return the directory of saved reports of the current directory, or of its nearest parent with one."""
+    here = Path.cwd()
+    found = (each / SAVED for each in (here, *here.parents) if (each / SAVED).is_dir())
+    return next(found, here / SAVED)
+
+
+def list_names(directory: Path) -> list[str]:
+    """Return the names of the reports in a directory, in alphabetical order."""
+    return sorted(each.stem for each in directory.glob("*.json"))
+
+
+def find_saved(directory: Path, name: str) -> Path:
+    """Return the file of a saved report.
+
+    Raises:
+        ReportError: There is none; the message names those that exist.
+    """
+    path = directory / f"{name}.json"
+    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
+    if os.path.exists(path):  # noqa: PTH110
+        return path
+    missing = f"there is no {SAVED}/{name}.json"
+    journals = [relative_path(each) for each in find_journals(path)]
+    if journals:
+        raise ReportError(
+            f"{missing}, only the journal of a killed or running run; "
+            f"llenergy merge {' '.join(journals)} -o {relative_path(path)} writes it"
+        )
+    names = list_names(directory)
+    known = f"saved: {', '.join(names)}" if names else f"nothing is saved in {directory}"
+    meant = did_you_mean([name], names)
+    raise ReportError(
+        f"{missing}; {f'{meant} ' if meant else ''}{known} (--energy-save={name} writes it; the name of a "
+        "file ends in .json)"
+    )
+
+
+def locate(text: str) -> Location:
+    """Return the URL or the file that an argument of a command names: a URL, a file, or a saved name.
+
+    Raises:
+        ReportError: It is neither a file nor a saved name.
+    """
+    location = parse_location(text)
+    # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
+    if isinstance(location, str) or not is_saved_name(text) or os.path.exists(location):  # noqa: PTH110
+        return location
+    try:
+        return find_saved(saved_directory(), text)
+    except ReportError as error:
+        raise ReportError(f"{text}: {error}") from None
+
+
+@dataclass(frozen=True)
+class SavedReport:
+    """A report in the directory: its name, and its content or why it cannot be read."""
+
+    name: str
+    content: Report | PairedReport | None
+    reason: str | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """The report; of a file of ``llenergy ab``, that of the head."""
+        return self.content.head if isinstance(self.content, PairedReport) else self.content
+
+    @property
+    def started_at(self) -> str:
+        """When its run began (RFC 3339, UTC); empty if it cannot be read."""
+        return self.report.run.started_at if self.report is not None else ""
+
+
+def list_saved(directory: Path) -> list[SavedReport]:
+    """Return the saved reports, newest first, and last those that cannot be read."""
+    found = []
+    for name in list_names(directory):
+        path = directory / f"{name}.json"
+        try:
+            found.append(SavedReport(name, read_report_or_paired(path)))
+        except ReportError as error:
+            found.append(SavedReport(name, None, str(error).removeprefix(f"{path}: ")))
+    return sorted(found, key=lambda each: each.started_at, reverse=True)
