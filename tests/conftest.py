@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +40,10 @@ USED_BY_INNER_RUNS = [
     "pytest_llenergy.report.terminal",
     "pytest_llenergy.report.verdicts",
     "pytest_llenergy.report_builder",
-    *(f"pytest_llenergy.meters.{name}" for name in ("amd", "codecarbon", "command", "hwmon", "nvml")),
+    *(
+        f"pytest_llenergy.meters.{name}"
+        for name in ("amd", "codecarbon", "command", "estimate", "hwmon", "nvml")
+    ),
     *(f"pytest_llenergy.meters.{name}" for name in ("perf_events", "rapl", "selfcheck", "zeus")),
 ]
 
@@ -95,6 +100,16 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     monkeypatch.setenv("LLENERGY_CACHE_DIR", str(private))
 
 
+@cache
+def import_for_inner_runs() -> None:
+    for name in USED_BY_INNER_RUNS:
+        with suppress(ImportError):
+            import_module(name)
+    # Every round begins with a garbage collection, which takes a tenth of a second if it examines torch.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _modules_stay(request: pytest.FixtureRequest) -> None:
     """Import torch and the package before in-process inner runs.
@@ -104,9 +119,7 @@ def _modules_stay(request: pytest.FixtureRequest) -> None:
     takes longer than most inner runs.
     """
     if "pytester" in request.fixturenames:
-        for name in USED_BY_INNER_RUNS:
-            with suppress(ImportError):
-                import_module(name)
+        import_for_inner_runs()
 
 
 @pytest.fixture
