@@ -23,9 +23,9 @@ def test_it(energy, backend):
 """
 
 
-def run_with_model(quick: pytest.Pytester, model: str) -> str:
+def run_with_model(quick: pytest.Pytester, model: str, backend: str = "transformers") -> str:
     quick.makepyfile(ASKS_FOR_BACKEND)
-    result = quick.runpytest(f"--energy-model={model}", "--energy-backend=transformers")
+    result = quick.runpytest(f"--energy-model={model}", f"--energy-backend={backend}")
     result.assert_outcomes(failed=1)
     lines = [line for line in result.stdout.lines if line.startswith("ModelError: ")]
     assert len(lines) == 1, result.stdout.str()
@@ -79,13 +79,33 @@ def test_error_for_an_unknown_model_mentions_hub_and_directory(quick: pytest.Pyt
     )
 
 
+#: The transformers backend without the waits of huggingface_hub, which retries for 23 seconds.
+IMPATIENT = """
+from dataclasses import replace
+from unittest import mock
+from pytest_llenergy.backends.transformers import SPEC
+from pytest_llenergy.backends.transformers.backend import TransformersBackend
+
+class Impatient(TransformersBackend):
+    def load(self, *args):
+        with mock.patch("time.sleep"):
+            return super().load(*args)
+
+def pytest_llenergy_backends(config):
+    return [replace(SPEC, name="impatient", factory="impatient:Impatient")]
+"""
+
+
 def test_error_for_an_unreachable_hub_names_alternatives(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # A local port that nobody listens on.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    message = run_with_model(quick, "owner/model")
+    quick.makepyfile(impatient=IMPATIENT)
+    with (quick.path / "conftest.py").open("a") as conftest:
+        conftest.write("\nfrom impatient import pytest_llenergy_backends\n")
+    message = run_with_model(quick, "owner/model", "impatient")
     assert message.startswith(
         "model owner/model: the hub cannot be reached and the model is not in its local"
     )
