@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from pytest_llenergy.backends import transformers
 from pytest_llenergy.backends.base import BackendSpec
@@ -41,6 +44,20 @@ TIMEOUT_S = 300.0
 IDLE: list[tuple[str, ProcessPlan, RankPool]] = []
 MAX_IDLE = 2
 
+#: Variables that each test has for itself. Ranks with those of one test could not be shared with the next.
+PRIVATE = {name: os.environ.get(name) for name in ("LLENERGY_CACHE_DIR", "LLENERGY_LOCK_DIR")}
+
+
+@contextmanager
+def shared_environment() -> Iterator[None]:
+    """Give these variables the values that they had before the first test."""
+    with mock.patch.dict(os.environ):
+        for name, value in PRIVATE.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        yield
+
 
 def close_idle_ranks() -> None:
     """Close the ranks that no test uses."""
@@ -73,7 +90,8 @@ class LoadedRanks:
         self.plan = plan_processes(
             spec.capabilities, self.degrees, Lease(devices=devices), usable_cpus(), 1, spec.python
         )
-        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, "spawn", "run")
+        # Forks, so that the ranks of a group import torch once.
+        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, "forkserver", "run")
         try:
             self.load(**options)
         except BaseException:
@@ -83,7 +101,8 @@ class LoadedRanks:
     def load(self, **options: Any) -> None:
         """Load the model with these options, replacing the loaded one."""
         load = Load.from_options(self.spec, resolve_model(self.model), options)
-        self.group, self.info = self.pool.get_loaded(self.plan, load)
+        with shared_environment():
+            self.group, self.info = self.pool.get_loaded(self.plan, load)
 
     def prepare(self, inputs: Sequence[str], params: Params) -> RankWorkload:
         """Prepare a batch that can run any number of times."""

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.failure import Failure, OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import LOCALHOST
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import (
@@ -26,6 +28,14 @@ from .groups import (
     run,
 )
 from .survivors import alive
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[dict[str, Host]]:
+    """A host that imports torch once for all ranks."""
+    host = LocalHost("forkserver")
+    yield {LOCALHOST: host}
+    host.close()
 
 
 class TestFailures:
@@ -87,7 +97,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("wait", ["of itself", "of the test", "of autograd"])
     def test_torchs_error_about_a_lost_peer_is_recognised(
-        self, hosts: dict[str, Host], tmp_path: Path, wait: str
+        self, forking: dict[str, Host], tmp_path: Path, wait: str
     ) -> None:
         def work() -> None:
 
@@ -96,8 +106,10 @@ class TestFailures:
 
             from pytest_llenergy.workers.server import _describe
 
-            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-            loss = model(torch.ones(1, 1)).sum()
+            if wait == "of autograd":
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+                loss = model(torch.ones(1, 1)).sum()
+            dist.barrier()
             if os.environ["RANK"] == "1":
                 os.kill(os.getpid(), 9)
             try:
@@ -112,7 +124,7 @@ class TestFailures:
 
         two = plan(2, TORCH)
         with pytest.raises(WorkerError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
-            run(RankGroup(two, hosts), work)
+            run(RankGroup(two, forking), work)
         report = json.loads((tmp_path / "report").read_text())
         assert Failure(two.ranks[0], 1, report, []).is_echo, report
         assert not Failure(two.ranks[0], 1, {**report, "collective": False}, []).is_echo
