@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 from pytest_llenergy.backends import transformers
@@ -18,7 +18,8 @@ from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Timeline
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
 
@@ -39,9 +40,23 @@ SMOLLM_CHAT = (
 TIMEOUT_S = 300.0
 
 
+class ForkingPool(RankPool):
+    """A pool on a host that all pools share: torch is imported once, and all its ranks are forks."""
+
+    host: ClassVar = LocalHost("forkserver")
+
+    def __init__(self) -> None:
+        super().__init__(TIMEOUT_S, "forkserver", "run")
+        self._hosts = {LOCALHOST: self.host}
+
+    def close(self) -> None:
+        """Close the ranks; the host stays for others."""
+        self._close_group()
+
+
 #: Ranks without a user, by backend and plan; the latest last. Starting them and importing torch takes longer
 #: than most tests.
-IDLE: list[tuple[str, ProcessPlan, RankPool]] = []
+IDLE: list[tuple[str, ProcessPlan, ForkingPool]] = []
 MAX_IDLE = 2
 
 #: Variables that each test has for itself. Ranks with those of one test could not be shared with the next.
@@ -60,9 +75,10 @@ def shared_environment() -> Iterator[None]:
 
 
 def close_idle_ranks() -> None:
-    """Close the ranks that no test uses."""
+    """Close the ranks that no test uses, and what they were forked from."""
     while IDLE:
         IDLE.pop()[2].close()
+    ForkingPool.host.close()
 
 
 class LoadedRanks:
@@ -90,8 +106,7 @@ class LoadedRanks:
         self.plan = plan_processes(
             spec.capabilities, self.degrees, Lease(devices=devices), usable_cpus(), 1, spec.python
         )
-        # Forks, so that the ranks of a group import torch once.
-        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, "forkserver", "run")
+        self.pool = self._take_idle_pool() or ForkingPool()
         try:
             self.load(**options)
         except BaseException:
@@ -125,7 +140,7 @@ class LoadedRanks:
         """End the ranks, such as those that a test has altered."""
         self.pool.close()
 
-    def _take_idle_pool(self) -> RankPool | None:
+    def _take_idle_pool(self) -> ForkingPool | None:
         for entry in IDLE:
             if entry[:2] == (self.spec.name, self.plan):
                 IDLE.remove(entry)
