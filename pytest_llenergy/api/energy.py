@@ -63,7 +63,10 @@ class Run:
         shown = [_describe(name, self.metrics[name]) for name in METRICS_OF_REPR if name in self.metrics]
         rounds = f"{len(self.rounds)} round{'' if len(self.rounds) == 1 else 's'}"
         kinds = {domain.kind for each in self.rounds for domain in each.by_domain.values()}
-        parts = [*filter(None, shown), *(["joules estimated"] if "estimated" in kinds else [])]
+        parts = [
+            *filter(None, shown),
+            *(f"joules {kind}" for kind in ("attributed", "estimated") if kind in kinds),
+        ]
         return f"<Run of {rounds}: {', '.join(parts)}>"
 
     def __getattr__(self, name: str) -> float:

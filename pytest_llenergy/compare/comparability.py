@@ -51,6 +51,8 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         facts["gpu.mig"] = _count_values("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
     if meters:
         facts.update(meter_facts(record.meters))
+        if record.kind == "attributed":
+            facts["meter.kind"] = "attributed"
     return facts
 
 

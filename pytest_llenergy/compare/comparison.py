@@ -331,6 +331,8 @@ def _compare_records(
         return ungated.without_estimate("invalid", figure.missing), None
     if figure.is_energy and old.kind != new.kind:
         reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
+        if {old.kind, new.kind} == {"measured", "attributed"}:
+            reason += ": other processes used the CPUs of one of them"
         differences = [f"meter.kind: {old.kind} -> {new.kind}"]
         return case.without_estimate("not comparable", reason, differences), None
     differences = device_differences(old, new, base.environment, head.environment, meters=figure.is_energy)

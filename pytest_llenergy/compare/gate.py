@@ -270,8 +270,7 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
     if verdict == "regressed":
         change = " -> ".join(format_pair(comparison.base, comparison.head, comparison.unit))
-        estimated = " (estimated)" if comparison.kind == "estimated" else ""
-        return f"energy_gate: {metric} regressed, {change}{estimated}: {reason}"
+        return f"energy_gate: {metric} regressed, {change}{comparison.kind_label}: {reason}"
     if verdict in ("not comparable", "invalid"):
         return f"energy_gate: {metric} is {verdict}: {reason}"
     if verdict == "inconclusive" and inconclusive == "fail":

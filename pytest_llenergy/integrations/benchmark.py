@@ -9,7 +9,7 @@ before the next begins, so that pytest-benchmark's times do not include it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.api.context import TestContext, open_test_meters
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
 from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import MeterInfo, Metric
+from pytest_llenergy.model.record import kind_of_energy
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
@@ -269,18 +270,19 @@ class Measured:
         if settings.rates is not None:
             metrics = settings.rates.derive(draft.experiment.metrics)
             draft.experiment = replace(draft.experiment, metrics=metrics)
-        for name, value in _extra_info(draft.experiment.metrics, draft.experiment.meters).items():
+        for name, value in _extra_info(draft.experiment).items():
             # The test may have set a value of this name itself.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]
         return result
 
 
-def _extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
+def _extra_info(experiment: Experiment) -> dict[str, Primitive]:
     """Return energy and power of one iteration for ``extra_info``.
 
     ``energy_u_j`` is the standard uncertainty for comparing runs, and ``energy_u_absolute_j`` includes the
     accuracy of the source. ``energy_reason`` is set if there is no energy.
     """
+    metrics, meters = experiment.metrics, experiment.meters
     info: dict[str, Primitive] = {
         name: metric.value
         for name, metric in metrics.items()
@@ -293,8 +295,7 @@ def _extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> d
     if energy.reason is not None:
         info["energy_reason"] = energy.reason
     if meters:
-        estimated = any(meter.kind == "estimated" for meter in meters)
-        info["energy_kind"] = "estimated" if estimated else "measured"
+        info["energy_kind"] = kind_of_energy(meters, experiment.rounds)
         info["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
     return info
 

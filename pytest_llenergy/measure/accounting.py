@@ -10,9 +10,11 @@ from statistics import fmean
 
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
+from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
+    Attributed,
     Energy,
     Power,
     absolute_uncertainty_j,
@@ -89,26 +91,38 @@ def _seconds(nanoseconds: float) -> float:
 
 @dataclass(frozen=True)
 class DomainRound:
-    """Energy of one domain in one round: in total, by phase, and the idle power around it."""
+    """Energy of one domain in one round: in total, by phase, and the idle power around it.
+
+    If others used the host, ``attributed`` has the energy of the whole domain, and ``split`` tells how it was
+    split.
+    """
 
     series: Series
     whole: Energy
     phases: dict[str, Energy]
     idle: Power | None
+    attributed: Attributed | None = None
+    split: Split | None = None
 
 
-def account_round(measured: MeasuredRound, trace: Trace, reasons: Sequence[str] = ()) -> Round:
+def account_round(
+    measured: MeasuredRound,
+    trace: Trace,
+    reasons: Sequence[str] = (),
+    rest: dict[str, Power] | None = None,
+) -> Round:
     """Return the record of a round. Joules are the sum over all domains, or missing if any domain has none.
 
     Args:
         measured: The round.
         trace: One series for each domain.
         reasons: Why meters could not be opened, for a round without meters.
+        rest: Power of each domain in the last gap in which others were quiet. It is updated.
     """
-    timeline = measured.timeline
-    domains = [_domain_round(measured, series) for series in trace]
+    timeline, rest = measured.timeline, {} if rest is None else rest
+    domains = [_domain_round(measured, series, rest) for series in trace]
     by_domain = {
-        each.series.domain.name: domain_energy(each.whole, each.series, timeline.duration_s)
+        each.series.domain.name: domain_energy(each.whole, each.series, timeline.duration_s, each.attributed)
         for each in domains
     }
     total = sum_energies([each.whole for each in domains], reasons)
@@ -132,14 +146,18 @@ def account_round(measured: MeasuredRound, trace: Trace, reasons: Sequence[str] 
         time_to_first_token_s=time_to_first_token_s(timeline),
         inter_token_latency_s=inter_token_latency_s(timeline),
         temperature_start_c=measured.temperature_start_c,
+        own_cpu_s=measured.own_cpu_s,
         other_cpu_s=measured.other_cpu_s,
         stolen_cpu_s=measured.stolen_cpu_s,
-        flags=round_flags(measured, trace, total),
+        flags=[
+            *round_flags(measured, trace, total),
+            *attribution_flags([each.split for each in domains if each.split is not None]),
+        ],
         reason=total.reason,
     )
 
 
-def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
+def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> DomainRound:
     timeline = measured.timeline
     spans = phase_spans(timeline)
     if series.domain.rests:
@@ -159,7 +177,24 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     watts = (before.watts + after.watts) / 2
     idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
     phases = {name: _phase(series, parts, timeline, before, after) for name, parts in spans.items()}
-    return DomainRound(series, whole, phases, idle)
+    found = DomainRound(series, whole, phases, idle)
+    if measured.gap_cpu is None or whole.energy_j is None:
+        return found
+    loaded = list(zip((before, after), measured.gap_cpu, strict=True))
+    use = measured.cpu
+    split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
+    return found if split is None else _split_round(found, split, timeline)
+
+
+def _split_round(found: DomainRound, split: Split, timeline: Timeline) -> DomainRound:
+    """Return the test's part of the energy of a domain."""
+    phases: dict[str, Energy] = {}
+    for name, parts in phase_spans(timeline).items():
+        part = split.part(found.phases[name], sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9)
+        phases[name] = part.energy if part is not None else found.phases[name]
+    attributed = split.part(found.whole, timeline.duration_s)
+    whole = attributed.energy if attributed is not None else found.whole
+    return DomainRound(found.series, whole, phases, split.idle, attributed, split)
 
 
 def _resting_domain_round(

@@ -40,6 +40,7 @@ from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series, Trace
+from pytest_llenergy.meters.uncertainty import Power
 from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round, Times
 
 
@@ -140,7 +141,7 @@ def measure(
     with (
         Sampler(selection.meters) as sampler,
         watch_boards(lease.uuids) as watch,
-        closing(ProcessTree({os.getpid()})) as processes,
+        closing(ProcessTree({os.getpid(), *selection.processes})) as processes,
     ):
         begin_s = time.monotonic()
         sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
@@ -159,12 +160,13 @@ def measure(
         forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
+        rest: dict[str, Power] = {}
         while not _is_finished(rounds, plan, warmup_s, spent_s := time.monotonic() - start_s, coverage):
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch, processes))
-            rounds.append(account_round(measured[-1], sampler.series, selection.reasons))
+            rounds.append(account_round(measured[-1], sampler.series, selection.reasons, rest))
         measuring_s = time.monotonic() - start_s
     rounds = add_comparison_flags(rounds, measured)
     infos = [meter_info(series) for series in sampler.series]

@@ -43,7 +43,8 @@ from pytest_llenergy.measure.rounds import (
     collect_conditions,
     required_gap_s,
 )
-from pytest_llenergy.meters.cpu_time import ProcessTree, read_cpu_time
+from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split, read_cpu
+from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.edges import Quiet, quiet_power
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
@@ -58,7 +59,7 @@ from pytest_llenergy.meters.uncertainty import (
 )
 from pytest_llenergy.meters.window import synchronize_gpus
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
-from pytest_llenergy.model.record import Flag, Metric, Procedure, Round, Times
+from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Procedure, Round, Times
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
@@ -171,18 +172,25 @@ def account_stretch(
         trace: One series for each domain.
         reasons: Why meters could not be opened.
     """
-    powers = [_idle(series, whole) for series in trace]
+    powers: list[Power | None] = [_idle(series, whole) for series in trace]
     idle_w = sum(power.watts for power in powers if power is not None)
     window = {series.domain.name: _energy(stretch, series, whole) for series in trace}
     rounds = {name: _scale_energy(energy, stretch.share) for name, energy in window.items()}
-    by_domain = {
-        series.domain.name: domain_energy(rounds[series.domain.name], series, stretch.timed_s)
-        for series in trace
-    }
+    splits: list[Split] = []
+    by_domain: dict[str, DomainEnergy] = {}
+    for index, series in enumerate(trace):
+        name = series.domain.name
+        split = _split(series, rounds[name], stretch, whole)
+        part = split.part(rounds[name], stretch.timed_s) if split is not None else None
+        if split is not None and part is not None:
+            rounds[name], powers[index] = part.energy, split.idle
+            splits.append(split)
+        by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     between_u_j = _between_u_j(stretch, sum_energies(list(window.values())), idle_w)
     total = _require_distinct(total, between_u_j)
     idle_known = all(power is not None for power in powers) and bool(powers)
+    idle_w = sum(power.watts for power in powers if power is not None)
     u_absolute_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
         start_s=stretch.start_ns / 1e9,
@@ -196,9 +204,13 @@ def account_stretch(
         idle_power_u_w=math.hypot(*(power.u_watts for power in powers if power)) if idle_known else None,
         by_domain=by_domain,
         temperature_start_c=whole.temperature_start_c,
+        own_cpu_s=whole.own_cpu_s * _part(stretch, whole),
         other_cpu_s=whole.other_cpu_s * _part(stretch, whole),
         stolen_cpu_s=whole.stolen_cpu_s * _part(stretch, whole),
-        flags=stretch_flags(_measured(stretch, whole), whole, trace, total),
+        flags=[
+            *stretch_flags(_measured(stretch, whole), whole, trace, total),
+            *attribution_flags(splits),
+        ],
         reason=total.reason,
     )
 
@@ -279,17 +291,18 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     return Power((before.watts + after.watts) / 2, u_watts)
 
 
+def _split(series: Series, energy: Energy, stretch: Stretch, whole: MeasuredRound) -> Split | None:
+    """Return how to split the energy of a stretch by CPU time, known of the whole work; ``None`` if not."""
+    if energy.energy_j is None or whole.gap_cpu is None or stretch.timed_s <= 0:
+        return None
+    gaps = list(zip(_gaps(series, whole), whole.gap_cpu, strict=True))
+    return choose_split(series.domain, whole.cpu, energy.energy_j / stretch.timed_s, gaps)
+
+
 def _scale_energy(energy: Energy, share: float) -> Energy:
     if energy.energy_j is None:
         return energy
-    variances = energy.variances
-    scaled = Variances(
-        *(
-            share**2 * each
-            for each in (variances.edges, variances.outside, variances.resolution, variances.coverage)
-        )
-    )
-    return replace(energy, energy_j=share * energy.energy_j, variances=scaled)
+    return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
 def _between_u_j(stretch: Stretch, window: Energy, idle_w: float) -> float:
@@ -420,16 +433,17 @@ def measure_foreign_rounds(
     with ExitStack() as stack:
         sampler = stack.enter_context(Sampler(selection.meters))
         watch = stack.enter_context(watch_boards(lease.uuids))
-        processes = stack.enter_context(closing(ProcessTree({os.getpid()})))
+        processes = stack.enter_context(closing(ProcessTree({os.getpid(), *selection.processes})))
         sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
         gap_s = required_gap_s(sampler.series, least_gap_s)
         # Neither gap may contain work that is still queued on the GPU.
         synchronize_gpus()
         before = watch.read()
+        cpu_at_first = read_cpu(processes)
         gap_start_ns = time.monotonic_ns()
         with sampler.reading_closely():
             time.sleep(gap_s)
-            cpu_before, work_before_s = read_cpu_time(), processes.cpu_time_s()
+            cpu_before = read_cpu(processes)
         sampler.read_now()
         least_s = min_stretch_s(sampler.series)
         with sampler.at_work(), collect_conditions(watch) as during:
@@ -439,21 +453,24 @@ def measure_foreign_rounds(
             end_ns = time.monotonic_ns()
         sampler.read_now()
         with sampler.reading_closely():
-            cpu_after, work_after_s = read_cpu_time(), processes.cpu_time_s()
+            cpu_after = read_cpu(processes)
             after = watch.read()
             time.sleep(gap_s)
         gap_end_ns = time.monotonic_ns()
+        cpu_at_last = read_cpu(processes)
         trace = sampler.series
-    busy_s, work_s = cpu_after.busy_s - cpu_before.busy_s, work_after_s - work_before_s
+    use = cpu_before.until(cpu_after)
     whole = MeasuredRound(
-        timeline=_timeline(start_ns, end_ns, work_s),
+        timeline=_timeline(start_ns, end_ns, use.own_s),
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=max(0.0, busy_s - work_s),
-        stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
+        other_cpu_s=use.other_s,
+        stolen_cpu_s=use.stolen_s,
         before=before,
         during=during,
         after=after,
+        own_cpu_s=use.own_s,
+        gap_cpu=(cpu_at_first.until(cpu_before), cpu_after.until(cpu_at_last)),
     )
     stretches = split_into_stretches(reported, least_s)
     rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in stretches]

@@ -17,17 +17,12 @@ from pytest_llenergy.devices.condition import (
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.attribution import is_busy
 from pytest_llenergy.meters.trace import Trace
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.quantity import format_energy
 from pytest_llenergy.model.record import Flag, Round
-
-#: A round during which others use more cores than this is contended, or stolen by a hypervisor.
-CONTENDED_CORES = 0.25
-
-#: CPU time below this is not significant, since the system counts it in ticks of 10 ms (seconds).
-MIN_CPU_S = 0.05
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -180,7 +175,7 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     return [
         Flag(name=name, severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")
         for name, cpu_s, text in used
-        if cpu_s > max(CONTENDED_CORES * duration_s, MIN_CPU_S)
+        if is_busy(cpu_s, duration_s)
     ]
 
 

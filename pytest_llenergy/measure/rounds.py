@@ -22,7 +22,8 @@ from random import Random
 from typing import Any, Protocol
 
 from pytest_llenergy.devices.condition import Condition
-from pytest_llenergy.meters.cpu_time import ProcessTree, read_cpu_time
+from pytest_llenergy.meters.attribution import CpuUse, read_cpu
+from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series, Tick, Trace
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
@@ -197,7 +198,7 @@ class MeasuredRound:
     """A round with the quiet gaps before and after it (monotonic nanoseconds).
 
     ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second
-    during the work, and right after it.
+    during the work, and right after it. ``gap_cpu`` is the CPU use in both gaps.
     """
 
     timeline: Timeline
@@ -208,6 +209,13 @@ class MeasuredRound:
     before: Mapping[str, Condition] | None = None
     during: Sequence[Mapping[str, Condition]] = ()
     after: Mapping[str, Condition] | None = None
+    own_cpu_s: float = 0.0
+    gap_cpu: tuple[CpuUse, CpuUse] | None = None
+
+    @property
+    def cpu(self) -> CpuUse:
+        """CPU use during the work."""
+        return CpuUse(self.own_cpu_s, self.other_cpu_s, self.stolen_cpu_s, self.timeline.duration_s)
 
     @property
     def temperature_start_c(self) -> float | None:
@@ -249,10 +257,11 @@ def run_round(
     __tracebackhide__ = True
     workload.prepare_round()
     before = watch.read()
+    cpu_at_first = read_cpu(processes)
     gap_start_ns = time.monotonic_ns()
     with sampler.reading_closely():
         time.sleep(gap_s)
-        cpu_before, work_before_s = read_cpu_time(), processes.cpu_time_s()
+        cpu_before = read_cpu(processes)
         dither.wait(sampler.series)
     # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
     sampler.read_now()
@@ -260,21 +269,24 @@ def run_round(
         workload.work(iterations)
     sampler.read_now()
     with sampler.reading_closely():
-        cpu_after, work_after_s = read_cpu_time(), processes.cpu_time_s()
+        cpu_after = read_cpu(processes)
         after = watch.read()
         time.sleep(gap_s)
         sampler.read_now()
     gap_end_ns = time.monotonic_ns()
+    cpu_at_last = read_cpu(processes)
     timeline = workload.timeline()
     # Only the ranks know of a server that was started elsewhere.
-    work_s = max(work_after_s - work_before_s, timeline.cpu_time_s)
+    use = cpu_before.until(cpu_after, timeline.cpu_time_s)
     return MeasuredRound(
         timeline=timeline,
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=max(0.0, cpu_after.busy_s - cpu_before.busy_s - work_s),
-        stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
+        other_cpu_s=use.other_s,
+        stolen_cpu_s=use.stolen_s,
         before=before,
         during=during,
         after=after,
+        own_cpu_s=use.own_s,
+        gap_cpu=(cpu_at_first.until(cpu_before), cpu_after.until(cpu_at_last)),
     )

@@ -55,6 +55,8 @@ class Domain(NamedTuple):
         highest_w: Highest power of the device, if known.
         rests: Whether the counter stands still while nothing happens: a reading that repeats the previous one
             is then a tick too.
+        cpu_ratio: For a counter of all processes of the host whose joules can be split by their CPU time: by
+            what factor a CPU second of one may cost more than one of another.
         covers_others: Whether the joules may include those of other meters, so that they cannot be added.
         flags: Flags of every measurement with this domain, such as a rejected counter or a shared board.
     """
@@ -74,6 +76,7 @@ class Domain(NamedTuple):
     coverage: float = 1.0
     highest_w: float | None = None
     rests: bool = False
+    cpu_ratio: float | None = None
     covers_others: bool = False
     flags: tuple[Flag, ...] = ()
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters import perf_events
+from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.meters.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
 from pytest_llenergy.model.record import Flag
@@ -216,8 +217,9 @@ class RaplMeter:
         *,
         still_s: float = RAPL_STILL_S,
         pause: Callable[[float], None] = time.sleep,
+        splits: bool = True,
     ) -> None:
-        """Take ownership of open counters.
+        """Take ownership of open counters. ``splits`` is whether the processes of the test are known.
 
         Raises:
             MeterError: If no counter of a package moves.
@@ -237,7 +239,7 @@ class RaplMeter:
             raise
         notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
         self.domains: tuple[Domain, ...] = tuple(
-            _domain(each.counter.domain, source, tuple(notes) if index == 0 else ())
+            _domain(each.counter.domain, source, tuple(notes) if index == 0 else (), splits=splits)
             for index, each in enumerate(self._watched)
         )
 
@@ -281,17 +283,20 @@ def _select_unmoving(
     return waiting
 
 
-def _domain(name: str, source: str, flags: tuple[Flag, ...]) -> Domain:
+def _domain(name: str, source: str, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
+    memory = name.startswith("dram:")
+    ratio = MEMORY_RATIO if memory else PACKAGE_RATIO
     return Domain(
         name=name,
         kind="measured",
         source=source,
-        scope="memory" if name.startswith("dram:") else "package",
+        scope="memory" if memory else "package",
         resolution_j=RESOLUTION_J,
         accuracy=f"assumed within {GAIN_LIMIT:.0%} of the reading",
         limits=within(GAIN_LIMIT),
         update_period_s=UPDATE_PERIOD_S,
         max_age_s=MAX_AGE_S,
+        cpu_ratio=ratio if splits else None,
         flags=flags,
     )
 
@@ -328,7 +333,8 @@ def open_rapl(
             remedy = f"; {REMEDY}" if isinstance(unreadable.__cause__, PermissionError) else ""
             raise MeterError(f"rapl: {unreadable}; {refused}{remedy}") from None
         source = "perf_event_open power/energy-pkg/, power/energy-ram/"
-    return [RaplMeter(counters, flags, source, still_s=still_s, pause=pause)]
+    splits = targets.unknown_processes is None
+    return [RaplMeter(counters, flags, source, still_s=still_s, pause=pause, splits=splits)]
 
 
 SPEC = MeterSpec(name="rapl", kind="measured", open=open_rapl)

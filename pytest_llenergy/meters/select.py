@@ -65,10 +65,14 @@ class MeterRegistry(Mapping[str, MeterSpec]):
 
 
 class Selection(NamedTuple):
-    """Open meters, and for each applicable meter that could not be opened the reason."""
+    """Open meters, and for each applicable meter that could not be opened the reason.
+
+    ``processes`` work for the test although this process did not start them.
+    """
 
     meters: tuple[Meter, ...]
     reasons: tuple[str, ...]
+    processes: tuple[int, ...] = ()
 
     def close(self) -> None:
         """Close the meters."""
@@ -135,7 +139,7 @@ def open_meters(
             reasons.append(str(error))
     overlap = _overlap(meters)
     if meters and not overlap and not (names and (reasons or inapplicable)):
-        return Selection(tuple(meters), tuple(reasons))
+        return Selection(tuple(meters), tuple(reasons), targets.processes)
     for meter in meters:
         meter.close()
     if overlap:

@@ -23,6 +23,7 @@ class Variances:
     outside: float = 0.0
     resolution: float = 0.0
     coverage: float = 0.0
+    attribution: float = 0.0
 
     def __add__(self, other: Variances) -> Variances:
         return Variances(
@@ -30,12 +31,23 @@ class Variances:
             self.outside + other.outside,
             self.resolution + other.resolution,
             self.coverage + other.coverage,
+            self.attribution + other.attribution,
+        )
+
+    def scale(self, factor: float) -> Variances:
+        """Return every variance multiplied by a factor."""
+        return Variances(
+            self.edges * factor,
+            self.outside * factor,
+            self.resolution * factor,
+            self.coverage * factor,
+            self.attribution * factor,
         )
 
     @property
     def total(self) -> float:
         """Sum over all causes."""
-        return self.edges + self.outside + self.resolution + self.coverage
+        return self.edges + self.outside + self.resolution + self.coverage + self.attribution
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
@@ -44,6 +56,7 @@ class Variances:
             outside_j=math.sqrt(self.outside),
             resolution_j=math.sqrt(self.resolution),
             coverage_j=math.sqrt(self.coverage),
+            attribution_j=math.sqrt(self.attribution),
         )
 
 
@@ -80,6 +93,16 @@ class Energy:
         return None if self.energy_j is None else math.sqrt(self.variances.total)
 
 
+@dataclass(frozen=True)
+class Attributed:
+    """The test's part of the energy of a domain, with the limits of the split; ``whole_j`` is all of it."""
+
+    energy: Energy
+    whole_j: float
+    low_j: float
+    high_j: float
+
+
 def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
     """Return the sum over domains. If a domain has no energy, return its reason instead."""
     if not energies:
@@ -92,26 +115,33 @@ def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Ene
     return total
 
 
-def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
+def domain_energy(
+    energy: Energy, series: Series, duration_s: float, attributed: Attributed | None = None
+) -> DomainEnergy:
     """Return the energy of a domain for a record, with the limits of its source.
 
     Args:
         energy: Energy of the domain in the window.
         series: Trace of the domain.
         duration_s: Length of the window (seconds).
+        attributed: How ``energy`` was split from that of the whole domain, if it was.
     """
     domain = series.domain
     low_j = high_j = None
     if energy.energy_j is not None:
         low_j, high_j = domain.limits(energy.energy_j, duration_s)
+    if attributed is not None:
+        low_j = domain.limits(attributed.low_j, duration_s)[0]
+        high_j = domain.limits(attributed.high_j, duration_s)[1]
     return DomainEnergy(
         energy_j=energy.energy_j,
         energy_u_j=energy.u_j,
-        kind=domain.kind,
+        kind="attributed" if attributed is not None else domain.kind,
         terms=energy.variances.terms() if energy.energy_j is not None else None,
         reason=energy.reason,
         low_j=low_j,
         high_j=high_j,
+        whole_j=attributed.whole_j if attributed is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -23,7 +24,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.errors import DeviceError, MeterError
+from pytest_llenergy.meters.attribution import CpuReading, CpuUse, read_cpu
 from pytest_llenergy.meters.base import Targets
+from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
 from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
@@ -44,10 +47,19 @@ class Window:
     up to three ticks; use ``await window.settled()`` in an event loop. ``start_s`` and ``duration_s`` are
     monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``.
     Without joules, ``reason`` says why, and both raise ``MeterError`` with it; ``window.record`` has ``None``
-    there, as JSON has ``null``. With ``at_work``, meters are read rarely while the window is open.
+    there, as JSON has ``null``. With ``at_work``, meters are read rarely while the window is open; ``cpu``
+    reads the CPU use of the test and of others.
     """
 
-    def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str], *, at_work: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        sampler: Sampler,
+        reasons: Sequence[str],
+        *,
+        at_work: bool = True,
+        cpu: Callable[[], CpuReading] | None = None,
+    ) -> None:
         self.name = name
         self._at_work = at_work
         self._sampler = sampler
@@ -55,12 +67,17 @@ class Window:
         self._start_ns: int | None = None
         self._end_ns: int | None = None
         self._record: record.Window | None = None
+        self._read_cpu = cpu
+        self._cpu_before: CpuReading | None = None
+        self._cpu: CpuUse | None = None
 
     def __enter__(self) -> Window:
         if self._start_ns is not None:
             state = "has ended" if self.ended else f"is open already, until end({self.name!r})"
             raise MeterError(f"window {self.name!r} {state}; make a new one with window({self.name!r})")
         synchronize_gpus()
+        if self._read_cpu is not None and not self._sampler.is_fork():
+            self._cpu_before = self._read_cpu()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
         self._sampler.marks.append(Mark(self._start_ns, begins=True))
@@ -89,6 +106,8 @@ class Window:
             if self._at_work:
                 self._sampler.end_work()
             self._sampler.read_now()
+            if self._read_cpu is not None and self._cpu_before is not None and not self._sampler.is_fork():
+                self._cpu = self._cpu_before.until(self._read_cpu())
 
     async def __aenter__(self) -> Window:
         return self.__enter__()
@@ -127,7 +146,9 @@ class Window:
             self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
             series, reasons = ([], [FORKED]) if fork else (self._sampler.series, self._reasons)
             marks = self._sampler.marks
-            self._record = window_record(self.name, series, self._start_ns, self._end_ns, reasons, marks)
+            self._record = window_record(
+                self.name, series, self._start_ns, self._end_ns, reasons, marks, self._cpu
+            )
         return self._record
 
     @property
@@ -227,8 +248,12 @@ class Measuring:
         self.windows: list[Window] = []
         self._sampler = Sampler(selection.meters)
         self._open: dict[str, Window] = {}
+        self._splits = any(series.domain.cpu_ratio is not None for series in self._sampler.series)
+        self._roots = selection.processes
+        self._processes: ProcessTree | None = None
+        self._cpu_lock = threading.Lock()
         # Not at work: it is also open between the windows, where ticks must be read closely.
-        self.total: Window = Window("total", self._sampler, self.reasons, at_work=False)
+        self.total: Window = self._window("total", at_work=False)
 
     @property
     def series(self) -> list[Series]:
@@ -248,12 +273,26 @@ class Measuring:
             if window.ended:
                 _ = window.record
         self._sampler.__exit__(None, None, None)
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def window(self, name: str) -> Window:
         """Return a new window, for ``with`` or ``async with``."""
-        window = Window(name, self._sampler, self.reasons)
+        window = self._window(name)
         self.windows.append(window)
         return window
+
+    def _window(self, name: str, *, at_work: bool = True) -> Window:
+        cpu = self._read_cpu if self._splits else None
+        return Window(name, self._sampler, self.reasons, at_work=at_work, cpu=cpu)
+
+    def _read_cpu(self) -> CpuReading:
+        # Windows may open and close in several threads.
+        with self._cpu_lock:
+            if self._processes is None:
+                self._processes = ProcessTree({os.getpid(), *self._roots})
+            return read_cpu(self._processes)
 
     def begin(self, name: str) -> Window:
         """Open a window by name.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from pytest_llenergy.meters.attribution import CpuUse, Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import (
     Quiet,
     energy_at_end,
@@ -32,7 +33,7 @@ from pytest_llenergy.meters.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.model.record import Flag, Window
+from pytest_llenergy.model.record import DomainEnergy, Flag, Window
 
 #: A window whose standard uncertainty is above this share of its energy has no result.
 RESOLVABLE = 1 / 3
@@ -239,6 +240,7 @@ def window_record(
     end_ns: int,
     reasons: Sequence[str],
     marks: Sequence[Mark] = (),
+    use: CpuUse | None = None,
 ) -> Window:
     """Return the record of a window that has ended.
 
@@ -249,24 +251,35 @@ def window_record(
         end_ns: End of the window.
         reasons: Why meters could not be opened.
         marks: Other moments at which power may have changed.
+        use: CPU use during the window, if known.
     """
-    energies = {series.domain.name: _domain(series, start_ns, end_ns, marks) for series in trace}
-    by_domain = {
-        series.domain.name: domain_energy(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
-        for series in trace
-    }
+    duration_s = (end_ns - start_ns) / 1e9
+    energies: dict[str, Energy] = {}
+    by_domain: dict[str, DomainEnergy] = {}
+    splits: list[Split] = []
+    for series in trace:
+        energy, part = _domain(series, start_ns, end_ns, marks), None
+        if use is not None and energy.energy_j is not None:
+            # Windows may follow each other without a gap, so that idle power is unknown.
+            split = choose_split(series.domain, use, energy.energy_j / duration_s)
+            part = split.part(energy, duration_s) if split is not None else None
+            splits += [split] if split is not None else []
+        energies[series.domain.name] = energy if part is None else part.energy
+        by_domain[series.domain.name] = domain_energy(energies[series.domain.name], series, duration_s, part)
     total = sum_energies(list(energies.values()), reasons)
-    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns)]
+    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns), *attribution_flags(splits)]
     if total.energy_j is None:
         flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
     return Window(
         name=name,
         start_s=start_ns / 1e9,
-        duration_s=(end_ns - start_ns) / 1e9,
+        duration_s=duration_s,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
         energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
         by_domain=by_domain,
+        own_cpu_s=use.own_s if use is not None else None,
+        other_cpu_s=use.other_s if use is not None else None,
         flags=flags,
         reason=total.reason,
     )

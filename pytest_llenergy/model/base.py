@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-EnergyKind = Literal["measured", "estimated"]
+EnergyKind = Literal["measured", "attributed", "estimated"]
 Primitive = str | int | float | bool | None
 
 

@@ -54,7 +54,7 @@ class Comparison(StoredStruct, frozen=True):
         noise: Relative scatter of the rounds of one side.
         detectable: Smallest relative change that this comparison could have found.
         p: P-value of no regression.
-        kind: Whether the joules are measured or estimated; null for times and counts.
+        kind: Whether the joules are measured, attributed or estimated; null for times and counts.
         gated: Whether a gate was requested for this metric.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
@@ -90,6 +90,11 @@ class Comparison(StoredStruct, frozen=True):
     def rule_applied(self) -> bool:
         """Whether the statistical rule was applied."""
         return self.verdict in RULE_VERDICTS
+
+    @property
+    def kind_label(self) -> str:
+        """Text after a value whose joules are not simply measured, such as `` (estimated)``."""
+        return f" ({self.kind})" if self.kind not in ("measured", None) else ""
 
 
 class ReportSource(StoredStruct, frozen=True):

@@ -6,6 +6,7 @@ A missing value is ``None``, with the reason in a separate field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pytest_llenergy.model.base import EnergyKind, Primitive, StoredStruct
@@ -14,6 +15,9 @@ from pytest_llenergy.model.environment import Board
 
 Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 Severity = Literal["note", "warning", "invalid"]
+
+#: Joules of a test are attributed if they are so in this share of its rounds.
+ATTRIBUTED_SHARE = 0.5
 
 
 class Flag(StoredStruct, frozen=True):
@@ -53,18 +57,22 @@ class Terms(StoredStruct, frozen=True):
         outside_j: Power outside the window, between its edges and the nearest ticks.
         resolution_j: Steps of the counter.
         coverage_j: Energy that a part-time sensor did not see.
+        attribution_j: CPU times and idle power by which the joules of a busy host are split.
     """
 
     edges_j: float
     outside_j: float
     resolution_j: float
     coverage_j: float
+    attribution_j: float = 0.0
 
 
 class DomainEnergy(StoredStruct, frozen=True):
     """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:processes``) in one window.
 
-    ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value.
+    ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value. If the
+    energy is ``attributed``, they contain the error of its split by CPU time too, and ``whole_j`` is the
+    energy of the whole domain.
     """
 
     energy_j: float | None
@@ -73,6 +81,7 @@ class DomainEnergy(StoredStruct, frozen=True):
     terms: Terms | None = None
     low_j: float | None = None
     high_j: float | None = None
+    whole_j: float | None = None
     reason: str | None = None
 
 
@@ -123,7 +132,8 @@ class Round(StoredStruct, frozen=True):
         energy_u_absolute_j: ``energy_u_j`` plus the accuracy of the sources.
         phase: Where in a tick of the slowest counter the round started, from 0 to 1.
         idle_power_w: Power in the quiet gaps around the round, with the context alive.
-        other_cpu_s: CPU time of processes outside the measurement.
+        own_cpu_s: CPU time of the test's processes.
+        other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
     """
 
@@ -145,6 +155,7 @@ class Round(StoredStruct, frozen=True):
     inter_token_latency_s: float | None = None
     served: ServedRequests | None = None
     temperature_start_c: float | None = None
+    own_cpu_s: float | None = None
     other_cpu_s: float | None = None
     stolen_cpu_s: float | None = None
     flags: list[Flag] = []
@@ -161,6 +172,8 @@ class Window(StoredStruct, frozen=True):
     energy_u_j: float | None
     energy_u_absolute_j: float | None
     by_domain: dict[str, DomainEnergy]
+    own_cpu_s: float | None = None
+    other_cpu_s: float | None = None
     flags: list[Flag] = []
     reason: str | None = None
 
@@ -170,7 +183,7 @@ class DomainPower(StoredStruct, frozen=True):
 
     Edges are seconds from the start of the round, negative before it. They include the start, 0, and the end
     of the round, between which the integral is the energy of the round. The others are ticks of the counter,
-    thinned out if there are many.
+    thinned out if there are many. Power is that of the whole domain, also if its energy is attributed.
     """
 
     kind: EnergyKind
@@ -364,8 +377,18 @@ class Record(StoredStruct, frozen=True):
 
     @property
     def kind(self) -> EnergyKind | None:
-        """``measured``, ``estimated`` if any meter estimates, or None without meters."""
-        kinds = {meter.kind for meter in self.meters}
-        if not kinds:
-            return None
-        return "estimated" if "estimated" in kinds else "measured"
+        """``measured``, ``estimated`` if any meter estimates, or None without meters.
+
+        ``attributed`` if others used the host in half of the rounds or more, so that the joules of its CPUs
+        were split by CPU time.
+        """
+        return kind_of_energy(self.meters, self.rounds)
+
+
+def kind_of_energy(meters: Sequence[MeterInfo], rounds: Sequence[Round]) -> EnergyKind | None:
+    """Return the kind of joules, from the meters and the flags of each round."""
+    kinds = {meter.kind for meter in meters}
+    if not kinds or "estimated" in kinds:
+        return "estimated" if kinds else None
+    split = sum(any(flag.name == "attributed" for flag in part.flags) for part in rounds)
+    return "attributed" if split and split >= ATTRIBUTED_SHARE * len(rounds) else "measured"

@@ -191,9 +191,8 @@ def _worsening(comparison: Comparison) -> float:
 def _error_command(comparison: Comparison) -> str:
     file, line = _locate(comparison.id)
     values = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
-    estimated = " (estimated)" if comparison.kind == "estimated" else ""
     title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
-    message = one_line(f"{comparison.metric} regressed, {values}{estimated}: {comparison.reason}")
+    message = one_line(f"{comparison.metric} regressed, {values}{comparison.kind_label}: {comparison.reason}")
     return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)
 
 

@@ -79,10 +79,11 @@ def device_names(record: Record) -> str:
 
 
 def meter_names(record: Record) -> str:
-    """Return the names of the meters, ``estimated`` or ``none``."""
+    """Return the names of the meters, ``estimated`` or ``none``; ``rapl (attributed)`` on a busy host."""
     if record.kind == "estimated":
         return "estimated"
-    return one_line(",".join(dict.fromkeys(meter.name for meter in record.meters))) or "none"
+    names = ",".join(dict.fromkeys(meter.name for meter in record.meters)) or "none"
+    return one_line(f"{names} (attributed)" if record.kind == "attributed" else names)
 
 
 def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:

@@ -90,7 +90,7 @@ def _row(record: Record, columns: Sequence[Column], names: Mapping[str, str]) ->
 def _windows_and_failures(records: Sequence[Record]) -> list[str]:
     """Return a line for each window and for each test without a result."""
     lines = [
-        (f"{short_test_name(record.id)} · {window.name}", format_window_energy(window, record))
+        (f"{short_test_name(record.id)} · {window.name}", format_window_energy(window))
         for record in records
         for window in record.windows
     ]

@@ -144,12 +144,11 @@ def _row(comparison: Comparison, short_id: str) -> str:
     change = format_change(comparison)
     if comparison.verdict in ("regressed", "improved"):
         change = f"**{change}**"
-    estimated = " (estimated)" if comparison.kind == "estimated" else ""
     cells = (
         sign,
         name,
         format_value(comparison.base, unit),
-        format_value(comparison.head, unit) + estimated,
+        format_value(comparison.head, unit) + comparison.kind_label,
         change,
         format_interval(comparison),
         _throughput(comparison),

@@ -334,7 +334,7 @@ def render_summary(
     for record in records:
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
-            console.print(Text(f"{name}: {format_window_energy(window, record)}"))
+            console.print(Text(f"{name}: {format_window_energy(window)}"))
     for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
@@ -405,11 +405,12 @@ def record_label(record: Record, names: Mapping[str, str]) -> str:
     return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
 
 
-def format_window_energy(window: Window, record: Record) -> str:
+def format_window_energy(window: Window) -> str:
     """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
-    label = ", joules estimated" if record.kind == "estimated" else ""
+    kinds = {part.kind for part in window.by_domain.values()}
+    label = "".join(f", joules {kind}" for kind in ("attributed", "estimated") if kind in kinds)
     joules = format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
     return f"{joules} in {window.duration_s:.3g} s{label}"
 

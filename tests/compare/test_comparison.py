@@ -14,7 +14,7 @@ from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Flag, Record
 from pytest_llenergy.model.report import Report
 
 from ..model.reports import HOST, REPORT
@@ -157,6 +157,22 @@ def test_measurement_and_estimate_are_not_comparable() -> None:
     assert code(found) == 3
     both = one(record_of(meters=meters), record_of(joules=scaled(2.0), meters=meters))
     assert (both.verdict, both.kind) == ("regressed", "estimated")
+
+
+def test_joules_split_on_a_busy_host_are_comparable_with_such_joules_only() -> None:
+    split = Flag(name="attributed", severity="note", detail="others used 2 of 4 CPU s")
+    busy = record_of(rounds=[round_of(each, flags=[split]) for each in LEVEL])
+    found = one(record_of(), busy)
+    assert (found.verdict, found.reason) == (
+        "not comparable",
+        "base is measured, head is attributed: other processes used the CPUs of one of them",
+    )
+    both = one(busy, busy)
+    assert (both.verdict, both.kind_label) == ("unchanged", " (attributed)")
+    mostly_quiet = record_of(
+        rounds=[round_of(each, flags=[split] if each == LEVEL[0] else []) for each in LEVEL]
+    )
+    assert one(record_of(), mostly_quiet).verdict == "unchanged"
 
 
 def test_duration_is_comparable_across_meters() -> None:

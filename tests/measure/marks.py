@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.attribution import CpuUse
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS
@@ -34,6 +35,8 @@ def measured_round(
     gaps: Sequence[int] | None = None,
     other_cpu_s: float = 0.0,
     stolen_cpu_s: float = 0.0,
+    own_cpu_s: float = 0.0,
+    gap_cpu: tuple[CpuUse, CpuUse] | None = None,
     before: Mapping[str, Condition] | None = None,
     during: Sequence[Mapping[str, Condition]] = (),
     after: Mapping[str, Condition] | None = None,
@@ -50,4 +53,6 @@ def measured_round(
         before=before,
         during=during,
         after=after,
+        own_cpu_s=own_cpu_s,
+        gap_cpu=gap_cpu,
     )

@@ -87,7 +87,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             Cell(short_test_name(each.id), "name", case.anchor if place < shown else ""),
             each.metric if len(metrics) > 1 else "",
             format_value(each.base, each.unit),
-            format_value(each.head, each.unit) + (" (estimated)" if each.kind == "estimated" else ""),
+            format_value(each.head, each.unit) + each.kind_label,
             format_change(each),
             format_interval(each),
             format_share(each.noise),

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joules of a CPU package split by CPU time, where the truth is idle power plus watts for each busy core."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
+from pytest_llenergy.meters.base import Targets
+from pytest_llenergy.meters.rapl import open_rapl
+from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
+from pytest_llenergy.meters.window import Measuring
+from pytest_llenergy.meters.window_arithmetic import window_record
+from pytest_llenergy.model.record import MeterInfo, Record, Round
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.workload import call_workload
+
+from ..measure.marks import iteration, measured_round
+from ..workers.groups import PLAIN, start
+from .test_cpu_time import neighbours, orphans
+from .waves import MS, S, Wave, domain
+
+IDLE_W, CORE_W = 20.0, 8.0
+START, END, BORDER = 10 * S, 12 * S, 10 * S + 500 * MS
+PACKAGE = domain("cpu:package-0", max_age_s=1e-9)._replace(cpu_ratio=PACKAGE_RATIO)
+
+
+def use(own: float, others: float, seconds: float = 2.0) -> CpuUse:
+    """Return the use of so many cores."""
+    return CpuUse(own * seconds, others * seconds, 0.0, seconds)
+
+
+def package(own: float, before: float, during: float, after: float, other_w: float = CORE_W) -> Series:
+    """Return the counter of a package whose gaps and work have so many cores of others."""
+    watts = [IDLE_W + other_w * before, IDLE_W + CORE_W * own + other_w * during, IDLE_W + other_w * after]
+    wave = Wave(tuple(zip((9 * S, START, END), watts, strict=True)))
+    series = Series("rapl", PACKAGE)
+    for moment in range(9 * S, 13 * S, MS):
+        series.add(moment, moment, wave.energy_j(moment))
+    return series
+
+
+def account(
+    own: float,
+    before: float,
+    during: float,
+    after: float,
+    rest: dict[str, Power] | None = None,
+    other_w: float = CORE_W,
+) -> Round:
+    """Return a round of two seconds beside so many cores of others."""
+    series = package(own, before, during, after, other_w)
+    marks = measured_round(
+        iteration(START, END, BORDER),
+        other_cpu_s=2 * during,
+        own_cpu_s=2 * own,
+        gap_cpu=(use(0, before, 0.25), use(0, after, 0.25)),
+    )
+    return account_round(marks, [series], rest=rest)
+
+
+def split_part(use_: CpuUse, whole_j: float, idle: Power | None, ratio: float = PACKAGE_RATIO) -> Attributed:
+    rest = {} if idle is None else {PACKAGE.name: idle}
+    split = choose_split(PACKAGE._replace(cpu_ratio=ratio), use_, whole_j / use_.duration_s, rest=rest)
+    part = split.part(Energy(whole_j), use_.duration_s) if split is not None else None
+    assert part is not None
+    return part
+
+
+class TestRounds:
+    def test_beside_others_the_joules_are_idle_plus_those_of_the_test(self) -> None:
+        round_ = account(own=1, before=0, during=3, after=0)
+        part = round_.by_domain["cpu:package-0"]
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
+        assert part.kind == "attributed"
+        assert part.whole_j == pytest.approx(2 * (IDLE_W + 4 * CORE_W), rel=1e-3)
+        assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-3)
+        assert compute_metrics([round_], None)["net_energy_j"].value == pytest.approx(2 * CORE_W, rel=1e-2)
+        assert (round_.own_cpu_s, round_.other_cpu_s) == (2, 6)
+        assert [(flag.name, flag.severity) for flag in round_.flags] == [
+            ("contended", "warning"),
+            ("attributed", "note"),
+        ]
+        assert round_.flags[1].detail == (
+            "others used 6 of 8 CPU s: joules above idle (20 W) are split by CPU time"
+        )
+
+    def test_phases_are_split_alike_and_still_add_up(self) -> None:
+        round_ = account(own=1, before=0, during=3, after=0)
+        joules = [phase.energy_j for phase in round_.phases]
+        assert joules == pytest.approx([0.5 * (IDLE_W + CORE_W), 1.5 * (IDLE_W + CORE_W)], rel=1e-2)
+        assert sum(each or 0.0 for each in joules) == pytest.approx(round_.energy_j, rel=1e-6)
+
+    def test_on_a_quiet_host_the_joules_are_all_those_of_the_package(self) -> None:
+        round_ = account(own=1, before=0, during=0.2, after=0)
+        part = round_.by_domain["cpu:package-0"]
+        assert (part.kind, part.whole_j) == ("measured", None)
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + 1.2 * CORE_W), rel=1e-3)
+        assert round_.flags == []
+
+    @pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0)])
+    def test_one_quiet_gap_gives_the_idle_power(self, before: float, after: float) -> None:
+        round_ = account(own=1, before=before, during=3, after=after)
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
+
+    def test_an_earlier_quiet_gap_gives_the_idle_power(self) -> None:
+        rest: dict[str, Power] = {}
+        account(own=1, before=0, during=0, after=0, rest=rest)
+        round_ = account(own=1, before=3, during=3, after=3, rest=rest)
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
+
+    def test_without_a_quiet_gap_idle_power_is_extrapolated_from_the_cores_in_use(self) -> None:
+        round_ = account(own=1, before=2, during=2, after=2)
+        assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-2)
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-2)
+
+    def test_beside_others_that_use_every_core_idle_power_is_unknown_and_all_joules_are_split(self) -> None:
+        round_ = account(own=1, before=4, during=3, after=4)
+        part = round_.by_domain["cpu:package-0"]
+        whole_j, true_j = 2 * (IDLE_W + 4 * CORE_W), 2 * (IDLE_W + CORE_W)
+        assert round_.energy_j == pytest.approx(whole_j / 4, rel=1e-3)
+        assert part.low_j is not None
+        assert part.high_j is not None
+        assert part.low_j < true_j < part.high_j
+        assert round_.idle_power_w is None
+        assert "all of them since idle power is unknown" in round_.flags[-1].detail
+
+    @pytest.mark.parametrize("other_w", [CORE_W / PACKAGE_RATIO, CORE_W * PACKAGE_RATIO])
+    @pytest.mark.parametrize("before", [0, 2])
+    def test_the_limits_hold_if_the_cores_of_others_draw_half_as_much_again_or_less(
+        self, other_w: float, before: float
+    ) -> None:
+        round_ = account(own=1, before=before, during=2, after=before, other_w=other_w)
+        part = round_.by_domain["cpu:package-0"]
+        assert part.low_j is not None
+        assert part.high_j is not None
+        assert part.low_j <= 2 * (IDLE_W + CORE_W) <= part.high_j
+        assert round_.energy_u_absolute_j is not None
+        assert round_.energy_u_j is not None
+        assert round_.energy_u_absolute_j > round_.energy_u_j
+
+    def test_a_record_is_attributed_if_half_of_its_rounds_are(self) -> None:
+        busy, quiet = account(1, 0, 3, 0), account(1, 0, 0, 0)
+        meter = MeterInfo(
+            name="rapl",
+            domain="cpu:package-0",
+            kind="measured",
+            source="",
+            scope="package",
+            update_period_s=None,
+            resolution_j=None,
+            accuracy="",
+        )
+        kinds = [
+            Record(id="a", attempt=1, status="measured", meters=[meter], rounds=rounds).kind
+            for rounds in ([busy, quiet], [busy, quiet, quiet])
+        ]
+        assert kinds == ["attributed", "measured"]
+
+
+class TestTheSplit:
+    def test_the_part_approaches_the_whole_as_others_leave(self) -> None:
+        idle = Power(IDLE_W, 0.1)
+        parts = [split_part(use(1, others), 100.0, idle) for others in (3.0, 1.0, 0.3)]
+        energies = [part.energy.energy_j for part in parts]
+        assert energies == pytest.approx([40 + 60 / 4, 40 + 60 / 2, 40 + 60 / 1.3])
+        widths = [part.high_j - part.low_j for part in parts]
+        assert widths[2] < widths[0] < widths[1]
+
+    def test_of_memory_only_the_idle_joules_are_certain(self) -> None:
+        part = split_part(use(1, 1), 100.0, Power(IDLE_W, 0.0), MEMORY_RATIO)
+        assert (part.low_j, part.high_j) == pytest.approx((40, 100))
+
+    def test_a_test_that_only_waits_has_the_idle_joules(self) -> None:
+        part = split_part(use(0, 2), 100.0, Power(IDLE_W, 0.0))
+        assert part.energy.energy_j == pytest.approx(40)
+        assert part.low_j == part.high_j == pytest.approx(40)
+
+    def test_the_ticks_of_cpu_time_and_the_idle_power_are_in_the_uncertainty(self) -> None:
+        part = split_part(use(1, 1), 100.0, Power(IDLE_W, 3.0))
+        terms = part.energy.variances.terms()
+        assert terms.attribution_j == pytest.approx((3.0**2 + (0.5 * 0.01 / 4 * 60) ** 2) ** 0.5)
+
+    def test_a_gap_too_short_for_the_ticks_of_cpu_time_is_not_used(self) -> None:
+        gaps = [(Power(IDLE_W, 0.0), use(0, 0, 0.02))]
+        split = choose_split(PACKAGE, use(1, 1), 50.0, gaps)
+        assert split is not None
+        assert split.idle is None
+
+
+def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
+    series, used = package(own=1, before=1, during=1, after=1), use(1, 1)
+    window = window_record("work", [series], START, END, [], use=used)
+    part = window.by_domain["cpu:package-0"]
+    assert window.energy_j == pytest.approx(IDLE_W + 2 * CORE_W, rel=1e-2)
+    assert part.whole_j == pytest.approx(2 * (IDLE_W + 2 * CORE_W), rel=1e-2)
+    assert part.low_j is not None
+    assert part.high_j is not None
+    assert part.low_j < 2 * (IDLE_W + CORE_W) < part.high_j
+    assert (window.own_cpu_s, window.other_cpu_s) == (2, 2)
+    assert [flag.name for flag in window.flags] == ["attributed"]
+
+
+def test_packages_are_not_split_if_the_processes_of_the_test_are_unknown(tmp_path: Path) -> None:
+    with machine(tmp_path):
+        (meter,) = open_rapl(Targets(unknown_processes="a container"), powercap_root=tmp_path)
+        meter.close()
+    assert [each.cpu_ratio for each in meter.domains] == [None]
+
+
+#: A package whose counter has the idle power and so many watts for each busy core of this host.
+DRIVER = f"""
+import sys, time
+from pytest_llenergy.meters.cpu_time import read_cpu_time
+counter = open(sys.argv[1], "r+")
+begin_s, begin_busy_s = time.monotonic(), read_cpu_time().busy_s
+# Bounded, in case the test is killed.
+while (elapsed_s := time.monotonic() - begin_s) < 120:
+    joules = 1000 + {IDLE_W} * elapsed_s + {CORE_W} * (read_cpu_time().busy_s - begin_busy_s)
+    counter.seek(0)
+    counter.write(f"{{int(joules * 1e6)}}\\n".ljust(32))
+    counter.flush()
+    time.sleep(0.002)
+"""
+
+
+@contextmanager
+def machine(root: Path) -> Iterator[None]:
+    """Create a powercap tree that follows the real CPU time of the host."""
+    zone = root / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "name").write_text("package-0\n")
+    (zone / "max_energy_range_uj").write_text("262143328850\n")
+    counter = zone / "energy_uj"
+    counter.write_text("0\n")
+    script = root / "driver.py"
+    script.write_text(DRIVER)
+    with orphans(f"{sys.executable} {script} {counter}"):
+        deadline_s = time.monotonic() + 20
+        while counter.read_text() in ("0\n", "") and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        yield
+
+
+LOOP_S = 0.4
+
+
+def spin() -> None:
+    end_s = time.thread_time() + LOOP_S
+    while time.thread_time() < end_s:
+        pass
+
+
+def spin_in_rank(loop_s: float) -> None:
+    import time
+
+    end_s = time.thread_time() + loop_s
+    while time.thread_time() < end_s:
+        pass
+
+
+def measure_in_process(selection: Selection, plan: RoundPlan) -> Experiment:
+    return measure(CallWorkload(spin), plan, selection, Lease(("cpu",)))
+
+
+def measure_on_rank(selection: Selection, plan: RoundPlan) -> Experiment:
+    host = LocalHost("spawn")
+    group = start(host, 1, PLAIN)
+    try:
+        workload = call_workload(group, spin_in_rank, (LOOP_S,), {}, 120.0)
+        return measure(workload, plan, selection, Lease(("cpu",)))
+    finally:
+        group.close()
+        host.close()
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize("run", [measure_in_process, pytest.param(measure_on_rank, marks=pytest.mark.slow)])
+def test_the_limits_of_real_work_beside_real_neighbours_contain_its_joules(
+    tmp_path: Path, run: Callable[[Selection, RoundPlan], Experiment]
+) -> None:
+    plan = RoundPlan(rounds=2, warmup=0, gap_s=0.25, target=0.02, budget_s=0.0)
+    with machine(tmp_path), neighbours(2):
+        experiment = run(Selection(tuple(open_rapl(Targets(), powercap_root=tmp_path)), ()), plan)
+    for round_ in experiment.rounds:
+        part = round_.by_domain["cpu:package-0"]
+        assert (part.kind, part.reason) == ("attributed", None)
+        # The reader of the meters works in this process too.
+        assert round_.own_cpu_s == pytest.approx(LOOP_S, rel=0.15)
+        assert part.low_j is not None
+        assert part.high_j is not None
+        assert part.low_j <= IDLE_W * round_.duration_s + CORE_W * LOOP_S <= part.high_j
+
+
+@pytest.mark.clock
+def test_a_real_window_beside_real_neighbours_is_attributed(tmp_path: Path) -> None:
+    with machine(tmp_path), neighbours(2):
+        selection = Selection(tuple(open_rapl(Targets(), powercap_root=tmp_path)), ())
+        with Measuring(selection) as energy, energy.window("spin") as window:
+            spin()
+    part = window.by_domain["cpu:package-0"]
+    assert part.kind == "attributed"
+    assert window.record.own_cpu_s == pytest.approx(LOOP_S, rel=0.15)
+    assert part.low_j is not None
+    assert part.high_j is not None
+    assert part.low_j <= IDLE_W * window.duration_s + CORE_W * LOOP_S <= part.high_j
