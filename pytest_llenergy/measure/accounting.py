@@ -21,7 +21,11 @@ from pytest_llenergy.meters.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
+from pytest_llenergy.meters.window_arithmetic import (
+    energy_between,
+    energy_between_readings,
+    require_resolvable,
+)
 from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
@@ -161,7 +165,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     timeline = measured.timeline
     spans = phase_spans(timeline)
     if series.domain.rests:
-        return _resting_domain_round(series, timeline, spans)
+        return _resting_domain_round(measured, series, spans)
     before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
     after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
     if before is None or after is None:
@@ -198,10 +202,12 @@ def _split_round(found: DomainRound, split: Split, timeline: Timeline) -> Domain
 
 
 def _resting_domain_round(
-    series: Series, timeline: Timeline, spans: Mapping[str, list[tuple[int, int]]]
+    measured: MeasuredRound, series: Series, spans: Mapping[str, list[tuple[int, int]]]
 ) -> DomainRound:
     """Return the energy of a domain that counts only the work, so that its idle power is zero."""
-    whole = energy_between(series, timeline.start_ns, timeline.end_ns)
+    timeline = measured.timeline
+    between = energy_between_readings if measured.in_reader else energy_between
+    whole = between(series, timeline.start_ns, timeline.end_ns)
     phases = {name: _phase(series, parts, timeline, None, None) for name, parts in spans.items()}
     return DomainRound(series, whole, phases, Power(0.0, 0.0))
 

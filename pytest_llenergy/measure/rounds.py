@@ -198,7 +198,8 @@ class MeasuredRound:
     """A round with the quiet gaps before and after it (monotonic nanoseconds).
 
     ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second
-    during the work, and right after it. ``gap_cpu`` is the CPU use in both gaps.
+    during the work, and right after it. ``gap_cpu`` is the CPU use in both gaps, and
+    ``in_reader`` whether the work ran in the thread that read the meters right before and after it.
     """
 
     timeline: Timeline
@@ -211,6 +212,7 @@ class MeasuredRound:
     after: Mapping[str, Condition] | None = None
     own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
+    in_reader: bool = False
 
     @property
     def cpu(self) -> CpuUse:
@@ -289,4 +291,5 @@ def run_round(
         after=after,
         own_cpu_s=use.own_s,
         gap_cpu=(cpu_at_first.until(cpu_before), cpu_after.until(cpu_at_last)),
+        in_reader=isinstance(workload, CallWorkload),
     )

@@ -54,6 +54,10 @@ READER_GAP_S = 0.1
 #: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
 POWER_GAP_S = 0.05
 
+#: Longest time for which a thread runs between a reading and the work next to it (seconds). A longer distance
+#: is that of a thread that waits for a CPU.
+WAY_S = 5e-5
+
 
 def energy_between(
     series: Series,
@@ -109,6 +113,30 @@ def energy_between(
         )
         return Energy(None, reason=reason)
     return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
+
+
+def energy_between_readings(series: Series, start_ns: int, end_ns: int) -> Energy:
+    """Return the energy of work in the thread that read a resting counter right before and after it.
+
+    On a busy machine a reading may come long after the work, while the thread waits for a CPU and the counter
+    rests. Only what the thread runs on its way between reading and work is taken off.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the work (monotonic nanoseconds).
+        end_ns: End of the work (monotonic nanoseconds).
+    """
+    # For the CPU time of this process, the moment of a reading is that at which it was made.
+    age_ns = round((series.domain.max_age_s or 0.0) * 1e9)
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns - age_ns)
+    if before is None or after is None or series.reason_between(start_ns, end_ns) is not None:
+        return energy_between(series, start_ns, end_ns)
+    away_ns = (start_ns - before.latest_ns, after.earliest_ns + age_ns - end_ns)
+    way_s = sum(min(WAY_S, each / 1e9) for each in away_ns)
+    between_j, work_s = after.energy_j - before.energy_j, (end_ns - start_ns) / 1e9
+    way_j = between_j * way_s / (work_s + way_s)
+    variances = Variances(edges=way_j**2 / 3, resolution=resolution_variance(series))
+    return Energy(between_j - way_j, variances)
 
 
 def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
@@ -227,7 +255,8 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
             flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
         around_ns = round((series.period_s or 0.0) * 1e9)
         pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
-        if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S):
+        # One that rests is also read by the thread that works, at the edges.
+        if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S) and not domain.rests:
             detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
             flags.append(Flag(name="reader-gap", severity="warning", detail=detail))
     return flags

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -237,3 +238,24 @@ def test_latencies_that_the_backend_does_not_report_are_missing(requests: list[R
     timeline = round_of((0, requests))
     assert time_to_first_token_s(timeline) is None
     assert inter_token_latency_s(timeline) is None
+
+
+@pytest.mark.parametrize("late_ns", [50_000, 20 * MS], ids=["quiet", "busy"])
+@pytest.mark.parametrize("work_ns", [MS, 50 * MS], ids=["1 ms", "50 ms"])
+def test_work_in_this_process_is_counted_in_full_however_late_it_is_read(work_ns: int, late_ns: int) -> None:
+    """On a busy machine the thread may wait for a CPU between the work and the reading after it."""
+    end_ns, watts = START + work_ns, 3.5
+    work_j = watts * work_ns / 1e9
+    series = Series("estimate", domain("cpu:processes", max_age_s=1e-4)._replace(rests=True))
+    reads = [(START - 500 * MS, 0.0), (START - 300 * MS, 0.5), (START - 40_000, 0.5)]
+    reads += [(end_ns + late_ns, 0.5 + work_j), (end_ns + late_ns + 100 * MS, 0.5 + work_j)]
+    for moment_ns, energy_j in reads:
+        series.add(moment_ns, moment_ns + 20_000, energy_j)
+    series.late.append((end_ns - 200 * MS, end_ns + late_ns))
+    measured = replace(measured_round(iteration(START, end_ns)), in_reader=True)
+    result = account_round(measured, [series])
+    assert result.energy_j == pytest.approx(work_j, rel=0.1)
+    assert result.energy_u_j is not None
+    assert abs(result.energy_j - work_j) < 2 * result.energy_u_j
+    # A counter of CPU time loses nothing while it is not read.
+    assert "reader-gap" not in [flag.name for flag in result.flags]
