@@ -38,6 +38,9 @@ LEASE_LOST = Flag(
     detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
 )
 
+#: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
+MAX_NESTING = 100
+
 #: Prefix of the properties that JUnit XML shows.
 PROPERTY = "llenergy."
 
@@ -164,10 +167,18 @@ def json_values(info: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     refusal = None
     for name, value in list(info.items()):
         try:
-            values |= json.loads(json.dumps({name: value}, allow_nan=False))
+            found = json.loads(json.dumps({name: value}, allow_nan=False))
+            if _nests_deeper(found, MAX_NESTING + 1):
+                raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+            values |= found
         except (TypeError, ValueError, RecursionError) as error:
             refusal = refusal or f"extra_info[{name!r}] cannot be stored as JSON: {error}"
     return values, refusal
+
+
+def _nests_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (not levels or any(_nests_deeper(each, levels - 1) for each in inner))
 
 
 def check_extra_info(item: pytest.Item) -> None:

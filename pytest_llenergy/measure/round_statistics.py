@@ -108,12 +108,14 @@ def summarize_rounds(
         scatter = uncertainty_of_median(numbers)
         meter *= MEDIAN_TO_MEAN if n > 2 else 1.0
     uncertainty = math.hypot(max(scatter, meter), unsampled)
+    # As the value: an outlying round must not change it.
+    accuracy = (fmean if dithered else median)([each.accuracy for each in values])
     return Metric(
         value=value,
         unit=unit,
         uncertainty=uncertainty,
         spread=scatter,
-        uncertainty_absolute=math.hypot(uncertainty, fmean(each.accuracy for each in values)),
+        uncertainty_absolute=math.hypot(uncertainty, accuracy),
         n=n,
     )
 

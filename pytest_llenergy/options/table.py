@@ -274,8 +274,8 @@ class Settings:
         columns,
         "NAME[,NAME]",
         "Columns of the summary: backend, model, device, meter, rounds or metrics. Without it: those of "
-        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty, and those "
-        "of --energy-carbon and --energy-price",
+        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
+        "(device: that differ), and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,

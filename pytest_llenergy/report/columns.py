@@ -71,11 +71,11 @@ def model_name(record: Record) -> str:
 
 
 def device_names(record: Record) -> str:
-    """Return the devices, such as ``NVIDIA H200 x 2`` or ``cpu``."""
+    """Return the devices, such as ``NVIDIA H200 x 2``, ``cpu`` or ``cpu (fallback)``."""
     kinds = [board.name for board in record.boards] or record.devices
     counts = {kind: kinds.count(kind) for kind in kinds}
     names = [kind if count == 1 else f"{kind} x {count}" for kind, count in counts.items()]
-    return one_line(", ".join(names)) or "-"
+    return one_line(", ".join(names)) + (" (fallback)" if record.fallback else "") or "-"
 
 
 def meter_names(record: Record) -> str:
@@ -164,7 +164,8 @@ class Layout:
         if self.columns:
             return [COLUMNS[name] for name in self.columns]
         *others, meter = DEFAULT_COLUMNS
-        columns = [COLUMNS[name] for name in (*others, *DERIVED, meter)]
+        names = [name for name in (*others, *DERIVED, meter) if name != "device" or _devices_differ(records)]
+        columns = [COLUMNS[name] for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -191,6 +192,12 @@ class Layout:
 
 
 DEFAULT_LAYOUT = Layout()
+
+
+def _devices_differ(records: Sequence[Record]) -> bool:
+    """Whether tests ran on different devices, or on the CPU instead of GPUs. Ranks are shown elsewhere."""
+    devices = {device_names(record) if record.boards else "cpu" for record in records if record.devices}
+    return len(devices) > 1 or any(record.fallback for record in records)
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

@@ -334,7 +334,9 @@ def render_summary(
     for record in records:
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
-            console.print(Text(f"{name}: {format_window_energy(window)}"))
+            line = f"{name}: {format_window_energy(window)}"
+            failed = record.status == "invalid" and window.energy_j is None
+            console.print(Text(f"INVALID {line}", style="red") if failed else Text(line))
     for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
@@ -416,10 +418,15 @@ def format_window_energy(window: Window) -> str:
 
 
 def _without_result(records: Sequence[Record]) -> list[Text]:
-    """Return one line for each status and reason. Failures are reported by pytest itself."""
+    """Return one line for each status and reason.
+
+    Failures are reported by pytest itself, and windows without joules have lines of their own.
+    """
     alike: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record.status in ("invalid", "crashed"):
+        if record.status == "crashed" or (
+            record.status == "invalid" and record.reason not in [window.reason for window in record.windows]
+        ):
             alike.setdefault((record.status.upper(), one_line(record.reason or "")), []).append(record)
     lines = []
     for (status, reason), (first, *others) in alike.items():
@@ -448,7 +455,9 @@ def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[t
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
     for record in records:
-        flags = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
+        of_windows = [flag for window in record.windows for flag in window.flags]
+        # The line of a window without joules says why.
+        flags = [*record.flags, *(flag for flag in of_windows if flag.name != "unmeasured")]
         named: dict[str, Flag] = {}
         for flag in filter(_is_important, flags):
             named.setdefault(flag.name, flag)

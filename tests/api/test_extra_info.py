@@ -78,6 +78,9 @@ WRONG = {
     "float('nan')": "Out of range float values are not JSON compliant*",
     "{(1, 2): 3}": "keys must be str, int, float, bool or None, not tuple",
     "loop": "Circular reference detected",
+    "__import__('functools').reduce(lambda inner, _: [inner], range(600), [])": (
+        "it is nested more than 100 levels deep"
+    ),
     "{1, 2}": "Object of type set is not JSON serializable",
 }
 

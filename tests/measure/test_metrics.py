@@ -64,6 +64,12 @@ def test_the_uncertainty_is_never_below_that_of_the_meter() -> None:
     assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4) * math.sqrt(math.pi / 2))
 
 
+def test_an_outlying_round_does_not_raise_the_absolute_uncertainty() -> None:
+    usual, slow = round_of(10.0, 0.0, 1.0), round_of(100.0, 0.0, 10.0)
+    metric = compute_metrics([usual] * 7 + [slow], None)["energy_j"]
+    assert figure(metric) == pytest.approx((10, 0, 1))
+
+
 def test_metrics_apply_to_one_iteration() -> None:
     many = [msgspec.structs.replace(each, iterations=5) for each in ROUNDS]
     one, five = compute_metrics(ROUNDS, None), compute_metrics(many, None)

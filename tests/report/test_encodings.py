@@ -81,3 +81,7 @@ def test_tables_of_a_run_and_of_the_commands_keep_all_rows_in_every_encoding(
 
 def find_line(lines: list[str], start: str) -> int:
     return next(number for number, line in enumerate(lines) if line.startswith(start))
+
+
+def test_microjoules_are_readable_in_ascii() -> None:
+    assert encodable("40 ± 23 µJ", "ascii") == "40+/-23 uJ"

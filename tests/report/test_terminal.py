@@ -12,7 +12,8 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times
+from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times, Window
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import (
     COLUMNS,
@@ -403,3 +404,39 @@ def test_durations_include_those_of_the_measurement(
 ) -> None:
     quick.makepyfile(SUITE)
     assert ("warm-up s" in quick.runpytest(*args).stdout.str()) == times
+
+
+def test_the_device_is_shown_if_tests_ran_on_several_or_on_the_cpu_instead() -> None:
+    def on(name: str, *boards: str, fallback: str | None = None) -> Record:
+        made = [Board(uuid=f"GPU-{index}", name=each, pci_bus_id="0") for index, each in enumerate(boards)]
+        devices = [each.uuid for each in made] or ["cpu"]
+        return record_of(name, scaled(1.0), ranks=[], boards=made, devices=devices, fallback=fallback)
+
+    cpu, one, two = on("t.py::test_a"), on("t.py::test_b", "H200"), on("t.py::test_c", "H200", "H200")
+    for records in ([cpu, cpu], [one, one]):
+        assert "device" not in shown(*records)[0]
+    text = "\n".join(shown(cpu, one, two))
+    assert "device" in text
+    assert "cpu" in text
+    assert "H200 x 2" in text
+    assert "cpu (fallback)" in "\n".join(shown(on("t.py::test_a", fallback="cpu")))
+
+
+def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:
+    reason = "not resolvable: 0.01 ms window"
+    missing = Flag(name="unmeasured", severity="warning", detail=reason)
+    window = Window(
+        name="tiny",
+        start_s=0.0,
+        duration_s=1e-5,
+        energy_j=None,
+        energy_u_j=None,
+        energy_u_absolute_j=None,
+        by_domain={},
+        flags=[missing],
+        reason=reason,
+    )
+    record = record_of("t.py::test_it", status="invalid", reason=reason, windows=[window])
+    for verbosity in (0, 1):
+        lines = [line for line in shown(record, width=120, verbosity=verbosity) if reason in line]
+        assert lines == [f"INVALID t.py::test_it · tiny: no joules: {reason}"]
