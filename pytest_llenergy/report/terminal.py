@@ -334,9 +334,9 @@ def render_summary(
     for record in records:
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
-            line = f"{name}: {format_window_energy(window)}"
+            found = f"{name}: {format_window_energy(window)}"
             failed = record.status == "invalid" and window.energy_j is None
-            console.print(Text(f"INVALID {line}", style="red") if failed else Text(line))
+            console.print(Text(f"INVALID {found}", style="red") if failed else Text(found))
     for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
