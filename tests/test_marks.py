@@ -11,6 +11,8 @@ import pytest
 
 from pytest_llenergy.marks import MARKS
 
+from .workers.no_torch import without_torch
+
 Read = Callable[..., dict[str, Any]]
 
 
@@ -196,6 +198,7 @@ def test_degrees_that_contradict_devices_are_a_collection_error(
 
 
 def test_degrees_are_checked_with_marks_of_parameters_and_hooks(quick: pytest.Pytester) -> None:
+    without_torch(quick.path)
     conftest = quick.path / "conftest.py"
     hook = (
         "\nimport pytest\ndef pytest_collection_modifyitems(items):\n    for item in items:\n"

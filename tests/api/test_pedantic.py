@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ..workers.no_torch import without_torch
+
 pytestmark = pytest.mark.clock
 
 Read = Callable[..., dict[str, Any]]
@@ -133,6 +135,7 @@ def test_traceback_of_setup_goes_from_the_test_to_it(quick: pytest.Pytester) -> 
 
 
 def test_ranks_run_the_calls_asked_for(quick: pytest.Pytester) -> None:
+    without_torch(quick.path)
     quick.makepyfile(
         """
         import pytest

@@ -12,6 +12,7 @@ import pytest
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
+from ..workers.no_torch import without_torch
 
 Read = Callable[..., dict[str, Any]]
 
@@ -94,6 +95,7 @@ def test_without_visible_gpus_the_cpu_is_measured(
 def test_ranks_without_a_mark_stay_on_the_cpu(
     pytester: pytest.Pytester, world: World, read_report: Read
 ) -> None:
+    without_torch(pytester.path)
     source = "import time\ndef test_it(energy, workers):\n    energy(workers.run, time.sleep, 0.1)\n"
     run(pytester, source).assert_outcomes(passed=1)
     assert read_report()["records"][0]["devices"] == ["cpu"]

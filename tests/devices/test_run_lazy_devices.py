@@ -11,6 +11,7 @@ import pytest
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
+from ..workers.no_torch import without_torch
 
 #: Records for each process at its end whether the driver's library was loaded.
 WITNESS = """
@@ -93,6 +94,7 @@ def test_collecting_two_thousand_tests_does_not_ask_the_driver(
 def test_the_xdist_controller_does_not_query_the_driver(
     pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
 ) -> None:
+    without_torch(pytester.path)
     pytester.makepyfile(MEASURED)
     quick = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
     run(pytester, "-n2", "--energy-report=energy.json", *quick)

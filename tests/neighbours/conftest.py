@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from ..workers.no_torch import without_torch
 from .runs import FinishedRun, RunSuite
 
 
@@ -16,6 +17,7 @@ def run_suite(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunSui
     for variable in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "COVERAGE_PROCESS_CONFIG"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    without_torch(quick.path)
     installed = {each.name for each in entry_points(group="pytest11")}
 
     def run(suite: str | dict[str, str], *args: str, plugins: tuple[str, ...] = ()) -> FinishedRun:
