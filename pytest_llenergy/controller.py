@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.gating import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
+    from pytest_llenergy.report.columns import Layout
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker
 
@@ -159,7 +161,7 @@ class Controller:
         from pytest_llenergy.report.ci import append_run_summary
 
         try:
-            append_run_summary(self._last_attempts, self._settings.layout, complete=report.run.complete)
+            append_run_summary(self._last_attempts, self._layout(), complete=report.run.complete)
         except ReportError as error:
             self._summary_error = f"no step summary: {error}"
 
@@ -182,6 +184,10 @@ class Controller:
         for line in self._written:
             terminalreporter.write_line(line)
 
+    def _layout(self) -> Layout:
+        has_gpus = self._builder is not None and self._builder.has_gpus
+        return replace(self._settings.layout, with_device=has_gpus)
+
     def _print_table(self, terminalreporter: Any) -> None:
         from pytest_llenergy.report.terminal import render_summary
 
@@ -192,7 +198,7 @@ class Controller:
             last,
             writer.fullwidth,
             color=writer.hasmarkup,
-            layout=self._settings.layout,
+            layout=self._layout(),
             verbosity=self._config.get_verbosity(),
             notes=[*notes, *_count_elsewhere(last), *_count_earlier(records, last)],
             with_times=self._config.getoption("durations", None) is not None,

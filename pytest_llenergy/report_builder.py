@@ -167,6 +167,11 @@ class ReportBuilder:
             records=[],
         )
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a host of the run has GPUs."""
+        return any(each.gpus for each in self._environments.values())
+
     def _add_environment(self, encoded: bytes | None) -> None:
         if encoded is None:
             environment = collect_environment(apart=self._distributed)

@@ -91,7 +91,8 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
         trends = _load_report_trends(report, args.history) if args.history is not None else []
         return render_report(report, trends).removesuffix("\n")
-    layout = _parse_layout(args)
+    has_gpus = report.environment is not None and bool(report.environment.gpus)
+    layout = replace(_parse_layout(args), with_device=has_gpus)
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown
 

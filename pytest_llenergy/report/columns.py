@@ -153,18 +153,21 @@ class Layout:
             value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
         group_by: Keys that divide the table. Groups keep the order of their first tests.
+        with_device: Whether the host has other devices than those of the tests.
     """
 
     columns: tuple[str, ...] = ()
     sort: str = ""
     group_by: tuple[str, ...] = ()
+    with_device: bool = False
 
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
         """Return the columns for these records."""
         if self.columns:
             return [COLUMNS[name] for name in self.columns]
         *others, meter = DEFAULT_COLUMNS
-        names = [name for name in (*others, *DERIVED, meter) if name != "device" or _devices_differ(records)]
+        with_device = self.with_device or _devices_differ(records)
+        names = [name for name in (*others, *DERIVED, meter) if name != "device" or with_device]
         columns = [COLUMNS[name] for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
@@ -195,9 +198,9 @@ DEFAULT_LAYOUT = Layout()
 
 
 def _devices_differ(records: Sequence[Record]) -> bool:
-    """Whether tests ran on different devices, or on the CPU instead of GPUs. Ranks are shown elsewhere."""
+    """Whether tests ran on different devices. The number of ranks is shown elsewhere."""
     devices = {device_names(record) if record.boards else "cpu" for record in records if record.devices}
-    return len(devices) > 1 or any(record.fallback for record in records)
+    return len(devices) > 1
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

@@ -382,6 +382,7 @@ def list_notes(
     found = [
         *invalid,
         *(("note", text) for text in estimate_notes(metered)),
+        *(("note", text) for text in _fallback_notes(metered)),
         *first,
         *(("warning", text) for text in further),
         *warnings,
@@ -448,6 +449,15 @@ def estimate_notes(records: Sequence[Record]) -> list[str]:
         for meter in meters
     )
     return list(dict.fromkeys(notes))
+
+
+def _fallback_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note that counts the tests that ran on another device than they asked for."""
+    counts = Counter(record.fallback for record in records if record.fallback is not None)
+    return [
+        f"fallback: {count} test{'s' * (count > 1)} ran on the {one_line(device).upper()} instead of GPUs"
+        for device, count in counts.items()
+    ]
 
 
 def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[tuple[str, str]]:

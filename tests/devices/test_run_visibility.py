@@ -112,7 +112,10 @@ class TestHiddenOnPurpose:
         self, run: Run, read_report: Read
     ) -> None:
         fallback = ONE.replace("gpus(1)", 'gpus(1, fallback="cpu")')
-        run(fallback, CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
+        result = run(fallback, CUDA_VISIBLE_DEVICES="")
+        result.assert_outcomes(passed=1)
+        # The host has GPUs, so the table names the device.
+        result.stdout.fnmatch_lines(["test *device*", "test_it *cpu*", "fallback: 1 test ran on the CPU*"])
         (record,) = read_report()["records"]
         assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
 

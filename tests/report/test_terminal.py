@@ -107,6 +107,14 @@ def test_empty_columns_are_shown_only_if_requested() -> None:
     assert "| test | energy ± u | meter |" in text.replace("&#177;", "±")
 
 
+def test_a_fallback_is_noted_once_for_all_its_tests() -> None:
+    fallen = [record_of(f"t.py::test_{each}", devices=["cpu"], fallback="cpu") for each in "ab"]
+    lines = shown(*fallen, width=200)
+    assert [line for line in lines if "fallback" in line] == [
+        "fallback: 2 tests ran on the CPU instead of GPUs"
+    ]
+
+
 @pytest.mark.parametrize(
     ("sort", "order"),
     [
@@ -406,7 +414,7 @@ def test_durations_include_those_of_the_measurement(
     assert ("warm-up s" in quick.runpytest(*args).stdout.str()) == times
 
 
-def test_the_device_is_shown_if_tests_ran_on_several_or_on_the_cpu_instead() -> None:
+def test_the_device_is_shown_unless_it_is_the_only_one() -> None:
     def on(name: str, *boards: str, fallback: str | None = None) -> Record:
         made = [Board(uuid=f"GPU-{index}", name=each, pci_bus_id="0") for index, each in enumerate(boards)]
         devices = [each.uuid for each in made] or ["cpu"]
@@ -415,11 +423,12 @@ def test_the_device_is_shown_if_tests_ran_on_several_or_on_the_cpu_instead() -> 
     cpu, one, two = on("t.py::test_a"), on("t.py::test_b", "H200"), on("t.py::test_c", "H200", "H200")
     for records in ([cpu, cpu], [one, one]):
         assert "device" not in shown(*records)[0]
+        assert "device" in shown(*records, with_device=True)[0]
     text = "\n".join(shown(cpu, one, two))
     assert "device" in text
     assert "cpu" in text
     assert "H200 x 2" in text
-    assert "cpu (fallback)" in "\n".join(shown(on("t.py::test_a", fallback="cpu")))
+    assert "cpu (fallback)" in "\n".join(shown(on("t.py::test_a", fallback="cpu"), one))
 
 
 def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:
