@@ -233,7 +233,7 @@ class Campaign:
         gpus = [] if plan.command.gpus else self._gathered["base"].devices
         words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
         started, began_s = datetime.now(timezone.utc), time.monotonic()
-        code = run_session(side, words, files, done, self._callbacks.show)
+        code = run_session(side, words, files, done, self._callbacks.show, self._callbacks.say)
         end = state.record_end(files, code, started, time.monotonic() - began_s)
         session = f"session {turn.number} ({turn.side} {side.short})"
         how = state.explain_unfinished(turn, code)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -30,6 +32,10 @@ SILENCED = session_plugin.CLEARED_OPTIONS
 INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
 #: Interval at which to check for the end of a session and for new output: one round takes many times as long.
 SESSION_POLL_S = 0.1
+
+
+#: A line in which a session tells what it waits for, such as devices, and who holds them (``progress``).
+WAIT = re.compile(r"^energy: (?P<wait>.+ \(.+ so far\))$")
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ def run_session(
     files: SessionFiles,
     done: Sequence[str],
     show: Callable[[str], None] | None,
+    say: Callable[[str], None],
 ) -> int:
     """Run a session and return its exit code, negative for a signal.
 
@@ -107,6 +114,7 @@ def run_session(
         files: The files of the session.
         done: Node ids of tests to skip.
         show: Receives the output while the session runs.
+        say: Receives what the session waits for, unless ``show`` does.
     """
     plugins = files.directory / "plugin"
     plugins.mkdir(exist_ok=True)
@@ -138,7 +146,7 @@ def run_session(
         )
         with files.log.open(errors="replace") as printed:
             try:
-                return _wait(process, lambda: show(printed.read()) if show else None)
+                return _wait(process, lambda: show(printed.read()) if show else _say_waits(printed, say))
             except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
                 _stop(process)
                 raise
@@ -148,6 +156,20 @@ def _prepare_child(parent_pid: int) -> None:
     # A process in the background of a script is started with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(parent_pid)
+
+
+def _say_waits(printed: TextIO, say: Callable[[str], None]) -> None:
+    """Pass on new lines that tell what the session waits for."""
+    while True:
+        position = printed.tell()
+        line = printed.readline()
+        if not line.endswith("\n"):
+            # An unfinished line is read again next time.
+            printed.seek(position)
+            return
+        found = WAIT.match(line.rstrip())
+        if found is not None:
+            say(f"  waiting: {found['wait']}")
 
 
 def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:

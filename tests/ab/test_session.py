@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.abc
+import subprocess
 import sys
 from pathlib import Path
 
@@ -153,3 +154,41 @@ def test_interrupt_during_start_is_one_line(
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     assert main(["ab", "--", "pytest"]) == 130
     assert capsys.readouterr().err.startswith("llenergy ab: interrupted; ")
+
+
+HOLDER = """
+import subprocess
+import sys
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.locks import acquire
+
+acquire(LockRequest((DeviceLock("cpu"),)), 0.0, "tests/other.py::test_long")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_wait_for_a_lease_is_shown_with_its_holder(project: Project) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env=project.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        running = project.start("--base=HEAD", "--head=HEAD", "--pairs=4", "--", "pytest", "-q")
+        try:
+            assert running.stderr is not None
+            lines = iter(running.stderr.readline, "")
+            waiting = next(line for line in lines if line.startswith("  waiting: "))
+        finally:
+            running.terminate()
+            running.communicate(timeout=60)
+    finally:
+        holder.communicate(timeout=60)
+    assert waiting.startswith("  waiting: test_some.py::test_a: ")
+    assert str(holder.pid) in waiting
+    assert "tests/other.py::test_long" in waiting
