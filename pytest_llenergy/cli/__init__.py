@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``llenergy``: compare, render, merge and export reports, and check the machine."""
+"""The command ``llenergy``: measure commands, compare and render reports, and check the machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,42 @@ import sys
 from collections.abc import Sequence
 
 import pytest_llenergy
-from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
+from pytest_llenergy.cli import (
+    ab,
+    comment,
+    compare,
+    doctor,
+    export,
+    history,
+    list_saved,
+    merge,
+    report,
+    run,
+    watch,
+)
 from pytest_llenergy.errors import LLEnergyError
 
 #: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
 
+#: That of a process ended by SIGINT.
+INTERRUPTED = 128 + 2
+
 #: Modules with ``add_parser``, which sets the default ``run``.
-COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
+COMMANDS = (run, watch, ab, compare, list_saved, report, merge, export, history, comment, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2, with a line on standard error, for a usage error."""
     from pytest_llenergy.compare.gate import USAGE
 
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        # The shell asks for the possible next words, which ends the process.
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    args = parser.parse_args(argv)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -31,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LLEnergyError as error:
         print(f"llenergy {args.subcommand}: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader, such as head, has gone. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -39,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
+    parser = argparse.ArgumentParser(
+        prog="llenergy", description="Measure commands, and use reports of pytest."
+    )
     version = f"pytest-llenergy {pytest_llenergy.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")

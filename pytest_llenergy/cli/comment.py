@@ -7,6 +7,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.console import add_report
 from pytest_llenergy.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def add_parser(commands: Commands) -> None:
         "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the CI "
         "variables.",
     )
-    parser.add_argument("file", metavar="FILE", help="a file written by llenergy ab, or its saved name")
+    add_report(parser, "file", "a file written by llenergy ab, or its saved name")
     parser.add_argument(
         "--number",
         type=int,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.cli.console import add_output
+from pytest_llenergy.cli.console import add_output, add_report
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
@@ -114,13 +114,13 @@ def add_parser(commands: Commands) -> None:
         "unreadable report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid "
         "measurement.",
     )
-    parser.add_argument(
+    add_report(
+        parser,
         "base",
-        metavar="BASE",
-        help="the baseline: a report or journal, as a name given to --energy-save, a file or a URL; or a "
+        "the baseline: a report or journal, as a name given to --energy-save, a file or a URL; or a "
         "file of llenergy ab",
     )
-    parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check, likewise")
+    add_report(parser, "head", "the report to check, likewise", nargs="?")
     add_comparison_options(parser)
     parser.add_argument(
         "--across",

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_llenergy.model.text import encodable
 
@@ -20,6 +20,22 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
+def add_report(parser: argparse.ArgumentParser, name: str, text: str, **details: Any) -> None:
+    """Add a positional argument that names a report, which shells complete with files and saved names."""
+    action = parser.add_argument(name, metavar=name.rstrip("s").upper(), help=text, **details)
+    # Read by argcomplete.
+    action.completer = _complete_report  # type: ignore[attr-defined]
+
+
+def _complete_report(prefix: str, **_: object) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    from pytest_llenergy.report.saved import list_names, saved_directory
+
+    names = [name for name in list_names(saved_directory()) if name.startswith(prefix)]
+    return [*names, *FilesCompleter()(prefix)]
 
 
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str], default: str | None = "text") -> None:
@@ -41,11 +57,16 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str], default:
     )
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Sequence[str], default: str | None = "text") -> None:
-    """Add ``--format`` as ``add_format`` does, and ``--output``."""
+def add_output(
+    parser: argparse.ArgumentParser,
+    formats: Sequence[str],
+    default: str | None = "text",
+    where: str = "standard output",
+) -> None:
+    """Add ``--format`` as ``add_format`` does, and ``--output``. Without it, the output goes ``where``."""
     add_format(parser, formats, default)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write to this file (default: standard output)"
+        "-o", "--output", type=Path, metavar="FILE", help=f"write to this file (default: {where})"
     )
 
 

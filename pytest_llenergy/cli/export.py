@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output
+from pytest_llenergy.cli.console import add_output, add_report
 from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ def add_parser(commands: Commands) -> None:
         help="write a report in the format of another tool",
         description="Write a report in the format of another tool.",
     )
-    parser.add_argument(
+    add_report(
+        parser,
         "file",
-        metavar="FILE",
-        help="a report, a journal or a file of llenergy ab: a saved name, a file or a URL",
+        "a report, a journal or a file of llenergy ab: a saved name, a file or a URL",
     )
     parser.add_argument(
         "--side",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_format
+from pytest_llenergy.cli.console import add_format, add_report
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add runs; those already added are skipped")
-    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: saved names, files or URLs")
+    add_report(adding, "reports", "reports: saved names, files or URLs", nargs="+")
     adding.add_argument(
         "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.console import add_report
 from pytest_llenergy.errors import PlanError
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ def add_parser(commands: Commands) -> None:
         description="Merge reports of shards, interrupted runs or several hosts, all of one commit and one "
         "kind of machine.",
     )
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="reports or journals: saved names, files or URLs"
-    )
+    add_report(parser, "files", "reports or journals: saved names, files or URLs", nargs="+")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pytest_llenergy.cli.console import add_output
+from pytest_llenergy.cli.console import add_output, add_report
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
         description="Print the table that pytest printed at the end of the run, also as Markdown or as an "
         "HTML page with figures (needs the extra html).",
     )
-    parser.add_argument("file", metavar="FILE", help="a report or a journal: a saved name, a file or a URL")
+    add_report(parser, "file", "a report or a journal: a saved name, a file or a URL")
     add_output(parser, get_args(Format))
     parser.add_argument(
         "--history",

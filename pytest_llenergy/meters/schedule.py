@@ -121,9 +121,9 @@ class Timetable:
     def _update(self) -> None:
         """Take in the latest tick of the leading domain."""
         leader = self._leader
-        if leader is None or len(leader.ticks) == self._ticks_used:
+        if leader is None or leader.ticks_seen == self._ticks_used:
             return
-        self._ticks_used = len(leader.ticks)
+        self._ticks_used = leader.ticks_seen
         tick, known_s = leader.ticks[-1], leader.domain.update_period_s
         if not self._fitted:
             period_s = known_s or leader.tick_period_s

@@ -69,6 +69,8 @@ class Series:
         self.meter = meter
         self.domain = domain
         self.ticks: list[Tick] = []
+        #: Number of ticks so far, with those that were forgotten.
+        self.ticks_seen = 0
         self.outages: list[Outage] = []
         self.late: list[tuple[int, int]] = []
         self._late_ns = round(domain.late_s[0] * 1e9), round(domain.late_s[1] * 1e9)
@@ -165,6 +167,16 @@ class Series:
         at_least_ns, at_most_ns = self._late_ns
         earliest_ns, latest_ns = earliest_ns - at_most_ns, latest_ns - at_least_ns
         self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
+        self.ticks_seen += 1
+
+    def forget_before(self, time_ns: int) -> None:
+        """Forget the ticks before a moment, except the last ones, and what disturbed them."""
+        del self.ticks[: max(0, bisect_left(self.ticks, time_ns, key=_latest) - LATEST)]
+        # An outage that has not ended stays the last one.
+        self.outages[: len(self.outages) - self._out] = [
+            each for each in self.outages[: len(self.outages) - self._out] if each.end_ns >= time_ns
+        ]
+        self.late[:] = [each for each in self.late if each[1] >= time_ns]
 
     def _oldest(self, begin_ns: int) -> int:
         """Return the earliest possible time of the last move of the counter before a reading."""

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.base import READER_THREAD, Targets
+from pytest_llenergy.meters.base import READER_THREAD, Meter, Targets
 from pytest_llenergy.meters.estimate import AVERAGE_W, HIGHEST_W, LOWEST_W, EstimateMeter, open_estimate
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window import measure
@@ -23,7 +23,7 @@ from .test_cpu_time import SPIN, START_S, neighbours, python, spin
 pytestmark = pytest.mark.clock
 
 
-def joules(meter: EstimateMeter) -> float:
+def joules(meter: Meter) -> float:
     (energy_j,) = meter.read()
     assert isinstance(energy_j, float)
     return energy_j
