@@ -75,7 +75,12 @@ FAIL = "--energy-fail-on=mean_power_w:3%"
 
 
 def fake_measure(
-    workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease, tell: StepCallback
+    workload: Workload,
+    plan: RoundPlan,
+    selection: Selection,
+    lease: Lease,
+    on_step: StepCallback,
+    load_s: float,
 ) -> Experiment:
     """Replace ``measure``: return rounds of a device that draws the power named by WATTS, at once."""
     selection.close()
