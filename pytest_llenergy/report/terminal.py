@@ -232,12 +232,12 @@ def _procedure(record: Record) -> str:
 def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) -> Iterator[Table]:
     """Yield the seconds that loading, warm-up, rounds and gaps of each test and of all took."""
     timed = [(record_label(record, names), record.times) for record in records if record.times is not None]
-    tests = [*(name for name, _ in timed), f"all {len(timed)}"]
+    tests = [*(name for name, _ in timed), *([f"all {len(timed)}"] if len(timed) > 1 else [])]
     columns = []
     for name in Times.__struct_fields__:
         values = [getattr(times, name) for _, times in timed]
         head = {"warmup_s": "warm-up s"}.get(name, name.replace("_", " "))
-        columns.append(TableColumn(head, [f"{value:.2f}" for value in [*values, sum(values)]]))
+        columns.append(TableColumn(head, [f"{value:.2f}" for value in [*values, sum(values)][: len(tests)]]))
     if timed:
         yield from split_into_tables(TableColumn("time", tests, is_number=False), columns, width)
 
