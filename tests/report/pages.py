@@ -17,6 +17,7 @@ from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.record import (
+    BackendInfo,
     DomainPower,
     Flag,
     Phase,
@@ -25,12 +26,13 @@ from pytest_llenergy.model.record import (
     Record,
     Round,
     Tokens,
+    Window,
 )
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
-from pytest_llenergy.report.html.page import render_compared
+from pytest_llenergy.report.html.page import render_compared, render_report
 
-from ..compare.runs import SPOILED, TEST, record_of, report_of
+from ..compare.runs import SPOILED, TEST, record_of, report_of, round_of
 
 WARM = Flag(name="temperature", severity="note", detail="4 of 8 rounds: warmer than 60 °C at the start")
 
@@ -161,6 +163,94 @@ def pair_shown() -> tuple[Pair, str]:
     points = [TrendPoint(*day, changed=place == 3) for place, day in enumerate(days)]
     trend = Trend(names(1)[0], "energy_j", "J", points)
     return pair, render_compared(pair.base, pair.head, pair.compared, [trend], pairs="6+6")
+
+
+def decode_record(backend: str, batch_size: int, rng: Random) -> Record:
+    """A decode test of a backend; larger batches are slower, and need less energy for a token."""
+    speed = {"transformers": 40.0, "llamacpp": 110.0, "openvino": 90.0}[backend]
+    joules = {"transformers": 0.9, "llamacpp": 0.42, "openvino": 0.35}[backend] * batch_size**-0.55
+    tokens, rounds = 256 * batch_size, []
+    for number in range(6):
+        energy_j = joules * tokens * rng.gauss(1, 0.02)
+        duration_s = tokens / speed / batch_size**0.7 * rng.gauss(1, 0.01)
+        rounds.append(
+            Round(
+                start_s=100 + 30.0 * number,
+                duration_s=duration_s,
+                energy_j=energy_j,
+                energy_u_j=energy_j * 0.01,
+                energy_u_absolute_j=energy_j * 0.05,
+                tokens=Tokens(input=30, output=tokens),
+                requests=batch_size,
+                inter_token_latency_s=batch_size**0.3 / speed,
+            )
+        )
+    return record_of(
+        f"benchmarks/test_decode.py::test_decode[{backend}-{batch_size}]",
+        rounds=rounds,
+        params={"backend": backend, "batch_size": batch_size},
+        backend=BackendInfo(name=backend, version="1.0", model="HuggingFaceTB/SmolLM2-135M-Instruct"),
+    )
+
+
+#: Why a test failed, longer than any screen is wide.
+LONG_REASON = "the answer has changed: " + " ".join(
+    f"word{number}" if number % 9 else f"/a/path/without/spaces/{number}" * 4 for number in range(60)
+)
+
+
+def run_of() -> Report:
+    """A run of parametrised tests, and of tests with windows only, without tokens and without a result."""
+    rng = Random(3)
+    decoded = [
+        decode_record(backend, batch_size, rng)
+        for backend in ("transformers", "llamacpp", "openvino")
+        for batch_size in (1, 4, 8, 32)
+    ]
+    plain = [
+        record_of(
+            f"benchmarks/test_text.py::{name}",
+            rounds=[round_of(joules * rng.gauss(1, 0.02), tokens=None, requests=None) for _ in range(6)],
+            params={},
+            backend=None,
+        )
+        for name, joules in (
+            ("test_tokenize", 0.02),
+            ("test_embed", 1.7),
+            ("test_sort_a_very_long_list", 0.4),
+        )
+    ]
+    windows = [
+        Window(
+            name=name,
+            start_s=3.0 * place,
+            duration_s=1.5,
+            energy_j=energy_j,
+            energy_u_j=energy_j and energy_j * 0.02,
+            energy_u_absolute_j=energy_j and energy_j * 0.05,
+            by_domain={},
+            reason=None if energy_j is not None else "shorter than a tick",
+        )
+        for place, (name, energy_j) in enumerate((("load", 2.5), ("prefill", 0.9), ("sampling", None)))
+    ]
+    lost = record_of("benchmarks/test_prefill.py::test_lost", [None] * 6)
+    return report_of(
+        *decoded,
+        *plain,
+        Record(
+            id="benchmarks/test_pipeline.py::test_pipeline", attempt=1, status="measured", windows=windows
+        ),
+        Record(id="benchmarks/test_answer.py::test_answer", attempt=1, status="failed", reason=LONG_REASON),
+        Record(id="benchmarks/test_gpu.py::test_gpu[0]", attempt=1, status="skipped", reason="no GPU"),
+        Record(id="benchmarks/test_gpu.py::test_gpu[1]", attempt=1, status="skipped", reason="no GPU"),
+        msgspec.structs.replace(lost, status="invalid", reason="the counter stood still"),
+    )
+
+
+@cache
+def run_shown() -> str:
+    """The page of one run."""
+    return render_report(run_of())
 
 
 def odd(**changes: Any) -> Comparison:

@@ -6,22 +6,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
+from random import Random
 
 import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import Baseline, Comparison
+from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
+from pytest_llenergy.report.html.cases import report_cases
 from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
+from pytest_llenergy.report.html.labels import name_cases
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.round_charts import sum_step_functions
+from pytest_llenergy.report.html.scatter import pareto_front
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import record_of, report_of, round_of
 from ..model.reports import REPORT
-from .pages import Pair, odd
+from .pages import LONG_REASON, Pair, decode_record, odd, run_shown
 from .reading import Reader
 
 
@@ -30,14 +35,14 @@ def test_the_verdicts_come_worst_first(compared_page: str) -> None:
     assert chips == ["regressed", "invalid", "inconclusive", "improved", "new", "removed", "unchanged"]
     (title,) = re.findall("<title>(.*?)</title>", compared_page.partition("<style>")[0])
     assert title == (
-        "Energy: 1 regressed, 1 invalid, 1 inconclusive, 1 improved, 1 new, 1 removed, 1 unchanged"
+        "Energy comparison: 1 regressed, 1 invalid, 1 inconclusive, 1 improved, 1 new, 1 removed, 1 unchanged"
     )
 
 
 def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: str) -> None:
     cells = Reader(compared_page).cells()
     for each in pair.compared.comparisons:
-        expected = [format_value(each.base, each.unit), format_value(each.head, each.unit)]
+        expected = [*format_pair(each.base, each.head, each.unit)]
         if each.rule_applied:
             assert each.ratio is not None
             assert each.low is not None
@@ -58,7 +63,8 @@ def test_every_round_and_every_step_of_power_is_in_a_table(pair: Pair, compared_
         for record in report.records:
             for round_ in record.rounds:
                 if round_.energy_j is not None:
-                    assert format_value(round_.energy_j / round_.iterations) in flat
+                    joules = round_.energy_j / round_.iterations
+                    assert {format_value(joules), format_value(joules / 1e3)} & flat
                     assert format_value(round_.energy_j / round_.duration_s) in flat
             trace = record.power_trace
             if trace is None or "cpu:package-0" not in trace.by_domain:
@@ -167,7 +173,7 @@ def test_an_estimate_is_labelled() -> None:
     estimated = msgspec.structs.replace(trace, by_domain=guessed)
     text = render_report(report_of(msgspec.structs.replace(record, power_trace=estimated)))
     assert "<h3>Power in a round, estimated</h3>" in text
-    assert "estimated" not in render_report(report_of(record)).partition("<h2>Tests</h2>")[2]
+    assert "estimated" not in render_report(report_of(record)).partition("<h2>Each test</h2>")[2]
 
 
 def test_records_without_a_power_trace_have_a_page() -> None:
@@ -273,3 +279,99 @@ def test_domains_are_summed_over_their_common_range() -> None:
     assert (edges, powers) == ([0.5, 1.0, 1.5, 2.0], [11.0, 21.0, 22.0])
     joules = sum(watts * (b - a) for (a, b), watts in zip(pairwise(edges), powers, strict=True))
     assert joules == pytest.approx(0.5 * 10 + 20 + 1 * 1.0 + 0.5 * 2)
+
+
+def test_a_run_says_what_it_measured_at_the_top() -> None:
+    top = run_shown().partition("<main>")[0]
+    facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", top))
+    assert facts == {
+        "Machine": "AMD EPYC 9354 (64 CPUs), NVIDIA H100",
+        "Model": "SmolLM2-135M-Instruct, m",
+        "Backend": "transformers 1.0, llamacpp 1.0, openvino 1.0, transformers 5.0",
+        "Energy": "measured (nvml)",
+        "Commit": "abc on main (with changes)",
+        "Run": "2026-01-02T03:04:05Z",
+    }
+    estimate = msgspec.structs.replace(REPORT.records[0].meters[0], kind="estimated")
+    mixed = report_of(record_of("t.py::a"), record_of("t.py::b", meters=[estimate]))
+    assert "<dd>mixed: 1 tests measured, 1 estimated</dd>" in render_report(mixed)
+
+
+def test_a_run_shows_energy_against_speed_and_other_energies_in_order() -> None:
+    text = run_shown()
+    assert re.findall("<h3>(.*?)</h3>", text)[:6] == [
+        "Energy against speed",
+        "Energy, largest first",
+        "test_decode by backend",
+        "test_decode by batch_size",
+        "test_decode: energy against latency",
+        "Rounds in order",
+    ]
+    largest = text.partition("<h3>Energy, largest first</h3>")[2].partition("</svg>")[0]
+    tips = re.findall("<title>(.*?): [0-9.]+ ± [0-9.]+ m?J</title>", largest)
+    assert tips == [
+        "test_pipeline · load",
+        "test_pipeline · prefill",
+        "test_embed",
+        "test_sort_a_very_long_list",
+        "test_tokenize",
+    ]
+
+
+def test_every_reason_is_shown_once_with_its_tests() -> None:
+    reasons = run_shown().partition("<h2>Why</h2>")[2].partition("</section>")[0]
+    for text in (LONG_REASON, "the counter stood still", "shorter than a tick", "no GPU"):
+        assert reasons.count(f">{text}<") == 1
+    assert len(re.findall(r"test_gpu\[[01]\]</a>", reasons)) == 2
+    assert "test_pipeline · sampling" in reasons
+
+
+def test_metrics_without_a_value_are_folded() -> None:
+    (shown, *_) = run_shown().split('<details class="test"')[1:]
+    table = shown.partition("<caption>Metrics</caption>")[2].partition("</table>")[0]
+    folded = shown.partition("<summary>Metrics without a value</summary>")[2].partition("</table>")[0]
+    assert all("-" not in row for row in Reader(table).rows)
+    assert any("prefill_energy_j" in cell for cell in Reader(folded).cells())
+    assert "the workload has no phases" in Reader(folded).cells()
+
+
+def test_a_single_result_is_shown_as_numbers() -> None:
+    text = render_report(report_of(record_of("t.py::t", [1.25, 1.25, 1.25])))
+    values = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text.partition('class="values"')[2]))
+    # Three rounds of two iterations.
+    assert values["energy per iteration"] == "625 ± 500 mJ"
+    assert "<caption>Tests</caption>" not in text
+
+
+@pytest.mark.parametrize(
+    ("points", "more_is_better", "front"),
+    [
+        ([(1, 5), (2, 4), (3, 4.5), (4, 1)], False, [0, 1, 3]),
+        ([(1, 5), (2, 4), (3, 4.5), (4, 1)], True, [3]),
+        ([(1, 1), (2, 2), (3, 3)], True, [0, 1, 2]),
+        ([(1, 2), (1, 1), (1, 1)], False, [1]),
+        ([], True, []),
+    ],
+)
+def test_the_front_has_the_points_that_none_beats(
+    points: list[tuple[float, float]], more_is_better: bool, front: list[int]
+) -> None:
+    assert pareto_front(points, more_is_better=more_is_better) == front
+
+
+def test_tests_are_named_by_what_differs() -> None:
+    def names(*records: Record) -> list[str]:
+        return list(name_cases(report_cases(report_of(*records))).values())
+
+    decoded = [decode_record(backend, 8, Random(1)) for backend in ("llamacpp", "openvino")]
+    assert names(*decoded) == ["llamacpp", "openvino"]
+    other = msgspec.structs.replace(decoded[0], params={"backend": "llamacpp", "batch_size": 4})
+    assert names(
+        decoded[0], msgspec.structs.replace(other, id="benchmarks/test_decode.py::test_decode[llamacpp-4]")
+    ) == [
+        "batch_size=8",
+        "batch_size=4",
+    ]
+    by_id = [record_of(f"t.py::test_it[a-b{n}-c]") for n in (1, 2)]
+    assert names(*by_id) == ["b1", "b2"]
+    assert names(*by_id, record_of("t.py::test_alone")) == ["test_it b1", "test_it b2", "test_alone"]

@@ -10,6 +10,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import ROUND_METRICS, is_valid
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
+from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report, SideName
 from pytest_llenergy.model.text import one_line
@@ -138,3 +139,19 @@ def _number_cases(
 
     ordered = sorted(cases, key=rank)
     return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]
+
+
+def value_and_u(record: Record | None, name: str) -> tuple[float, float] | None:
+    """Return a positive value of a metric and its standard uncertainty, or None."""
+    metric = record.metrics.get(name) if record is not None else None
+    if metric is None or not metric.value or metric.value < 0:
+        return None
+    return metric.value, metric.uncertainty_absolute or metric.uncertainty or 0.0
+
+
+def format_metric_of(record: Record, name: str) -> str:
+    """Format a metric with its uncertainty and unit, or return ``-``."""
+    metric = record.metrics.get(name)
+    if metric is None or metric.value is None:
+        return "-"
+    return format_quantity(metric.value, metric.uncertainty_absolute, metric.unit)

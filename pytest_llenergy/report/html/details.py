@@ -6,14 +6,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from pytest_llenergy.model.quantity import format_with_uncertainty
+from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
-from pytest_llenergy.report.html.cases import PER_ITERATION, PER_TOKEN, Case, OrderedRound
+from pytest_llenergy.report.html.cases import (
+    PER_ITERATION,
+    PER_TOKEN,
+    Case,
+    OrderedRound,
+    format_metric_of,
+)
 from pytest_llenergy.report.html.comparison_charts import Trend
+from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.html.round_charts import PowerCurve
 from pytest_llenergy.report.html.svg import MAX_LABEL_LENGTH
-from pytest_llenergy.report.html.tables import Cell, Row, Table, format_metric, format_share, table
+from pytest_llenergy.report.html.tables import format_share
 from pytest_llenergy.report.verdicts import format_value
 
 #: Most characters of a setting, since a parameter may be a whole prompt.
@@ -21,19 +28,30 @@ MAX_SETTING_LENGTH = 300
 
 
 def metrics(case: Case) -> Table:
-    """List every metric of a test, side by side."""
+    """List the metrics of a test that have a value, side by side."""
     records = list(case.records.values())
-    names = dict.fromkeys(name for record in records for name in record.metrics)
-    rows: list[Row] = []
-    for name in names:
-        values = [record.metrics.get(name) for record in records]
-        unit = next((each.unit for each in values if each is not None), "")
-        reasons = dict.fromkeys(
-            each.reason for each in values if each is not None and each.value is None and each.reason
-        )
-        rows.append([name, *(format_metric(each) for each in values), unit, Cell("; ".join(reasons), "text")])
+    names = dict.fromkeys(
+        name for record in records for name in record.metrics if record.value_of(name) is not None
+    )
+    rows: list[Row] = [[name, *(format_metric_of(record, name) for record in records)] for name in names]
     sides = [f"#{side}" for side in case.records] if len(records) > 1 else ["#value ± u"]
-    return table("Metrics", ("metric", *sides, "unit", "reason"), rows)
+    return table("Metrics", ("metric", *sides), rows)
+
+
+def missing_metrics(case: Case) -> Table:
+    """List the metrics of a test that have no value on any side, by the reason."""
+    records = list(case.records.values())
+    names: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for record in records for name in record.metrics):
+        if all(record.value_of(name) is None for record in records):
+            reasons = [
+                record.metrics[name].reason or "no reason" for record in records if name in record.metrics
+            ]
+            names.setdefault("; ".join(dict.fromkeys(reasons)), []).append(name)
+    rows: list[Row] = [
+        [Cell(", ".join(each), "text"), Cell(reason, "text")] for reason, each in names.items()
+    ]
+    return table("Metrics without a value", ("metrics", "reason"), rows)
 
 
 def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
@@ -41,18 +59,25 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     first_start_s: dict[str, float] = {}
     for turn in ordered:
         first_start_s[turn.side] = min(turn.round.start_s, first_start_s.get(turn.side, turn.round.start_s))
+    energies = [
+        each.round.energy_j / each.round.iterations for each in ordered if each.round.energy_j is not None
+    ]
+    power, prefix = scale_of("J", *energies)
+    per_tokens = [each.value(PER_TOKEN) for each in ordered]
+    token_power, token_prefix = scale_of("J", *(each.value for each in per_tokens if each is not None))
     rows: list[Row] = []
-    for turn in ordered:
+    for turn, per_token in zip(ordered, per_tokens, strict=True):
         round_, value = turn.round, turn.value(case.metric)
-        per_token = turn.value(PER_TOKEN)
         rows.append(
             [
                 str(turn.place),
                 f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
                 f"{round_.start_s - first_start_s[turn.side]:.3f}",
                 format_value(round_.duration_s / round_.iterations),
-                format_value(round_.energy_j / round_.iterations if round_.energy_j is not None else None),
-                f"± {format_value(round_.energy_u_j / round_.iterations)}"
+                format_value(
+                    round_.energy_j / round_.iterations / 10.0**power if round_.energy_j is not None else None
+                ),
+                f"± {format_value(round_.energy_u_j / round_.iterations / 10.0**power)}"
                 if round_.energy_u_j is not None
                 else "-",
                 format_value(
@@ -60,7 +85,7 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
                     if round_.energy_j is not None and round_.duration_s
                     else None
                 ),
-                format_value(per_token.value if per_token is not None else None),
+                format_value(per_token.value / 10.0**token_power if per_token is not None else None),
                 f"{format_value(value.value)} ± {format_value(value.meter)}"
                 if value is not None and case.metric not in (PER_ITERATION, PER_TOKEN)
                 else "-",
@@ -80,10 +105,10 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
         "side",
         "#start s",
         "#s",
-        "#J",
-        "#± J",
+        f"#{prefix}J",
+        f"#± {prefix}J",
         "#W",
-        "#J/token",
+        f"#{token_prefix}J/token",
         f"#{case.metric}",
         "#tokens/s",
         "#°C",
@@ -99,14 +124,13 @@ def phases(case: Case, ordered: Sequence[OrderedRound]) -> Table:
             f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
             phase.name,
             format_value(phase.duration_s),
-            format_value(phase.energy_j),
-            f"± {format_value(phase.energy_u_j)}" if phase.energy_u_j is not None else "-",
+            format_quantity(phase.energy_j, phase.energy_u_j, "J") if phase.energy_j is not None else "-",
             Cell(phase.reason or "", "text"),
         ]
         for turn in ordered
         for phase in turn.round.phases
     ]
-    return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "reason"), rows)
+    return table("Phases", ("#", "side", "phase", "#s", "#energy ± u", "reason"), rows)
 
 
 def steps(curve: PowerCurve) -> Table:
@@ -169,15 +193,18 @@ def windows(case: Case) -> Table:
             side if len(case.records) > 1 else "",
             window.name,
             format_value(window.duration_s),
-            format_with_uncertainty(window.energy_j, window.energy_u_absolute_j)
+            format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
             if window.energy_j is not None
+            else "-",
+            format_value(window.energy_j / window.duration_s, "W")
+            if window.energy_j is not None and window.duration_s
             else "-",
             Cell(window.reason or "", "text"),
         ]
         for side, record in case.records.items()
         for window in record.windows
     ]
-    return table("Windows", ("side", "window", "#s", "#J ± u", "reason"), rows)
+    return table("Windows", ("side", "window", "#s", "#energy ± u", "#power", "reason"), rows)
 
 
 def settings(case: Case) -> Table:

@@ -9,22 +9,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest_llenergy
-from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, ReportSource
+from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.quantity import format_quantity
+from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import one_line
-from pytest_llenergy.report.html import details, tables
-from pytest_llenergy.report.html.cases import Case, LabelledReport, compared_cases, order_rounds, report_cases
-from pytest_llenergy.report.html.comparison_charts import (
-    Trend,
-    detectability_plot,
-    energy_speed_plot,
-    forest_plot,
-    trend_plot,
+from pytest_llenergy.report.html import details, header, tables
+from pytest_llenergy.report.html.bars import energy_bars, windows_plot
+from pytest_llenergy.report.html.cases import (
+    PER_TOKEN,
+    Case,
+    LabelledReport,
+    compared_cases,
+    order_rounds,
+    report_cases,
 )
+from pytest_llenergy.report.html.comparison_charts import Trend, detectability_plot, forest_plot, trend_plot
+from pytest_llenergy.report.html.overview_charts import energy_speed_plot, parameter_plots
+from pytest_llenergy.report.html.parts import Plot, Reason, Table
 from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
-from pytest_llenergy.report.html.svg import Plot, Sheet, open_sheet, plot_label, require_html_extra
-from pytest_llenergy.report.html.tables import Table
-from pytest_llenergy.report.verdicts import describe_noise, format_change, format_interval, format_value
+from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
+from pytest_llenergy.report.terminal import has_values
+from pytest_llenergy.report.verdicts import describe_noise, format_change, format_interval
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,8 +38,11 @@ if TYPE_CHECKING:
 #: Most tests with a section; the others are in the tables only.
 MAX_SECTIONS = 100
 
-#: First sections that start open; those of tests that need attention always do.
+#: Up to so many sections start open; of more only those of tests that need attention.
 MAX_OPEN_SECTIONS = 3
+
+#: Notes that are shown at once; the others are folded.
+MAX_NOTES = 3
 
 QUIET_STATES = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
 
@@ -48,6 +57,7 @@ class Section:
     is_open: bool
     plots: Sequence[Plot]
     main: Sequence[Table]
+    missing: Table
     more: Sequence[Table]
     notes: Sequence[str]
 
@@ -58,10 +68,15 @@ class Page:
 
     title: str
     counts: Sequence[tuple[str, int]]
-    about: Sequence[str]
+    facts: Sequence[tuple[str, str]]
     notes: Sequence[str]
+    further_notes: Sequence[str]
+    values: Sequence[tuple[str, str]]
     plots: Sequence[Plot]
+    reasons: Sequence[Reason]
     overview: Sequence[Table]
+    compares: bool
+    more_plots: Sequence[Plot]
     sections: Sequence[Section]
     left_out: int
     closing: Sequence[Table]
@@ -81,15 +96,13 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     notes = [] if report.run.complete else ["The run was interrupted; the tests after that are missing."]
     if report.baseline is not None and report.baseline.absent:
         notes.append(f"In the baseline but not in this run: {', '.join(report.baseline.absent)}")
-    about = [
-        _describe_commit(report.source.commit, report.source.dirty),
-        report.run.started_at,
-        describe_noise(comparisons),
-    ]
+    facts = header.run_facts(report)
     if report.baseline is not None:
-        about.insert(1, f"against {report.baseline.side.origin}")
+        facts.append(("Baseline", report.baseline.side.origin))
+    facts.append(("Noise", _describe_noise(comparisons)))
+    notes += header.run_notes(cases)
     reports = [LabelledReport("head", "", report)]
-    return _render(reports, cases, "Energy report", states, about, notes, trends, interleaved=False)
+    return _render(reports, cases, "Energy report", states, facts, notes, trends, interleaved=False)
 
 
 def render_compared(
@@ -112,12 +125,19 @@ def render_compared(
     require_html_extra()
     cases = compared_cases(base, head, compared)
     states = Counter[str](each.verdict for each in compared.comparisons)
-    about = [f"{_describe_side(compared.head)} against {_describe_side(compared.base)}"]
-    about += [f"{pairs} pairs, measured alternately"] if pairs is not None else []
-    about += [*compared.devices, describe_noise(compared.comparisons)]
+    facts = [("Head", header.describe_side(compared.head)), ("Base", header.describe_side(compared.base))]
+    facts += [("Order", f"{pairs} pairs, measured alternately")] if pairs is not None else []
+    facts += [("Devices", "; ".join(compared.devices)), ("Noise", _describe_noise(compared.comparisons))]
     sides = [LabelledReport("base", "base", base), LabelledReport("head", "head", head)]
     return _render(
-        sides, cases, "Energy", states, about, compared.notes, trends, interleaved=pairs is not None
+        sides,
+        cases,
+        "Energy comparison",
+        states,
+        facts,
+        compared.notes,
+        trends,
+        interleaved=pairs is not None,
     )
 
 
@@ -126,7 +146,7 @@ def _render(
     cases: Sequence[Case],
     title: str,
     states: Mapping[str, int],
-    about: Sequence[str],
+    facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
     trends: Sequence[Trend],
     *,
@@ -134,24 +154,33 @@ def _render(
 ) -> str:
     comparisons = [each for case in cases for each in case.comparisons]
     shown = cases[:MAX_SECTIONS]
-    order = [*VERDICTS, *(state for state in states if state not in VERDICTS)]
-    counts = [(state, states[state]) for state in order if states.get(state)]
+    counts = [(state, states[state]) for state in header.ORDER if states.get(state)]
     with open_sheet() as sheet:
-        plots = [
-            forest_plot(sheet, comparisons, "verdicts"),
-            energy_speed_plot(sheet, cases, "speed"),
-            detectability_plot(sheet, comparisons, "detectable"),
-        ]
+        plots: Sequence[Plot | None]
+        more_plots: Sequence[Plot | None]
+        if comparisons:
+            plots = [forest_plot(sheet, comparisons, "verdicts")]
+            more_plots = [
+                energy_speed_plot(sheet, cases, "speed"),
+                detectability_plot(sheet, comparisons, "detectable"),
+            ]
+        else:
+            plots, more_plots = _plot_run(sheet, cases) if len(sides) == 1 else ([], [])
         sections = [
             _build_section(
-                sheet, case, [each for each in trends if each.id == case.id], place, interleaved=interleaved
+                sheet,
+                case,
+                [each for each in trends if each.id == case.id],
+                may_open=len(shown) <= MAX_OPEN_SECTIONS or place < MAX_SECTIONS // 4,
+                is_open=len(shown) <= MAX_OPEN_SECTIONS,
+                interleaved=interleaved,
             )
             for place, case in enumerate(shown)
         ]
     overview = [tables.verdicts(cases, len(shown))] if comparisons else []
-    overview += [tables.measured(cases, len(shown))] if len(sides) == 1 else []
+    single = _find_single(cases) if len(sides) == 1 and not comparisons else None
+    overview += [tables.measured(cases, len(shown))] if len(sides) == 1 and single is None else []
     closing = [
-        tables.speeds(cases),
         tables.invalid_rounds(cases, interleaved=interleaved),
         tables.rules(comparisons),
         tables.meters(sides),
@@ -160,20 +189,59 @@ def _render(
     page = Page(
         title=f"{title}: {', '.join(f'{count} {state}' for state, count in counts) or 'nothing to show'}",
         counts=counts,
-        about=[each for each in about if each],
-        notes=notes,
+        facts=[each for each in facts if each[1]],
+        notes=notes[:MAX_NOTES],
+        further_notes=notes[MAX_NOTES:],
+        values=header.single_values(single) if single is not None else [],
         plots=[each for each in plots if each is not None],
-        overview=overview,
+        reasons=header.reasons(cases, len(shown)),
+        overview=[each for each in overview if each.rows],
+        compares=bool(comparisons),
+        more_plots=[each for each in more_plots if each is not None],
         sections=sections,
         left_out=len(cases) - len(shown),
         closing=[each for each in closing if each.rows],
         version=pytest_llenergy.__version__,
     )
-    return _create_environment().get_template("page.html.j2").render(page=page, **_style(sheet))
+    return (
+        _create_environment()
+        .get_template("page.html.j2")
+        .render(page=page, most_tests=header.MAX_TESTS, **_style(sheet))
+    )
+
+
+def _find_single(cases: Sequence[Case]) -> Record | None:
+    """Return the only record with values, which is shown as numbers, unless it has windows."""
+    measured = [case.records["head"] for case in cases if _has_energy(case)]
+    return measured[0] if len(measured) == 1 and not measured[0].windows else None
+
+
+def _has_energy(case: Case) -> bool:
+    record = case.records["head"]
+    return has_values(record) or any(window.energy_j is not None for window in record.windows)
+
+
+def _plot_run(sheet: Sheet, cases: Sequence[Case]) -> tuple[Sequence[Plot | None], Sequence[Plot | None]]:
+    """Return the charts of all tests, and those of parameters."""
+    measured = [case for case in cases if _has_energy(case)]
+    speed = energy_speed_plot(sheet, measured, "speed")
+    others = [case for case in measured if speed is None or case.metric != PER_TOKEN]
+    energies = energy_bars(sheet, others, "energy") if len(measured) > 1 else None
+    return [speed, energies], parameter_plots(sheet, measured, "parameter")
+
+
+def _describe_noise(comparisons: Sequence[Comparison]) -> str:
+    return describe_noise(comparisons).removeprefix("noise ")
 
 
 def _build_section(
-    sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool
+    sheet: Sheet,
+    case: Case,
+    trends: Sequence[Trend],
+    *,
+    may_open: bool,
+    is_open: bool,
+    interleaved: bool,
 ) -> Section:
     ordered = order_rounds(case, interleaved=interleaved)
     curves = power_curves(case)
@@ -182,8 +250,11 @@ def _build_section(
         energy_time_plot(sheet, case, ordered, f"{case.anchor}-time"),
         power_plot(sheet, case, curves, f"{case.anchor}-power"),
     ]
+    plots += [
+        windows_plot(sheet, record, f"{case.anchor}-windows-{side}") for side, record in case.records.items()
+    ]
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
-    main = [details.metrics(case), details.rounds(case, ordered), details.flags(case), details.windows(case)]
+    main = [details.metrics(case), details.flags(case), details.windows(case), details.rounds(case, ordered)]
     more = [
         details.phases(case, ordered),
         details.spans(case),
@@ -194,13 +265,15 @@ def _build_section(
     notes = [f"{each.metric}: {each.reason}" for each in case.comparisons]
     notes += [note for each in case.comparisons for note in [*each.notes, *each.differences]]
     notes += [f"{record.status}: {record.reason}" for record in records if record.reason]
+    needs_attention = case.state not in QUIET_STATES and any(each.rounds for each in records)
     return Section(
         case=case,
         title=plot_label(case.id, 120),
         summary=_summarize(case),
-        is_open=place < MAX_OPEN_SECTIONS or (case.state not in QUIET_STATES and place < MAX_SECTIONS // 4),
+        is_open=is_open or (may_open and needs_attention),
         plots=[each for each in plots if each is not None],
         main=[each for each in main if each.rows],
+        missing=details.missing_metrics(case),
         more=[each for each in more if each.rows],
         notes=list(dict.fromkeys(notes)),
     )
@@ -213,15 +286,9 @@ def _summarize(case: Case) -> str:
         return f"{format_change(worst)} ({format_interval(worst)})" if worst.ratio is not None else ""
     record = next(iter(case.records.values()))
     metric = record.metrics.get(case.metric)
-    return format_value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
-
-
-def _describe_side(side: ReportSource) -> str:
-    return _describe_commit(side.commit, side.dirty) or side.origin
-
-
-def _describe_commit(commit: str | None, dirty: bool | None) -> str:
-    return "" if commit is None else f"{commit[:10]}{' (with changes)' if dirty else ''}"
+    if metric is None or metric.value is None:
+        return ""
+    return format_quantity(metric.value, metric.uncertainty_absolute, metric.unit)
 
 
 def _create_environment() -> Environment:

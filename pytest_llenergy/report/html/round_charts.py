@@ -10,10 +10,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
 from pytest_llenergy.model.report import SideName
 from pytest_llenergy.report.html.cases import Case, OrderedRound
-from pytest_llenergy.report.html.svg import COLOURS, LegendEntry, Plot, Sheet, label_axes
+from pytest_llenergy.report.html.parts import LegendEntry, Plot
+from pytest_llenergy.report.html.svg import COLOURS, Sheet, label_axes
 from pytest_llenergy.report.verdicts import format_value
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 HEIGHT = 220
 
 SIDES: tuple[SideName, ...] = ("base", "head")
+
+#: Width of the names of constant powers (CSS pixels).
+POWER_ROOM = 52
 
 #: Line styles that distinguish the kinds of domains.
 DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
@@ -38,14 +43,16 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
     temperatures = [
         (turn.place, at_c) for turn in ordered if (at_c := turn.round.temperature_start_c) is not None
     ]
+    power, prefix = scale_of(unit, *(value.value for _, value in known))
+    step = 10.0**power
     drawn, axes = sheet.figure(HEIGHT, right=34 if temperatures else 14)
     tips: dict[str, list[str]] = {}
     for side in SIDES:
         of_side = [(turn, value) for turn, value in known if turn.side == side]
         valid = [(turn, value) for turn, value in of_side if turn.valid]
         if valid:
-            places, values = [turn.place for turn, _ in valid], [value.value for _, value in valid]
-            errors = [value.meter for _, value in valid]
+            places, values = [turn.place for turn, _ in valid], [value.value / step for _, value in valid]
+            errors = [value.meter / step for _, value in valid]
             axes.errorbar(
                 places, values, yerr=errors, fmt="none", ecolor=COLOURS[side], elinewidth=1, alpha=0.6
             )
@@ -54,13 +61,13 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
                 median(values), places[0] - 0.4, places[-1] + 0.4, color=COLOURS[side], linewidth=1, alpha=0.7
             )
             tips[f"valid-{side}"] = [
-                _describe_round(turn, format_value(value.value, unit)) for turn, value in valid
+                _describe_round(turn, format_quantity(value.value, None, unit)) for turn, value in valid
             ]
         invalid = [(turn, value) for turn, value in of_side if not turn.valid]
         if invalid:
             axes.scatter(
                 [turn.place for turn, _ in invalid],
-                [value.value for _, value in invalid],
+                [value.value / step for _, value in invalid],
                 s=34,
                 marker="x",
                 color=COLOURS["muted"],
@@ -68,10 +75,10 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
                 zorder=3,
             )
             tips[f"invalid-{side}"] = [
-                _describe_round(turn, f"{format_value(value.value, unit)}, invalid")
+                _describe_round(turn, f"{format_quantity(value.value, None, unit)}, invalid")
                 for turn, value in invalid
             ]
-    label_axes(axes, "round", unit, "°C" if temperatures else "")
+    label_axes(axes, "round", f"{prefix}{unit}", "°C" if temperatures else "")
     axes.set_xlim(0.4, len(ordered) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
     if temperatures:
@@ -87,7 +94,10 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
         legend.append(LegendEntry("line hot", "temperature at the start"))
     caption = "Bars: uncertainty of the meter; lines: medians of the valid rounds."
     return Plot(
-        sheet.inline(drawn, name, f"Rounds in order, {unit}", tips), "Rounds in order", caption, legend
+        sheet.inline(drawn, name, f"Rounds in order, {prefix}{unit}", tips),
+        "Rounds in order",
+        caption,
+        legend,
     )
 
 
@@ -103,45 +113,39 @@ def energy_time_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], 
     ]
     if not known:
         return None
-    drawn, axes = sheet.figure(HEIGHT)
+    power, prefix = scale_of("J", *(each[1] for each in known))
+    unit = 10.0**power
+    drawn, axes = sheet.figure(HEIGHT, right=POWER_ROOM)
     tips = {}
     for side in SIDES:
         of_side = [each for each in known if each[0].side == side]
         if of_side:
-            seconds, joules = [each[2] for each in of_side], [each[1] for each in of_side]
+            seconds, joules = [each[2] for each in of_side], [each[1] / unit for each in of_side]
             axes.scatter(seconds, joules, s=30, color=COLOURS[side], gid=f"of-{side}", zorder=3)
             tips[f"of-{side}"] = [
                 _describe_round(
                     turn,
-                    f"{format_value(energy, 'J')}, {format_value(time, 's')}, "
+                    f"{format_quantity(energy, None, 'J')}, {format_value(time, 's')}, "
                     f"{format_value(energy / time, 'W')}",
                 )
                 for turn, energy, time in of_side
             ]
-    ranges = _padded_range([each[2] for each in known]), _padded_range([each[1] for each in known])
+    ranges = _padded_range([each[2] for each in known]), _padded_range([each[1] / unit for each in known])
     axes.set_xlim(*ranges[0])
     axes.set_ylim(*ranges[1])
-    for watts in _constant_powers(*ranges):
+    for watts in _constant_powers(*ranges, unit):
         left, right = ranges[0]
         axes.plot(
-            [left, right], [watts * left, watts * right], color=COLOURS["muted"], linewidth=0.8, alpha=0.6
+            [left, right],
+            [watts / unit * left, watts / unit * right],
+            color=COLOURS["muted"],
+            linewidth=0.8,
+            alpha=0.6,
         )
-        # The end of the line at the edge of the axes.
-        at = min(right, ranges[1][1] / watts)
-        share = (at - left) / (right - left)
-        if share > 0.12:
-            axes.annotate(
-                format_value(watts, "W"),
-                (at, watts * at),
-                xytext=(-3, -9 if at < right else 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=9,
-                color=COLOURS["muted"],
-            )
+    _name_powers(axes, ranges, _constant_powers(*ranges, unit), unit)
     axes.locator_params(axis="x", nbins=5)
     axes.locator_params(axis="y", nbins=6)
-    label_axes(axes, "s per iteration", "J per iteration")
+    label_axes(axes, "s per iteration", f"{prefix}J per iteration")
     caption = "Power is constant along a line; rounds above it drew more."
     return Plot(
         sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _legend(case)
@@ -155,11 +159,25 @@ def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     return max(low - room, low / 2), high + room
 
 
-def _constant_powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[float]:
-    """Return round powers whose lines cross the axes."""
+def _name_powers(
+    axes: Axes, ranges: tuple[tuple[float, float], tuple[float, float]], powers: Sequence[float], unit: float
+) -> None:
+    """Name the lines of constant power that end at the right edge, outside the axes."""
+    (_, right), (low, high) = ranges
+    free = low
+    for watts in powers:
+        end = watts / unit * right
+        if free <= end <= high:
+            text = f" {format_value(watts, 'W')}"
+            axes.text(right, end, text, fontsize=9, va="center", color=COLOURS["muted"])
+            free = end + 0.08 * (high - low)
+
+
+def _constant_powers(seconds: tuple[float, float], joules: tuple[float, float], unit: float) -> list[float]:
+    """Return round powers (W) whose lines cross axes with seconds and with joules in ``unit``."""
     from matplotlib.ticker import MaxNLocator
 
-    lowest, highest = joules[0] / seconds[1], joules[1] / seconds[0]
+    lowest, highest = joules[0] * unit / seconds[1], joules[1] * unit / seconds[0]
     levels = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(lowest, highest)
     return [float(watts) for watts in levels if lowest < watts < highest]
 

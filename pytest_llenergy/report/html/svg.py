@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+#: Colours of tests that differ in one fact, such as the backend.
+SERIES = tuple(f"series{number}" for number in range(1, 7))
 
 #: Variables of the style sheet. Figures are drawn in their placeholders, see ``COLOURS``.
 COLOUR_NAMES = (
@@ -40,14 +42,18 @@ COLOUR_NAMES = (
     "inconclusive",
     "unchanged",
     "page",
+    *SERIES,
 )
 COLOURS = {name: f"#0000{index:02x}" for index, name in enumerate(COLOUR_NAMES, 16)}
 
 #: Width of a figure (CSS pixels): that of a phone, so that its text is there as large as other text.
 WIDTH = 340
 
+#: Width of the figures that are also drawn for wider screens (CSS pixels).
+WIDE = 880
+
 #: Distance from the top and bottom edges of a figure to its axes (CSS pixels).
-ABOVE, BELOW = 20, 32
+ABOVE, BELOW = 20, 36
 
 SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -124,22 +130,27 @@ class Sheet:
         """The style rules of the figures so far."""
         return "".join(f".{name}{{{style}}}\n" for style, name in self._classes.items())
 
-    def figure(self, height: int, *, left: int = 50, right: int = 14) -> tuple[Figure, Axes]:
+    def figure(
+        self, height: int, *, left: int = 50, right: int = 14, width: int = WIDTH
+    ) -> tuple[Figure, Axes]:
         """Create an empty figure and its axes; all sizes are CSS pixels.
 
         Args:
             height: Height of the figure.
             left: Margin left of the axes.
             right: Margin right of the axes.
+            width: Width of the figure.
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         figure.subplots_adjust(
-            left=left / WIDTH, right=1 - right / WIDTH, top=1 - ABOVE / height, bottom=BELOW / height
+            left=left / width, right=1 - right / width, top=1 - ABOVE / height, bottom=BELOW / height
         )
         axes = figure.subplots()
         axes.tick_params(length=0)
+        # The lowest number of the other axis is at the same corner.
+        axes.tick_params(axis="x", pad=7)
         return figure, axes
 
     def inline(
@@ -223,11 +234,11 @@ def label_axes(axes: Axes, below: str, above: str = "", right: str = "") -> None
     """
     drawn = axes.get_figure(root=True)
     assert drawn is not None
-    height = drawn.get_figheight() * 72
+    width, height = (size * 72 for size in drawn.get_size_inches())
     box = axes.get_position()
     drawn.text((box.x0 + box.x1) / 2, 6 / height, below, color=COLOURS["muted"], fontsize=10, ha="center")
-    drawn.text(4 / WIDTH, 1 - 12 / height, above, color=COLOURS["muted"], fontsize=10)
-    drawn.text(1 - 4 / WIDTH, 1 - 12 / height, right, color=COLOURS["hot"], fontsize=10, ha="right")
+    drawn.text(4 / width, 1 - 12 / height, above, color=COLOURS["muted"], fontsize=10)
+    drawn.text(1 - 4 / width, 1 - 12 / height, right, color=COLOURS["hot"], fontsize=10, ha="right")
 
 
 def _strip_namespaces(root: ElementTree.Element) -> None:
@@ -302,24 +313,6 @@ def _convert_colour(value: str) -> str:
         if value == number:
             return f"var(--{name})"
     return value
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """One entry of a legend: the style class of its mark, and its meaning."""
-
-    look: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure with its title, caption and legend."""
-
-    svg: Markup
-    title: str
-    caption: str
-    legend: Sequence[LegendEntry] = ()
 
 
 def plot_label(name: str, most: int = MAX_LABEL_LENGTH) -> str:

@@ -3,63 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from pytest_llenergy.measure.round_statistics import MEDIAN_TO_MEAN
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.quantity import format_with_uncertainty
+from pytest_llenergy.model.quantity import format_pair, format_quantity
 from pytest_llenergy.model.record import MeterInfo, Metric
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
-from pytest_llenergy.report.html.comparison_charts import speed_and_energy
+from pytest_llenergy.report.html.cases import Case, LabelledReport, format_metric_of, order_rounds
+from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.remote import redact_urls
+from pytest_llenergy.report.terminal import has_values
 from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
-
-#: Cells of a row; a string stands for a cell without style.
-Row = Sequence["str | Cell"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell. ``look`` names style classes, ``target`` is an anchor of the page to link to."""
-
-    text: str
-    look: str = ""
-    target: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. Columns whose names begin with ``#`` hold numbers."""
-
-    label: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-
-def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
-    """Build a table without empty columns."""
-    cells = [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in rows]
-    kept = [
-        place
-        for place in range(len(columns))
-        if not cells or any(row[place].text not in ("", "-") for row in cells)
-    ]
-    return Table(label, [columns[place] for place in kept], [[row[place] for place in kept] for row in cells])
 
 
 def state_cell(state: str) -> Cell:
     """Return a cell with a verdict or a status in its colour."""
     return Cell(state, f"state {state.replace(' ', '-')}")
-
-
-def format_metric(metric: Metric | None) -> str:
-    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
-    if metric is None or metric.value is None:
-        return "-"
-    return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
 
 
 def format_metric_value(metric: Metric | None) -> str:
@@ -86,8 +47,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             state_cell(each.verdict),
             Cell(short_test_name(each.id), "name", case.anchor if place < shown else ""),
             each.metric if len(metrics) > 1 else "",
-            format_value(each.base, each.unit),
-            format_value(each.head, each.unit) + each.kind_label,
+            *_pair(each),
             format_change(each),
             format_interval(each),
             format_share(each.noise),
@@ -96,7 +56,6 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
             if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
             else "-",
-            Cell("; ".join([each.reason, *each.notes]), "text"),
         ]
         for place, case in enumerate(cases)
         for each in case.comparisons
@@ -114,63 +73,65 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
         "#rounds",
     )
     label = "Verdicts" if len(metrics) > 1 else f"Verdicts, {''.join(metrics)}"
-    return table(label, (*columns, "#tokens/s", "why"), rows)
+    return table(label, (*columns, "#tokens/s"), rows)
+
+
+def _pair(comparison: Comparison) -> tuple[str, str]:
+    base, head = format_pair(comparison.base, comparison.head, comparison.unit)
+    return base, head + comparison.kind_label
 
 
 def measured(cases: Sequence[Case], shown: int) -> Table:
-    """List every test of one report."""
+    """List every test of one report that has a value, and its windows."""
     rows: list[Row] = []
+    mixed = len({case.records["head"].kind for case in cases} - {None}) > 1
     for place, case in enumerate(cases):
         record = case.records["head"]
-        rows.append(
+        name, target = short_test_name(case.id), case.anchor if place < shown else ""
+        state = state_cell(record.status) if record.status != "measured" else ""
+        kind = (record.kind or "-") if mixed else ""
+        if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
+            rows.append(
+                [
+                    Cell(name, "name", target),
+                    format_metric_of(record, "energy_j"),
+                    format_metric_of(record, "energy_per_output_token_j").removesuffix("/token"),
+                    format_metric_value(record.metrics.get("output_tokens_per_s")),
+                    format_metric_value(record.metrics.get("mean_power_w")),
+                    format_metric_value(record.metrics.get("duration_s")),
+                    format_round_spread(record.metrics.get("energy_j")),
+                    str(len(record.rounds)) if record.rounds else "-",
+                    kind,
+                    state,
+                ]
+            )
+        rows += [
             [
-                state_cell(record.status),
-                Cell(short_test_name(case.id), "name", case.anchor if place < shown else ""),
-                *(
-                    format_metric(record.metrics.get(name))
-                    for name in ("energy_j", "energy_per_output_token_j")
-                ),
-                format_metric_value(record.metrics.get("output_tokens_per_s")),
-                format_metric_value(record.metrics.get("mean_power_w")),
-                format_metric(record.metrics.get("duration_s")),
-                format_round_spread(record.metrics.get("energy_j")),
-                str(len(record.rounds)) if record.rounds else "-",
-                record.kind or "-",
-                Cell(record.reason or "", "text"),
+                Cell(f"{name} · {window.name}", "name", target),
+                format_quantity(window.energy_j, window.energy_u_absolute_j, "J"),
+                *("-", "-"),
+                format_value(window.energy_j / window.duration_s if window.duration_s else None),
+                format_value(window.duration_s),
+                *("-", "-"),
+                kind,
+                state,
             ]
-        )
+            for window in record.windows
+            if window.energy_j is not None
+        ]
     columns = (
-        "status",
         "test",
-        "#J ± u",
-        "#J/token ± u",
+        "#energy ± u",
+        "#per token ± u",
         "#token/s",
         "#W",
         "#s",
         "#noise",
         "#rounds",
         "kind",
+        "status",
     )
-    return table("Tests", (*columns, "why"), rows)
-
-
-def speeds(cases: Sequence[Case]) -> Table:
-    """List energy per token and throughput of each side."""
-    rows: list[Row] = []
-    for case in cases:
-        for side, record in case.records.items():
-            point = speed_and_energy(record)
-            if point is not None:
-                name = side if len(case.records) > 1 else ""
-                rows.append(
-                    [
-                        Cell(short_test_name(case.id), "name"),
-                        name,
-                        format_value(point[0]),
-                        format_value(point[1]),
-                    ]
-                )
-    return table("Energy against speed", ("test", "side", "#tokens/s", "#J/token"), rows)
+    return table("Tests", columns, rows)
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
