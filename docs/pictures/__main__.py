@@ -28,7 +28,7 @@ def terminal() -> None:
 
 
 def pages() -> None:
-    """Photograph the page of a comparison."""
+    """Photograph the pages of a run and of a comparison."""
     photograph(IMAGES)
 
 

@@ -179,12 +179,8 @@ def test_every_reason_is_readable_without_scrolling(run_visit: Visit, width: int
         " range.selectNodeContents(each); const text = range.getBoundingClientRect();"
         " return [each.innerText, box.left, text.right, getComputedStyle(each.parentElement).overflow]})"
     )
-    assert [text for text, *_ in boxes] == [
-        LONG_REASON,
-        "the counter stood still",
-        "shorter than a tick",
-        "no GPU",
-    ]
+    others = ["the counter stood still", "shorter than a tick", "no GPU"]
+    assert [text for text, *_ in boxes] == [LONG_REASON, *others]
     for _, left, right, overflow in boxes:
         assert 0 <= left < right <= width
         assert overflow == "visible"
@@ -195,10 +191,10 @@ def test_a_page_prints_in_light_colours_without_cutting_a_table(browser: Browser
         visit.page.emulate_media(media="print", color_scheme="dark")
         assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         visit.page.set_viewport_size({"width": 760, "height": 1000})
-        overflow = (
-            "Math.max(...[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth))"
+        widths = visit.page.evaluate(
+            "[...document.querySelectorAll('.scroll')].map(each => each.scrollWidth - each.clientWidth)"
         )
-        assert visit.page.evaluate(overflow) <= 0
+        assert max(widths) <= 0
 
 
 def test_a_link_in_the_table_opens_its_test(visit: Visit) -> None:

@@ -88,10 +88,11 @@ def describe_side(side: ReportSource) -> str:
 def _describe_time(run: RunInfo) -> str:
     try:
         start = datetime.fromisoformat(run.started_at.replace("Z", "+00:00"))
-        length = datetime.fromisoformat((run.finished_at or "").replace("Z", "+00:00")) - start
+        end = datetime.fromisoformat((run.finished_at or run.started_at).replace("Z", "+00:00"))
+        length_s = round((end - start).total_seconds())
     except (ValueError, TypeError):
         return run.started_at
-    return f"{start:%Y-%m-%d %H:%M} UTC, {round(length.total_seconds())} s"
+    return f"{start:%Y-%m-%d %H:%M} UTC" + (f", {length_s} s" if length_s else "")
 
 
 def _join(names: Iterable[str]) -> str:
