@@ -48,4 +48,6 @@ def photograph(images: Path) -> None:
 def _save(page: Page, path: Path) -> None:
     """Save a screenshot with 64 colours, rare ones included, a third of the size."""
     picture = Image.open(BytesIO(page.screenshot()))
-    picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )

@@ -294,7 +294,7 @@ def test_a_run_says_what_it_measured_at_the_top() -> None:
     }
     estimate = msgspec.structs.replace(REPORT.records[0].meters[0], kind="estimated")
     mixed = report_of(record_of("t.py::a"), record_of("t.py::b", meters=[estimate]))
-    assert "<dd>mixed: 1 tests measured, 1 estimated</dd>" in render_report(mixed)
+    assert "<dd>mixed: 1 test measured, 1 test estimated</dd>" in render_report(mixed)
 
 
 def test_a_run_shows_energy_against_speed_and_other_energies_in_order() -> None:

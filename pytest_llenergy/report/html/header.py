@@ -11,7 +11,7 @@ from pytest_llenergy.model.comparison import VERDICTS, ReportSource
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo
-from pytest_llenergy.model.text import one_line, short_test_name, unique_function_names
+from pytest_llenergy.model.text import count_tests, one_line, short_test_name, unique_function_names
 from pytest_llenergy.report.columns import meter_names, model_name
 from pytest_llenergy.report.html.cases import Case, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
@@ -36,6 +36,8 @@ TILES = {
     "output_tokens_per_s": "throughput",
     "mean_power_w": "mean power",
     "duration_s": "time per iteration",
+    "carbon_g": "emissions per iteration",
+    "cost": "cost per iteration",
 }
 
 
@@ -65,11 +67,13 @@ def describe_machine(environment: Environment | None) -> str:
 
 
 def describe_kind(records: Sequence[Record]) -> str:
-    """Return whether joules are measured, estimated, or some of both."""
+    """Return the kind of joules, or how many tests have each kind."""
     kinds = Counter(record.kind for record in records if record.kind is not None)
     if len(kinds) > 1:
-        return f"mixed: {kinds['measured']} tests measured, {kinds['estimated']} estimated"
-    meters = _join(meter_names(record) for record in records if record.kind == "measured")
+        return f"mixed: {', '.join(f'{count_tests(count)} {kind}' for kind, count in kinds.items())}"
+    if "estimated" in kinds:
+        return "estimated"
+    meters = _join(meter_names(record).partition(" (")[0] for record in records if record.kind)
     return "".join(kinds) + (f" ({meters})" if meters else "")
 
 
@@ -144,6 +148,11 @@ def _reasons(case: Case) -> list[tuple[str, str, str]]:
             if each.verdict not in EVIDENT or each.notes
         ]
     records = list(case.records.values())
-    found = [(each.status, each.reason or "", "") for each in records if each.status != "measured"]
     windows = [window for record in records for window in record.windows if window.energy_j is None]
+    unmeasured = {window.reason for window in windows}
+    found = [
+        (each.status, each.reason or "", "")
+        for each in records
+        if each.status != "measured" and not (each.status == "invalid" and each.reason in unmeasured)
+    ]
     return [*found, *(("no joules", window.reason or "", f" · {window.name}") for window in windows)]

@@ -5,27 +5,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.round_statistics import MEDIAN_TO_MEAN
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.quantity import format_pair, format_quantity
 from pytest_llenergy.model.record import MeterInfo, Metric
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.html.cases import Case, LabelledReport, format_metric_of, order_rounds
+from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT
+from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.terminal import has_values
 from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
 
+#: Columns of the table of all tests.
+MEASURED_COLUMNS = (
+    "energy_j",
+    "energy_per_output_token_j",
+    "output_tokens_per_s",
+    "mean_power_w",
+    "duration_s",
+    *DERIVED,
+    "rounds",
+)
+
 
 def state_cell(state: str) -> Cell:
     """Return a cell with a verdict or a status in its colour."""
     return Cell(state, f"state {state.replace(' ', '-')}")
-
-
-def format_metric_value(metric: Metric | None) -> str:
-    """Format the value with four significant digits."""
-    return format_value(metric.value if metric is not None else None)
 
 
 def format_round_spread(metric: Metric | None) -> str:
@@ -82,56 +90,34 @@ def _pair(comparison: Comparison) -> tuple[str, str]:
 
 
 def measured(cases: Sequence[Case], shown: int) -> Table:
-    """List every test of one report that has a value, and its windows."""
+    """List every test of one report that has a value, and its windows, in columns of the terminal."""
+    records = [case.records["head"] for case in cases]
+    names = list(MEASURED_COLUMNS)
+    if COLUMNS["device"] in DEFAULT_LAYOUT.columns_of(records):
+        names.insert(0, "device")
+    mixed = len({record.kind for record in records} - {None}) > 1
     rows: list[Row] = []
-    mixed = len({case.records["head"].kind for case in cases} - {None}) > 1
-    for place, case in enumerate(cases):
-        record = case.records["head"]
+    for place, (case, record) in enumerate(zip(cases, records, strict=True)):
         name, target = short_test_name(case.id), case.anchor if place < shown else ""
         state = state_cell(record.status) if record.status != "measured" else ""
-        kind = (record.kind or "-") if mixed else ""
+        last = [(record.kind or "-") if mixed else "", state]
         if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
-            rows.append(
-                [
-                    Cell(name, "name", target),
-                    format_metric_of(record, "energy_j"),
-                    format_metric_of(record, "energy_per_output_token_j").removesuffix("/token"),
-                    format_metric_value(record.metrics.get("output_tokens_per_s")),
-                    format_metric_value(record.metrics.get("mean_power_w")),
-                    format_metric_value(record.metrics.get("duration_s")),
-                    format_round_spread(record.metrics.get("energy_j")),
-                    str(len(record.rounds)) if record.rounds else "-",
-                    kind,
-                    state,
-                ]
-            )
-        rows += [
-            [
-                Cell(f"{name} · {window.name}", "name", target),
-                format_quantity(window.energy_j, window.energy_u_absolute_j, "J"),
-                *("-", "-"),
-                format_value(window.energy_j / window.duration_s if window.duration_s else None),
-                format_value(window.duration_s),
-                *("-", "-"),
-                kind,
-                state,
-            ]
-            for window in record.windows
-            if window.energy_j is not None
-        ]
-    columns = (
-        "test",
-        "#energy ± u",
-        "#per token ± u",
-        "#token/s",
-        "#W",
-        "#s",
-        "#noise",
-        "#rounds",
-        "kind",
-        "status",
-    )
-    return table("Tests", columns, rows)
+            cells = [COLUMNS[each].cell(record) for each in names]
+            noise = format_round_spread(record.metrics.get("energy_j"))
+            rows.append([Cell(name, "name", target), *cells, noise, *last])
+        for window in record.windows:
+            if window.energy_j is not None:
+                values = {
+                    "energy_j": format_quantity(window.energy_j, window.energy_u_absolute_j, "J"),
+                    "duration_s": f"{window.duration_s:.3g}",
+                    "mean_power_w": f"{window.energy_j / window.duration_s:.3g}"
+                    if window.duration_s
+                    else "-",
+                }
+                cells = [values.get(each, "-") for each in names]
+                rows.append([Cell(f"{name} · {window.name}", "name", target), *cells, "-", *last])
+    heads = [f"#{COLUMNS[each].head}" if COLUMNS[each].is_number else COLUMNS[each].head for each in names]
+    return table("Tests", ("test", *heads, "#noise", "kind", "status"), rows)
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
