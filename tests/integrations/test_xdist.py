@@ -40,6 +40,7 @@ VOLATILE = {
     "lease_wait_s",
     "procedure",
     "power_trace",
+    "times",
 }
 
 

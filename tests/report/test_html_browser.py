@@ -81,7 +81,8 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.fixture(scope="session")
+# Not longer, because Playwright leaves an event loop running, in which later tests could not call asyncio.run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     required = os.environ.get("LLENERGY_TEST_CHROMIUM") == "required"
     found = next((path for name in BROWSERS if (path := shutil.which(name)) is not None), None)
