@@ -81,7 +81,7 @@ CONTRASTS = """() => {
 }"""
 
 
-# Not longer, because Playwright leaves an event loop running, in which later tests could not call asyncio.run.
+# Not longer: Playwright leaves an event loop running, in which later tests could not call asyncio.run.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     required = os.environ.get("LLENERGY_TEST_CHROMIUM") == "required"
