@@ -191,13 +191,14 @@ def _forecast(
     plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, warmup_s: float, coverage: float
 ) -> Forecast:
     round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
-    left_s = 0.0 if plan.exact else max(0.0, plan.budget_s - warmup_s)
+    budget_s = 0.0 if plan.exact else max(0.0, plan.budget_s - warmup_s)
+    left_s = min(budget_s, ESTIMATE_S) if plan.is_estimate else budget_s
     rounds = plan.rounds
     if round_s is not None and not plan.exact:
-        rounds = max(plan.least, min(rounds, math.ceil(left_s / round_s)))
-        if plan.is_estimate and plan.least < rounds:
-            left_s = min(left_s, ESTIMATE_S)
-            rounds = max(plan.least, min(rounds, max(ESTIMATE_ROUNDS, math.ceil(left_s / round_s))))
+        fitting = math.ceil(left_s / round_s)
+        if plan.is_estimate:
+            fitting = max(fitting, min(ESTIMATE_ROUNDS, math.ceil(budget_s / round_s)))
+        rounds = max(plan.least, min(rounds, fitting))
     return Forecast(rounds, plan.target, left_s, round_s, coverage)
 
 
