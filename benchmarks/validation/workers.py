@@ -87,11 +87,13 @@ def _check_ranks(notebook: Notebook) -> None:
 
 def _check_doctor(notebook: Notebook) -> None:
     """Run ``llenergy doctor`` with every step that one device allows."""
-    done = run_command(notebook, "doctor", [*LLENERGY, "doctor", "--json"], min(50.0, notebook.left_s - 5))
+    done = run_command(
+        notebook, "doctor", [*LLENERGY, "doctor", "--format=json"], min(50.0, notebook.left_s - 5)
+    )
     try:
         report = json.loads(done.output[done.output.index("{") :])
     except ValueError:
-        notebook.check("llenergy doctor --json", False, f"code {done.code}: {done.last}")
+        notebook.check("llenergy doctor --format=json", False, f"code {done.code}: {done.last}")
         return
     steps = [step for trial in report["trials"] for step in trial["steps"]]
     notebook.table(

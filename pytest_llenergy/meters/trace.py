@@ -172,11 +172,10 @@ class Series:
     def forget_before(self, time_ns: int) -> None:
         """Forget the ticks before a moment, except the last ones, and what disturbed them."""
         del self.ticks[: max(0, bisect_left(self.ticks, time_ns, key=_latest) - LATEST)]
-        # An outage that has not ended stays the last one.
-        self.outages[: len(self.outages) - self._out] = [
-            each for each in self.outages[: len(self.outages) - self._out] if each.end_ns >= time_ns
-        ]
-        self.late[:] = [each for each in self.late if each[1] >= time_ns]
+        # The reader may add to the ends meanwhile. An outage that has not ended stays the last one.
+        ended, late = len(self.outages) - self._out, len(self.late)
+        self.outages[:ended] = [each for each in self.outages[:ended] if each.end_ns >= time_ns]
+        self.late[:late] = [each for each in self.late[:late] if each[1] >= time_ns]
 
     def _oldest(self, begin_ns: int) -> int:
         """Return the earliest possible time of the last move of the counter before a reading."""
