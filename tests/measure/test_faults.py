@@ -197,6 +197,7 @@ def test_unreadable_rapl_leaves_its_remedy_in_the_record(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.clock
 def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path: Path) -> None:
     """The counter advances at 10 W and wraps after 0.1 s, while windows of 5 ms follow one another."""
     zone = tmp_path / "intel-rapl:0"
@@ -239,7 +240,10 @@ def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path:
             # A window in which the counter was not read has no joules, but not all are so short.
             assert any(each is not None for each in joules)
             assert all(each is None or 0 <= each < 1 for each in joules), joules
-        assert energy.total.energy_j == pytest.approx(10 * energy.total.duration_s, rel=0.1)
+        (package,) = energy.total.record.by_domain.values()
+        # On a busy host the package's joules are split.
+        whole_j = package.energy_j if package.whole_j is None else package.whole_j
+        assert whole_j == pytest.approx(10 * energy.total.duration_s, rel=0.1)
     finally:
         stop.set()
         thread.join()
