@@ -37,7 +37,7 @@ def test_each_setting_comes_from_the_closest_mark(quick: pytest.Pytester, read_r
     quick.makepyfile(
         """
         import pytest
-        pytestmark = pytest.mark.energy_options(rounds=3, warmup=1, target="50%", budget=0.5)
+        pytestmark = pytest.mark.energy_options(rounds=3, warmup=1, target="50%", budget=0.01)
         @pytest.mark.energy_options(rounds=4, iterations=2)
         class TestIt:
             @pytest.mark.energy_options(iterations=3)
@@ -53,7 +53,7 @@ def test_each_setting_comes_from_the_closest_mark(quick: pytest.Pytester, read_r
         (len(record["rounds"]), *(record["procedure"][name] for name in names))
         for record in read_report()["records"]
     ]
-    assert found == [(4, 1, 3, 0.5, 0.5), (1, 1, 3, 0.5, 0.5)]
+    assert found == [(4, 1, 3, 0.5, 0.01), (1, 1, 3, 0.5, 0.01)]
 
 
 def test_warm_up_can_be_automatic_again(quick: pytest.Pytester) -> None:
