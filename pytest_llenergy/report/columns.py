@@ -94,7 +94,8 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
         if not with_u:
-            return f"{metric.value:.3g}"
+            # Three digits, and thousands without a power of ten.
+            return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
         if name == "mean_power_w":
             return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
         # The heading says per what.
