@@ -92,6 +92,10 @@ class Energy:
         """Values that the test adds to its record: text, numbers, lists and dicts."""
         return self._context.draft.extra_info
 
+    @extra_info.setter
+    def extra_info(self, values: Mapping[str, Any]) -> None:
+        self._context.draft.extra_info = dict(values)
+
     def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
         """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
 
@@ -313,6 +317,10 @@ class EnergyMeter:
     def extra_info(self) -> dict[str, Any]:
         """Values that the test adds to its record: text, numbers, lists and dicts."""
         return self._context.draft.extra_info
+
+    @extra_info.setter
+    def extra_info(self, values: Mapping[str, Any]) -> None:
+        self._context.draft.extra_info = dict(values)
 
     def close(self) -> None:
         """Stop reading and close the meters."""

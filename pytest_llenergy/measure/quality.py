@@ -160,7 +160,9 @@ def _energy_flags(total: Energy) -> list[Flag]:
 
 
 def _short_flags(duration_s: float, trace: Trace) -> list[Flag]:
-    period_s = max((series.period_s or 0.0 for series in trace), default=0.0)
+    # The estimate reads clocks of nanoseconds; its tick is only that of children that have ended.
+    ticking = [series for series in trace if not series.domain.rests]
+    period_s = max((series.period_s or 0.0 for series in ticking), default=0.0)
     if duration_s >= period_s:
         return []
     detail = f"{duration_s * 1e3:.4g} ms, shorter than a tick of the counter ({period_s * 1e3:.4g} ms)"

@@ -140,10 +140,10 @@ class Arguments:
     kwargs: Mapping[str, Any]
     setup: Callable[[], Any] | None = None
     teardown: Callable[..., Any] | None = None
-    _were_given: bool = field(init=False)
+    _given: tuple[tuple[Any, ...], Mapping[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._were_given = bool(self.args or self.kwargs)
+        self._given = self.args, self.kwargs
 
     def prepare(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Call ``setup``, and return the arguments of the next round.
@@ -154,10 +154,10 @@ class Arguments:
         __tracebackhide__ = True
         made = self.setup() if self.setup is not None else None
         match made:
-            case None:
-                pass
+            case _ if not made:
+                self.args, self.kwargs = self._given
             case (tuple() | list() as args, Mapping() as kwargs):
-                if self._were_given:
+                if any(self._given):
                     raise LLEnergyError(
                         "energy.pedantic: setup returned arguments, but args or kwargs are given too"
                     )

@@ -25,7 +25,7 @@ TEST = """
     import enum
     class Size(enum.IntEnum): SMALL = 1
     def test_it(energy, energy_meter):
-        energy.extra_info["accuracy"] = 0.75
+        energy.extra_info = {"accuracy": 0.75}
         energy(int)
         energy.extra_info["late"] = {"shape": (1, 2), "size": Size.SMALL, "none": None}
         energy_meter.extra_info["text"] = "<b>\\udc80"

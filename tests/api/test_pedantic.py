@@ -65,9 +65,13 @@ def test_setup_and_teardown_run_once_a_round_outside_of_it(quick: pytest.Pyteste
             log = []
             run = energy.pedantic(sum, args=([1, 2],), setup=lambda: log.append(1), rounds=3)
             assert run.result == 3 and len(log) == 3
+        def test_setup_that_makes_arguments_now_and_then(energy):
+            seen, made = [], iter([((1,), {}), None, False, ((2,), {})])
+            energy.pedantic(lambda n=0: seen.append(n), setup=lambda: next(made), rounds=4)
+            assert seen == [1, 0, 0, 2]
         """
     )
-    quick.runpytest().assert_outcomes(passed=2)
+    quick.runpytest().assert_outcomes(passed=3)
 
 
 #: Arguments of ``pedantic``, and the line that they give.
@@ -81,7 +85,7 @@ WRONG = {
     "int, kwargs=5": "energy.pedantic: kwargs is 5, needs a dict",
     "int, setup=3": "energy.pedantic: setup is 3, needs a function",
     "int, setup=int, iterations=2": "energy.pedantic: a round has 2 iterations, but setup prepares only *",
-    "int, setup=int": "energy.pedantic: setup returned int, needs None or (args, kwargs)",
+    "int, setup=object": "energy.pedantic: setup returned object, needs None or (args, kwargs)",
     "int, ('1',), setup=lambda: ((), {})": "energy.pedantic: setup returned arguments, but args or *",
     "7": "energy: 7 is not callable; *",
     "workers.call(int), setup=int": "energy.pedantic: setup runs in pytest's own process, but *",

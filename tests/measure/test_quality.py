@@ -80,6 +80,11 @@ class TestTheReader:
             "warning: too-short: 390 ms, shorter than a tick of the counter (400 ms)"
         )
 
+    def test_an_estimate_has_no_tick_that_a_round_could_be_shorter_than(self) -> None:
+        resting = ticking(400, domain()._replace(rests=True))
+        found = flags(series=resting, round_=measured_round(iteration(1_000 * MS, 1_390 * MS)))
+        assert not any("too-short" in each for each in found)
+
     def test_a_reader_gap_in_the_round_is_flagged(self) -> None:
         series = ticking()
         series.late.append((1_500 * MS, 1_650 * MS))
