@@ -13,7 +13,7 @@ from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html.cases import PER_ITERATION, Case, value_and_u
 from pytest_llenergy.report.html.labels import FONT_SIZE, fit, name_cases, text_width
 from pytest_llenergy.report.html.parts import Plot
-from pytest_llenergy.report.html.scatter import set_scale
+from pytest_llenergy.report.html.scatter import ends_of, set_scale
 from pytest_llenergy.report.html.svg import BELOW, COLOURS, WIDE, WIDTH, Sheet, label_axes
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def bars_plot(sheet: Sheet, bars: Sequence[Bar], name: str, title: str, caption:
             write_row(axes, row, each.name, value, width)
             tips[gid] = [f"{each.name}: {value}"]
         if is_log:
-            set_scale(axes, "x", [each.value / unit for each in shown])
+            set_scale(axes, "x", [end / unit for each in shown for end in ends_of(each.value, each.u or 0.0)])
         else:
             axes.set_xlim(0, max(ends) / unit * 1.03)
             axes.locator_params(axis="x", nbins=5)

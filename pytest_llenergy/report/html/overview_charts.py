@@ -19,6 +19,7 @@ from pytest_llenergy.report.html.scatter import (
     UNNAMED_CAPTION,
     Point,
     describe_front,
+    ends_of,
     front_entries,
     front_of,
     scatter,
@@ -209,7 +210,8 @@ def _parameter_plot(
             f"{parameter}={values[place]} {series}: {format_quantity(value, value_u, unit)}"
             for place, value, value_u in found
         ]
-    set_scale(axes, "y", [value / 10.0**power for line in lines.values() for value, _ in line.values()])
+    ends = [end for line in lines.values() for known in line.values() for end in ends_of(*known)]
+    set_scale(axes, "y", [end / 10.0**power for end in ends])
     axes.set_xlim(-0.4, len(values) - 0.6)
     _name_values(axes, values)
     label_axes(axes, fit(parameter, 200), f"{prefix}{unit}")

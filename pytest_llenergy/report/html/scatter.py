@@ -172,15 +172,22 @@ def scatter(
         axes.scatter(x, y, s=40, color=colour, marker=each.marker, linewidths=0, gid=f"to{place}", zorder=4)
         tips[f"to{place}"] = [each.tip]
     if len(front) > 1:
-        across, up = zip(*(ends[place] for place in front), strict=True)
-        axes.plot(across, up, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    set_scale(axes, "x", [x for x, _ in [*ends, *starts]])
-    set_scale(axes, "y", [y for _, y in [*ends, *starts]])
+        front_x, front_y = zip(*(ends[place] for place in front), strict=True)
+        axes.plot(front_x, front_y, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    across = [end for each in points for end in ends_of(each.x, each.x_u)]
+    up = [end / y_unit for each in points for end in ends_of(each.y, each.y_u)]
+    set_scale(axes, "x", [*across, *(x for x, _ in starts)])
+    set_scale(axes, "y", [*up, *(y for _, y in starts)])
     order = sorted(range(len(points)), key=lambda place: (place not in front, place))
     room = WIDE_NAME if width == WIDE else NARROW_NAME
     names = [fit(points[place].name, room) for place in order]
     left_out = place_names(axes, [ends[place] for place in order], names, starts, lines)
     return tips, left_out
+
+
+def ends_of(value: float, u: float) -> tuple[float, float]:
+    """Return the ends of a value's uncertainty that an axis shows, above zero."""
+    return max(value - u, value / 4), value + u
 
 
 def set_scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
