@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,13 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.rapl import open_rapl
+from pytest_llenergy.meters.cpu_time import read_cpu_time
+from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
@@ -30,7 +30,8 @@ from pytest_llenergy.workers.workload import call_workload
 
 from ..measure.marks import iteration, measured_round
 from ..workers.groups import PLAIN, start
-from .test_cpu_time import neighbours, orphans
+from .test_cpu_time import neighbours
+from .test_rapl import Machine
 from .waves import MS, S, Wave, domain
 
 IDLE_W, CORE_W = 20.0, 8.0
@@ -201,6 +202,21 @@ class TestTheSplit:
         assert split.idle is None
 
 
+def test_rounds_of_another_tool_are_split_by_the_cpu_time_of_all_of_them() -> None:
+    marks = measured_round(
+        iteration(START, END), other_cpu_s=6, own_cpu_s=2, gap_cpu=(use(0, 0, 0.25), use(0, 0, 0.25))
+    )
+    half = Stretch(START, START + S, rounds=1, iterations=1, timed_s=1.0)
+    round_ = account_stretch(half, marks, [package(own=1, before=0, during=3, after=0)])
+    part = round_.by_domain["cpu:package-0"]
+    assert round_.energy_j == pytest.approx(IDLE_W + CORE_W, rel=1e-2)
+    assert part.kind == "attributed"
+    assert part.whole_j == pytest.approx(IDLE_W + 4 * CORE_W, rel=1e-2)
+    assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-2)
+    assert round_.own_cpu_s == pytest.approx(1)
+    assert round_.flags[-1].name == "attributed"
+
+
 def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
     series, used = package(own=1, before=1, during=1, after=1), use(1, 1)
     window = window_record("work", [series], START, END, [], use=used)
@@ -215,44 +231,34 @@ def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
 
 
 def test_packages_are_not_split_if_the_processes_of_the_test_are_unknown(tmp_path: Path) -> None:
-    with machine(tmp_path):
-        (meter,) = open_rapl(Targets(unknown_processes="a container"), powercap_root=tmp_path)
+    machine = Machine(tmp_path, {"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
+    for targets, ratios in (
+        (Targets(), [PACKAGE_RATIO, MEMORY_RATIO]),
+        (Targets(unknown_processes="a container"), [None, None]),
+    ):
+        (meter,) = open_rapl(targets, powercap_root=tmp_path, pause=machine.pause)
         meter.close()
-    assert [each.cpu_ratio for each in meter.domains] == [None]
+        assert [each.cpu_ratio for each in meter.domains] == ratios
 
 
-#: A package whose counter has the idle power and so many watts for each busy core of this host.
-DRIVER = f"""
-import sys, time
-from pytest_llenergy.meters.cpu_time import read_cpu_time
-counter = open(sys.argv[1], "r+")
-begin_s, begin_busy_s = time.monotonic(), read_cpu_time().busy_s
-# Bounded, in case the test is killed.
-while (elapsed_s := time.monotonic() - begin_s) < 120:
-    joules = 1000 + {IDLE_W} * elapsed_s + {CORE_W} * (read_cpu_time().busy_s - begin_busy_s)
-    counter.seek(0)
-    counter.write(f"{{int(joules * 1e6)}}\\n".ljust(32))
-    counter.flush()
-    time.sleep(0.002)
-"""
+class Package:
+    """A counter that is always up to date: idle power, and watts for each busy core of this host."""
+
+    domain = "cpu:package-0"
+
+    def __init__(self) -> None:
+        self._begin_s, self._begin_busy_s = time.monotonic(), read_cpu_time().busy_s
+
+    def energy_j(self) -> float:
+        idle_j = IDLE_W * (time.monotonic() - self._begin_s)
+        return idle_j + CORE_W * (read_cpu_time().busy_s - self._begin_busy_s)
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
-@contextmanager
-def machine(root: Path) -> Iterator[None]:
-    """Create a powercap tree that follows the real CPU time of the host."""
-    zone = root / "intel-rapl:0"
-    zone.mkdir()
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("262143328850\n")
-    counter = zone / "energy_uj"
-    counter.write_text("0\n")
-    script = root / "driver.py"
-    script.write_text(DRIVER)
-    with orphans(f"{sys.executable} {script} {counter}"):
-        deadline_s = time.monotonic() + 20
-        while counter.read_text() in ("0\n", "") and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        yield
+def open_package() -> Selection:
+    return Selection((RaplMeter([Package()], (), "powercap"),), ())
 
 
 LOOP_S = 0.4
@@ -290,14 +296,15 @@ def measure_on_rank(selection: Selection, plan: RoundPlan) -> Experiment:
 @pytest.mark.clock
 @pytest.mark.parametrize("run", [measure_in_process, pytest.param(measure_on_rank, marks=pytest.mark.slow)])
 def test_the_limits_of_real_work_beside_real_neighbours_contain_its_joules(
-    tmp_path: Path, run: Callable[[Selection, RoundPlan], Experiment]
+    run: Callable[[Selection, RoundPlan], Experiment],
 ) -> None:
     plan = RoundPlan(rounds=2, warmup=0, gap_s=0.25, target=0.02, budget_s=0.0)
-    with machine(tmp_path), neighbours(2):
-        experiment = run(Selection(tuple(open_rapl(Targets(), powercap_root=tmp_path)), ()), plan)
+    with neighbours(2):
+        experiment = run(open_package(), plan)
     for round_ in experiment.rounds:
         part = round_.by_domain["cpu:package-0"]
-        assert (part.kind, part.reason) == ("attributed", None)
+        assert part.reason is None
+        assert part.kind == "attributed", (part, round_.flags)
         # The reader of the meters works in this process too.
         assert round_.own_cpu_s == pytest.approx(LOOP_S, rel=0.15)
         assert part.low_j is not None
@@ -306,11 +313,9 @@ def test_the_limits_of_real_work_beside_real_neighbours_contain_its_joules(
 
 
 @pytest.mark.clock
-def test_a_real_window_beside_real_neighbours_is_attributed(tmp_path: Path) -> None:
-    with machine(tmp_path), neighbours(2):
-        selection = Selection(tuple(open_rapl(Targets(), powercap_root=tmp_path)), ())
-        with Measuring(selection) as energy, energy.window("spin") as window:
-            spin()
+def test_a_real_window_beside_real_neighbours_is_attributed() -> None:
+    with neighbours(2), Measuring(open_package()) as energy, energy.window("spin") as window:
+        spin()
     part = window.by_domain["cpu:package-0"]
     assert part.kind == "attributed"
     assert window.record.own_cpu_s == pytest.approx(LOOP_S, rel=0.15)

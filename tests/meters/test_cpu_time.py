@@ -260,17 +260,10 @@ def python(script: str, **options: object) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def neighbours(n: int) -> Iterator[None]:
-    """Run busy processes whose parent is not this one."""
+    """Run busy processes whose parent is not this one: orphans of a shell."""
     # Bounded, in case this process is killed.
     loop = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
-    with orphans(f"{sys.executable} -c '{loop}'", n):
-        yield
-
-
-@contextmanager
-def orphans(command: str, n: int = 1) -> Iterator[None]:
-    """Run a command n times as orphans of a shell, and kill them at the end."""
-    script = f"{command} >/dev/null 2>&1 & echo $!"
+    script = f"{sys.executable} -c '{loop}' >/dev/null 2>&1 & echo $!"
     pids = [int(subprocess.check_output(["sh", "-c", script])) for _ in range(n)]
     try:
         yield

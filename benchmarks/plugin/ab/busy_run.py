@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -164,6 +165,8 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, default=Path("busy_run.json"))
     args = parser.parse_args()
+    # Otherwise the neighbours would go on for ever.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch, neighbours(args.neighbours):
         for _, work, change, tool in product(range(args.repeats), args.works, args.changes, args.tools):
