@@ -75,6 +75,8 @@ def run_ab(work: str, size: float, scratch: Path) -> tuple[str, float | None, bo
         raise SystemExit(f"llenergy ab: exit code {done.returncode}\n{done.stderr}")
     (found,) = read_paired_report(output).compared.comparisons
     output.unlink()
+    if found.ratio is None:
+        print(found.reason, file=sys.stderr)
     return found.verdict, found.ratio, found.verdict == "regressed"
 
 
