@@ -6,6 +6,7 @@ Under pytest-xdist this happens in the controller, otherwise in the only process
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.columns import Layout
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker
+
+
+#: Variable with which GitHub Actions names the step summary.
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 class Controller:
@@ -138,7 +143,7 @@ class Controller:
                 self._written += _describe_left_journals(self._paths[0])
         if self._settings.html is not None:
             succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
-        if self._settings.keeps_something:
+        if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
             self._append_step_summary(report)
         if ended and not succeeded:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

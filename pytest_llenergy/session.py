@@ -25,8 +25,6 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.doctor.steps import TEST_STEP_TIMEOUT_S
-from pytest_llenergy.doctor.trial import run_trial
 from pytest_llenergy.errors import (
     BackendError,
     DeviceError,
@@ -181,6 +179,9 @@ class RunState:
 
     def diagnose_start(self, device: str, *, several_ranks: bool) -> str:
         """Return the first doctor step that fails on a device, found once in a run."""
+        from pytest_llenergy.doctor.steps import TEST_STEP_TIMEOUT_S
+        from pytest_llenergy.doctor.trial import run_trial
+
         key = device, several_ranks
         if key not in self._diagnoses:
             gpu = None if device == CPU else device

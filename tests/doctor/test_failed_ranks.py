@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_llenergy import session
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.session import RunState, diagnose_failed_start
@@ -71,7 +70,7 @@ def test_a_device_is_checked_once_in_a_run(
         trials.append(gpu)
         return SimpleNamespace(summary=f"trial {len(trials)}")
 
-    monkeypatch.setattr(session, "run_trial", run_trial)
+    monkeypatch.setattr("pytest_llenergy.doctor.trial.run_trial", run_trial)
     first, second = (RunState(pytestconfig, settings_of(pytestconfig)) for _ in range(2))
     assert [state.diagnose_start("cpu", several_ranks=False) for state in (first, first, second)] == [
         "trial 1",
