@@ -173,9 +173,9 @@ def account_stretch(
         reasons: Why meters could not be opened.
     """
     powers: list[Power | None] = [_idle(series, whole) for series in trace]
-    idle_w = sum(power.watts for power in powers if power is not None)
-    window = {series.domain.name: _energy(stretch, series, whole) for series in trace}
-    rounds = {name: _scale_energy(energy, stretch.share) for name, energy in window.items()}
+    rounds = {
+        series.domain.name: _scale_energy(_energy(stretch, series, whole), stretch.share) for series in trace
+    }
     splits: list[Split] = []
     by_domain: dict[str, DomainEnergy] = {}
     for index, series in enumerate(trace):
@@ -187,10 +187,10 @@ def account_stretch(
             splits.append(split)
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
-    between_u_j = _between_u_j(stretch, sum_energies(list(window.values())), idle_w)
-    total = _require_distinct(total, between_u_j)
     idle_known = all(power is not None for power in powers) and bool(powers)
     idle_w = sum(power.watts for power in powers if power is not None)
+    between_u_j = _between_u_j(stretch, total, idle_w)
+    total = _require_distinct(total, between_u_j)
     u_absolute_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
         start_s=stretch.start_ns / 1e9,
@@ -305,12 +305,12 @@ def _scale_energy(energy: Energy, share: float) -> Energy:
     return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
-def _between_u_j(stretch: Stretch, window: Energy, idle_w: float) -> float:
+def _between_u_j(stretch: Stretch, rounds: Energy, idle_w: float) -> float:
     """Return the uncertainty of the joules between rounds, with limits of idle and twice the power."""
-    if window.energy_j is None:
+    if rounds.energy_j is None or stretch.timed_s <= 0:
         return 0.0
-    above_idle_j = max(0.0, window.energy_j - idle_w * (stretch.end_ns - stretch.start_ns) / 1e9)
-    return (1 - stretch.share) * above_idle_j / math.sqrt(3)
+    above_idle_j = max(0.0, rounds.energy_j - idle_w * stretch.timed_s)
+    return (1 / stretch.share - 1) * above_idle_j / math.sqrt(3)
 
 
 def _require_distinct(total: Energy, between_u_j: float) -> Energy:

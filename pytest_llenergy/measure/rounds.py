@@ -263,8 +263,9 @@ def run_round(
     gap_start_ns = time.monotonic_ns()
     with sampler.reading_closely():
         time.sleep(gap_s)
-        cpu_before = read_cpu(processes)
         dither.wait(sampler.series)
+        # After the wait, in which others use the CPU too.
+        cpu_before = read_cpu(processes)
     # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
     sampler.read_now()
     with sampler.at_work(), collect_conditions(watch) as during:

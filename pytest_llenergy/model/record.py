@@ -380,13 +380,13 @@ class Record(StoredStruct, frozen=True):
         """``measured``, ``estimated`` if any meter estimates, or None without meters.
 
         ``attributed`` if others used the host in half of the rounds or more, so that the joules of its CPUs
-        were split by CPU time.
+        were split by CPU time; without rounds, in half of the windows or more.
         """
-        return kind_of_energy(self.meters, self.rounds)
+        return kind_of_energy(self.meters, self.rounds or self.windows)
 
 
-def kind_of_energy(meters: Sequence[MeterInfo], rounds: Sequence[Round]) -> EnergyKind | None:
-    """Return the kind of joules, from the meters and the flags of each round."""
+def kind_of_energy(meters: Sequence[MeterInfo], rounds: Sequence[Round | Window]) -> EnergyKind | None:
+    """Return the kind of joules, from the meters and the flags of each round or window."""
     kinds = {meter.kind for meter in meters}
     if not kinds or "estimated" in kinds:
         return "estimated" if kinds else None

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, NoBoards, RoundPlan, measure
 from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
 from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.measure.rounds import CallWorkload, PhaseDither, run_round
+from pytest_llenergy.meters import attribution
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.cpu_time import read_cpu_time
+from pytest_llenergy.meters.cpu_time import CpuTime, ProcessTree, read_cpu_time
 from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
+from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
@@ -155,6 +159,7 @@ class TestRounds:
 
     def test_a_record_is_attributed_if_half_of_its_rounds_are(self) -> None:
         busy, quiet = account(1, 0, 3, 0), account(1, 0, 0, 0)
+        window = window_record("work", [package(1, 1, 1, 1)], START, END, [], use=use(1, 1))
         meter = MeterInfo(
             name="rapl",
             domain="cpu:package-0",
@@ -170,6 +175,8 @@ class TestRounds:
             for rounds in ([busy, quiet], [busy, quiet, quiet])
         ]
         assert kinds == ["attributed", "measured"]
+        windows = Record(id="a", attempt=1, status="measured", meters=[meter], windows=[window])
+        assert windows.kind == "attributed"
 
 
 class TestTheSplit:
@@ -215,6 +222,39 @@ def test_rounds_of_another_tool_are_split_by_the_cpu_time_of_all_of_them() -> No
     assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-2)
     assert round_.own_cpu_s == pytest.approx(1)
     assert round_.flags[-1].name == "attributed"
+
+
+@pytest.mark.parametrize("others", [0, 3, 7])
+def test_the_joules_between_rounds_of_another_tool_do_not_include_those_of_others(others: float) -> None:
+    marks = measured_round(
+        iteration(START, END), other_cpu_s=2 * others, own_cpu_s=2, gap_cpu=(use(0, 0, 0.25), use(0, 0, 0.25))
+    )
+    half = Stretch(START, START + S, rounds=1, iterations=1, timed_s=0.5)
+    round_ = account_stretch(half, marks, [package(own=1, before=0, during=others, after=0)])
+    # Rounds take half of the time: the other half has between none and twice the joules above idle.
+    assert round_.energy_j == pytest.approx(0.5 * (IDLE_W + CORE_W), rel=1e-2)
+    assert round_.energy_u_absolute_j is not None
+    assert 0.5 * CORE_W / 3**0.5 <= round_.energy_u_absolute_j <= 3
+
+
+@pytest.mark.clock
+def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Waiting(PhaseDither):
+        def wait(self, trace: Sequence[Series]) -> None:
+            time.sleep(0.2)
+
+    monkeypatch.setattr(
+        attribution, "read_cpu_time", lambda: CpuTime(time.process_time() + 3 * time.monotonic(), 0.0)
+    )
+    with (
+        Sampler(open_package().meters) as sampler,
+        closing(ProcessTree({os.getpid()})) as processes,
+    ):
+        workload = CallWorkload(lambda: time.sleep(0.2))
+        round_ = run_round(workload, 1, 0.1, Waiting(1), sampler, NoBoards(), processes)
+    assert round_.other_cpu_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
 
 
 def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
