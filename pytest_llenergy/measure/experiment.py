@@ -273,11 +273,15 @@ def _procedure(
 def _target_flags(procedure: Procedure, rounds: int) -> list[Flag]:
     if procedure.reached is None or procedure.reached <= procedure.target:
         return []
-    budget = f"the budget {procedure.budget_s:.0f} s (--energy-budget or the mark)"
+    limit = (
+        f"the budget {procedure.budget_s:g} s (--energy-budget or the mark)"
+        if procedure.budget_s
+        else "and the number of rounds is given"
+    )
     detail = (
         f"standard uncertainty {procedure.reached:.1%} after {rounds} rounds and "
-        f"{procedure.measuring_s:.0f} s; the target is {procedure.target:.1%} (--energy-target or the mark "
-        f"energy_options), {budget if procedure.budget_s else 'and the number of rounds is given'}"
+        f"{procedure.measuring_s:.3g} s; the target is {procedure.target * 100:g}% (--energy-target or the "
+        f"mark energy_options), {limit}"
     )
     return [Flag(name="target-missed", severity="warning", detail=detail)]
 
