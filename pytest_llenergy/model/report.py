@@ -15,7 +15,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record, Round
+from pytest_llenergy.model.record import Record, Round, Window
 
 #: Version 1: first published format (0.1.0).
 SCHEMA_VERSION = 1
@@ -164,11 +164,15 @@ class _LeanRound(Round, frozen=True):
     by_domain: _Unread = _Unread()  # type: ignore[assignment]
 
 
+class _LeanWindow(Window, frozen=True):
+    by_domain: _Unread = _Unread()  # type: ignore[assignment]
+
+
 class _LeanRecord(Record, frozen=True):
     extra_info: _Unread = _Unread()  # type: ignore[assignment]
     procedure: _Unread | None = None  # type: ignore[assignment]
     rounds: list[_LeanRound] = []  # type: ignore[assignment]
-    windows: list[_Unread] = []  # type: ignore[assignment]
+    windows: list[_LeanWindow] = []  # type: ignore[assignment]
     metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
     power_trace: _Unread | None = None  # type: ignore[assignment]
     comparisons: list[_Unread] = []  # type: ignore[assignment]
