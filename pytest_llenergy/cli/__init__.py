@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.cli import (
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2, with a line on standard error, for a usage error."""
     from pytest_llenergy.compare.gate import USAGE
 
+    _replace_closed_streams()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         # The shell asks for the possible next words, which ends the process.
@@ -58,6 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as head, has gone. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):
+            print(
+                f"llenergy {args.subcommand}: could not write the output ({error.strerror})", file=sys.stderr
+            )
+        return USAGE
+
+
+def _replace_closed_streams() -> None:
+    # With >&- or 2>&-, Python has None in place of a stream.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
 
 
 def build_parser() -> argparse.ArgumentParser:

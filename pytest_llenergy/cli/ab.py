@@ -64,7 +64,7 @@ def add_parser(commands: Commands) -> None:
         sets.add_argument(
             f"--{letter}",
             metavar="OPTS",
-            help=f"pytest options of side {letter}, quoted as one argument: --{letter}='…'",
+            help=f"pytest options of side {letter}, quoted as one argument: --{letter}='...'",
         )
         sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
     parser.add_argument(
@@ -94,7 +94,9 @@ def add_parser(commands: Commands) -> None:
         "--fresh", action="store_true", help="discard the measurements of unfinished comparisons"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- pytest …", help="the command to run")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- pytest ...", help="the command to run"
+    )
     parser.set_defaults(run=run)
 
 

@@ -59,7 +59,7 @@ def add_parser(commands: Commands) -> None:
     for name in (*METER_OPTIONS, "carbon", "price"):
         option_row(name).add_argument(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="also explain which meters are missing")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="the command to run")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command to run")
     parser.set_defaults(run=run)
 
 

@@ -113,7 +113,9 @@ class Option:
         notes = [*(["repeatable"] if self.repeatable else [])]
         notes += [f"default: {self.default}"] if self.default else []
         text = self.help.replace("--energy-", "--")
-        text = text[:1].lower() + text[1:] + (f" ({'; '.join(notes)})" if notes else "")
+        # An abbreviation such as GPUs keeps its capitals.
+        first = text[:1] if text[1:2].isupper() else text[:1].lower()
+        text = first + text[1:] + (f" ({'; '.join(notes)})" if notes else "")
         parser.add_argument(
             self._argument, dest=self.name, metavar=self.metavar, help=text.replace("%", "%%"), **details
         )

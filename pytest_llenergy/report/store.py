@@ -125,7 +125,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically.
+    """Replace a file atomically. Links are followed; a device or a pipe is written, never replaced.
 
     Raises:
         ReportError: If it cannot be written; the old file then remains.
@@ -133,13 +133,17 @@ def replace_file(path: Path, content: bytes) -> None:
     try:
         if path.is_dir():
             raise ReportError(f"{path}: could not be written (Is a directory)")
-        scratch = path.with_name(f".{path.name}-{token_hex(4)}")
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        target = path.resolve()
+        scratch = target.with_name(f".{target.name}-{token_hex(4)}")
         try:
             with scratch.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            scratch.replace(path)
+            scratch.replace(target)
         except BaseException:
             with suppress(OSError):
                 scratch.unlink()

@@ -32,6 +32,14 @@ def test_help_of_every_command_fits_the_terminal(width: int, monkeypatch: pytest
         assert len(text.splitlines()) < 150
 
 
+def test_help_can_be_written_in_every_encoding() -> None:
+    assert [parser.prog for parser in parsers(build_parser()) if not parser.format_help().isascii()] == []
+
+
+def test_help_keeps_the_capitals_of_abbreviations() -> None:
+    assert not [parser.prog for parser in parsers(build_parser()) if "gPU" in parser.format_help()]
+
+
 def test_a_choice_of_formats_is_called_format_everywhere() -> None:
     options = {name for parser in parsers(build_parser()) for name in parser._option_string_actions}
     assert "--format" in options

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,30 @@ def test_report_takes_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "file://" + str(Path("a.json").absolute())]) == 0
     assert main(["report", "http://127.0.0.1:1/x.json"]) == 2
     assert capsys.readouterr().err.startswith("llenergy report: http://127.0.0.1:1/x.json: ")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_or_device_is_written_and_not_replaced(link: bool) -> None:
+    """As root, a replaced /dev/null would break the machine."""
+    os.mkfifo("pipe")
+    output = Path("pipe")
+    if link:
+        output = Path("link")
+        output.symlink_to("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(["export", "a.json", "--format=csv", "-o", str(output)]) == 0
+        assert os.read(reader, 1 << 16).startswith(b"id,")
+    finally:
+        os.close(reader)
+    assert Path("pipe").is_fifo()
+    assert output.is_symlink() == link
+
+
+def test_a_link_is_followed() -> None:
+    Path("elsewhere").mkdir()
+    Path("elsewhere/out.csv").write_text("old")
+    Path("link.csv").symlink_to("elsewhere/out.csv")
+    assert main(["export", "a.json", "--format=csv", "-o", "link.csv"]) == 0
+    assert Path("link.csv").is_symlink()
+    assert Path("elsewhere/out.csv").read_text() != "old"
