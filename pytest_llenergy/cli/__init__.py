@@ -77,7 +77,7 @@ def _replace_closed_streams() -> None:
     # With >&- or 2>&-, Python has None in place of a stream.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def build_parser() -> argparse.ArgumentParser:
