@@ -20,7 +20,7 @@ import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import scale_metric
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
-from pytest_llenergy.model.record import Metric, Phase, Round, Terms
+from pytest_llenergy.model.record import Metric, Phase, Round, Terms, is_attributed
 from pytest_llenergy.model.timeline import Flops
 
 #: Percentiles of each latency of a served load.
@@ -209,8 +209,10 @@ def _net(round_: Round) -> RoundValue | None:
     duration_s = round_.duration_s / round_.iterations
     idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
     net_j = energy.value - round_.idle_power_w * duration_s
-    # An error of the gain affects idle power as well.
-    accuracy = energy.accuracy * abs(net_j / energy.value) if energy.value else 0.0
+    accuracy = energy.accuracy
+    if energy.value and not is_attributed(round_):
+        # An error of the gain affects idle power as well. That of a split affects only the rest.
+        accuracy *= abs(net_j / energy.value)
     return RoundValue(net_j, math.hypot(energy.meter, idle_u_j), energy.unsampled, accuracy, energy.phase)
 
 

@@ -390,5 +390,10 @@ def kind_of_energy(meters: Sequence[MeterInfo], rounds: Sequence[Round | Window]
     kinds = {meter.kind for meter in meters}
     if not kinds or "estimated" in kinds:
         return "estimated" if kinds else None
-    split = sum(any(flag.name == "attributed" for flag in part.flags) for part in rounds)
+    split = sum(is_attributed(part) for part in rounds)
     return "attributed" if split and split >= ATTRIBUTED_SHARE * len(rounds) else "measured"
+
+
+def is_attributed(part: Round | Window) -> bool:
+    """Return whether the joules of a round or window, or some of them, were split by CPU time."""
+    return any(flag.name == "attributed" for flag in part.flags)

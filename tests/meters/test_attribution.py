@@ -95,6 +95,12 @@ class TestRounds:
         assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-3)
         assert compute_metrics([round_], None)["net_energy_j"].value == pytest.approx(2 * CORE_W, rel=1e-2)
         assert (round_.own_cpu_s, round_.other_cpu_s) == (2, 6)
+        # The share of 25 % may be 18 to 33 % of the 64 J above idle, of the net energy and of all of it.
+        metrics = compute_metrics([round_] * 3, None)
+        net_u_j, u_j = (metrics[name].uncertainty_absolute for name in ("net_energy_j", "energy_j"))
+        assert net_u_j == pytest.approx(u_j, rel=0.01)
+        assert net_u_j is not None
+        assert net_u_j > (64 / 3 - 64 / 5.5) / 12**0.5
         assert [(flag.name, flag.severity) for flag in round_.flags] == [
             ("contended", "warning"),
             ("attributed", "note"),
