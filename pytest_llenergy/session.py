@@ -35,7 +35,8 @@ from pytest_llenergy.errors import (
     WorkerPlacementError,
 )
 from pytest_llenergy.meters.base import MeterSpec
-from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
+from pytest_llenergy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
+from pytest_llenergy.model.entry_points import LoadedEntryPoints, load_entry_points
 from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.options.table import Settings
@@ -105,7 +106,13 @@ class RunState:
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
         """Every meter by name."""
-        return MeterRegistry(call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
+        extra = call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError)
+        return MeterRegistry(extra, installed=self._installed_meters)
+
+    @cached_property
+    def _installed_meters(self) -> LoadedEntryPoints[MeterSpec]:
+        """Meters of installed packages, for which every installed package is searched."""
+        return load_entry_points(ENTRY_POINTS, MeterSpec)
 
     @cached_property
     def model(self) -> ModelSource:

@@ -116,7 +116,7 @@ def open_test_meters(context: TestContext) -> Selection:
     """
     settings = context.settings
     required = settings.require == "measured"
-    targets = _targets(context)
+    targets = find_targets(context)
     try:
         return open_meters(settings.meter, context.state.meters, targets, require_measured=required)
     except MeterError as error:
@@ -125,7 +125,8 @@ def open_test_meters(context: TestContext) -> Selection:
         return Selection((), (str(error),))
 
 
-def _targets(context: TestContext) -> Targets:
+def find_targets(context: TestContext) -> Targets:
+    """Return what the meters of a test must cover."""
     draft = context.draft
     targets = Targets(context.lease.uuids, also_cpu=draft.in_process and draft.request is None)
     family = context.state.server if targets.cpu and context.plan.backend == server.SPEC.name else None

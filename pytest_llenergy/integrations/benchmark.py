@@ -3,30 +3,35 @@
 
 This uses only what users of pytest-benchmark use: calling the fixture, ``pedantic``, ``stats`` with its
 method ``update``, and ``extra_info``. It notes the ends of rounds in ``update``, after a round has ended and
-before the next begins, so that pytest-benchmark's times do not include it.
+before the next begins, so that pytest-benchmark's times do not include it. After the rounds, before it calls
+the function once more for its result, pytest-benchmark looks up ``cprofile``: there the last reading is made.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from pytest_llenergy.api.context import TestContext, open_test_meters
+from pytest_llenergy.api.context import TestContext, find_targets, open_test_meters
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
+from pytest_llenergy.measure.foreign_meters import ForeignMeters
+from pytest_llenergy.measure.foreign_rounds import ForeignRounds
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import kind_of_energy
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
 from pytest_llenergy.session import lease_first
-from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, is_worker, uses_fixture
+from pytest_llenergy.stash import CONTEXT, MEASURING, is_worker, uses_fixture
 
 #: Name of the fixture, and of pytest-benchmark as a plugin.
 FIXTURE = PLUGIN = "benchmark"
@@ -36,6 +41,9 @@ OFF_IN_WORKERS = (
     "pytest-benchmark turns itself off under pytest-xdist, so the test ran once, untimed; benchmarks are "
     "measured in a run without workers (-n0)"
 )
+#: Set on a test whose meters are opened before its set-up.
+PREPARES = pytest.StashKey[bool]()
+
 CODSPEED = (
     "the fixture benchmark is that of pytest-codspeed, which does not report when its rounds run; without "
     "--codspeed and with pytest-benchmark installed the test is measured"
@@ -57,14 +65,20 @@ class Benchmarks:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._meters: ForeignMeters | None = None
+        #: This process, which a fork is not, and what the meters cover.
+        self._metered: tuple[int, Targets] | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         benchmark_only = uses_fixture(item, FIXTURE) and not uses_fixture(item, CONTEXT)
         if benchmark_only and self._runs and self._measures(item) and _requests_benchmark(item):
             draft_of(item).in_process = True
+            item.stash[PREPARES] = True
             if isinstance(item, pytest.Function):
-                lease_first(item, LEASE)
+                lease_first(item, CONTEXT)
+        else:
+            self._close_meters()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -74,7 +88,28 @@ class Benchmarks:
         fixture = yield
         if fixturedef.argname == FIXTURE and isinstance(request.node, pytest.Item):
             self._instrument(fixture, request)
+        elif fixturedef.argname == CONTEXT and request.node.stash.get(PREPARES, False):
+            # A meter that cannot be opened is an error of the call, if the test makes one.
+            with suppress(LLEnergyError):
+                self._open_meters(fixture)
         return fixture
+
+    def pytest_sessionfinish(self) -> None:
+        self._close_meters()
+
+    def _open_meters(self, context: TestContext) -> ForeignMeters:
+        """Return open meters for the devices of a test; those of the previous test, if they are the same."""
+        metered = os.getpid(), find_targets(context)
+        if self._meters is None or metered != self._metered:
+            self._close_meters()
+            self._meters, self._metered = ForeignMeters(context.lease, context.settings.gap), metered
+        self._meters.prepare(partial(open_test_meters, context))
+        return self._meters
+
+    def _close_meters(self) -> None:
+        if self._meters is not None:
+            meters, self._meters = self._meters, None
+            meters.close()
 
     def _instrument(self, fixture: object, request: pytest.FixtureRequest) -> None:
         item = request.node
@@ -83,9 +118,12 @@ class Benchmarks:
         requested = _requests_benchmark(item)
         # pytest-benchmark has no types, and need not be installed.
         if _is_pytest_benchmarks(fixture) and fixture.enabled:  # type: ignore[attr-defined]
+            start = partial(self._start_context, request)
             if requested:
-                self._start_context(request)
-            instrument(fixture, partial(self._start_context, request))
+                # Done now, since it would come between the test's own set-up and the first call.
+                context = start()
+                start = partial(_same, context)
+            instrument(fixture, start, self._open_meters)
         elif not requested:
             return
         elif type(fixture).__module__.partition(".")[0] == "pytest_codspeed":
@@ -155,10 +193,11 @@ class NoRoundsError(Exception):
 
 
 class RoundClock:
-    """Record when the rounds of a fixture end. ``between`` reads the meters after a recorded end."""
+    """Record when the rounds of a fixture end. The meters are read after a recorded end."""
 
-    def __init__(self, between: Callable[[], None]) -> None:
-        self._between = between
+    def __init__(self, meters: ForeignMeters, *, plain: bool) -> None:
+        self._meters = meters
+        self._plain = plain
         self._stats: Any = None
         self._count = 0
         self._last_ns = 0
@@ -168,7 +207,7 @@ class RoundClock:
     def follow(self, stats: Any) -> None:
         """Record the end of each round that pytest-benchmark adds to ``stats`` from now on."""
         self._stats = stats
-        update, between, clock, ends = stats.update, self._between, time.monotonic_ns, self._ends
+        update, between, clock, ends = stats.update, self._meters.between, time.monotonic_ns, self._ends
         due_ns = count = 0
 
         def note(duration: float) -> None:
@@ -182,8 +221,13 @@ class RoundClock:
                 due_ns = now_ns + EVERY_NS
 
         stats.update = note
-        between()
+        self._meters.begin()
         self._begin_ns = clock()
+
+    def end(self) -> None:
+        """Read the meters, once the last round has ended."""
+        if self._count:
+            self._meters.end()
 
     def to_rounds(self) -> ForeignRounds:
         """Return all rounds.
@@ -201,6 +245,7 @@ class RoundClock:
             iterations=iterations,
             ends=self._ends,
             begin_ns=self._begin_ns,
+            plain=self._plain,
             timer=None if timer in WALL_CLOCKS else getattr(timer, "__qualname__", repr(timer)),
         )
 
@@ -209,18 +254,21 @@ class Measured:
     """Mixin for the class of a fixture that measures its calls."""
 
     _llenergy_context: Callable[[], TestContext]
+    _llenergy_meters: Callable[[TestContext], ForeignMeters]
     _llenergy_rounds: RoundClock | None = None
     _llenergy_used = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``benchmark(function)``"""
         __tracebackhide__ = True
-        return self._llenergy_measured(super().__call__, *args, **kwargs)  # type: ignore[misc]
+        return self._llenergy_measured(super().__call__, True, *args, **kwargs)  # type: ignore[misc]
 
     def pedantic(self, *args: Any, **kwargs: Any) -> Any:
         """``benchmark.pedantic(function, rounds=5)``"""
         __tracebackhide__ = True
-        return self._llenergy_measured(super().pedantic, *args, **kwargs)  # type: ignore[misc]
+        # ``setup`` and ``teardown`` come fourth and fifth.
+        plain = len(args) <= 3 and not (kwargs.get("setup") or kwargs.get("teardown"))
+        return self._llenergy_measured(super().pedantic, plain, *args, **kwargs)  # type: ignore[misc]
 
     @property
     def stats(self) -> Any:
@@ -233,47 +281,55 @@ class Measured:
         if self._llenergy_rounds is not None:
             self._llenergy_rounds.follow(value)
 
-    def _llenergy_measured(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @property
+    def cprofile(self) -> Any:
+        """Looked up by pytest-benchmark just after the rounds."""
+        if self._llenergy_rounds is not None:
+            self._llenergy_rounds.end()
+        return vars(self).get("cprofile")
+
+    @cprofile.setter
+    def cprofile(self, value: Any) -> None:
+        vars(self)["cprofile"] = value
+
+    def _llenergy_measured(self, call: Callable[..., Any], plain: bool, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if self._llenergy_used:
             # pytest-benchmark raises an error for a second use.
             return call(*args, **kwargs)
         self._llenergy_used = True
-        context, result = self._llenergy_context(), None
+        context = self._llenergy_context()
         context.check_running()
-        settings, draft = context.settings, context.draft
-
-        def work(between: Callable[[], None]) -> ForeignRounds:
-            __tracebackhide__ = True
-            nonlocal result
-            self._llenergy_rounds = rounds = RoundClock(between)
-            try:
-                result = call(*args, **kwargs)
-            except BaseException as error:
-                # The test may expect any error; the record then has the reason.
-                draft.unmeasured = RAISED.format(error=type(error).__name__)
-                raise
-            finally:
-                self._llenergy_rounds = None
-            return rounds.to_rounds()
-
-        criterion = f"pytest-benchmark {version('pytest-benchmark')} chose rounds, iterations and warm-up"
-        draft.forget_ranks()
-        selection = open_test_meters(context)
+        draft = context.draft
+        meters = self._llenergy_meters(context)
+        self._llenergy_rounds = rounds = RoundClock(meters, plain=plain)
         try:
-            draft.experiment = measure_foreign_rounds(
-                work, criterion, settings.gap, settings.target, selection, context.lease
-            )
+            result = call(*args, **kwargs)
+            rounds.end()
+        except BaseException as error:
+            # The test may expect any error; the record then has the reason.
+            draft.unmeasured = RAISED.format(error=type(error).__name__)
+            meters.abandon()
+            raise
+        finally:
+            self._llenergy_rounds = None
+        draft.forget_ranks()
+        criterion = f"pytest-benchmark {_tool_version()} chose rounds, iterations and warm-up"
+        try:
+            draft.experiment = meters.account(rounds.to_rounds(), criterion, context.settings.target)
         except NoRoundsError:
-            draft.unmeasured = NO_ROUNDS.format(version=version("pytest-benchmark"))
+            draft.unmeasured = NO_ROUNDS.format(version=_tool_version())
+            meters.abandon()
             return result
-        if settings.rates is not None:
-            metrics = settings.rates.derive(draft.experiment.metrics)
-            draft.experiment = replace(draft.experiment, metrics=metrics)
         for name, value in _extra_info(draft.experiment).items():
             # The test may have set a value of this name itself.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]
         return result
+
+
+@cache
+def _tool_version() -> str:
+    return version("pytest-benchmark")
 
 
 def _extra_info(experiment: Experiment) -> dict[str, Primitive]:
@@ -300,18 +356,25 @@ def _extra_info(experiment: Experiment) -> dict[str, Primitive]:
     return info
 
 
-def instrument(fixture: Any, context: Callable[[], TestContext]) -> None:
+def instrument(
+    fixture: Any, context: Callable[[], TestContext], meters: Callable[[TestContext], ForeignMeters]
+) -> None:
     """Make a fixture of pytest-benchmark measure the energy of the functions that it runs.
 
     Args:
         fixture: The fixture, whose class is replaced.
         context: Returns the context of the test when the fixture is called.
+        meters: Returns the open meters for a test.
     """
     if isinstance(fixture, Measured):
         return
-    fixture._llenergy_context = context
+    fixture._llenergy_context, fixture._llenergy_meters = context, meters
     kind: Any = type(fixture)
     fixture.__class__ = _measured_class(kind)
+
+
+def _same(context: TestContext) -> TestContext:
+    return context
 
 
 @cache

@@ -4,50 +4,32 @@
 There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
 counters are measured one by one. Consecutive shorter rounds are joined into stretches that are long enough.
 Between the rounds of a stretch, the tool's loop and set-up run; that time is assumed to draw the mean power
-of the stretch. Its true power lies between idle power and twice the mean; these limits are part of the
-absolute uncertainty of the rounds.
+of the stretch. Its true power lies between idle power and twice the mean, or closer to the mean if nothing
+but the tool's loop runs; these limits are part of the absolute uncertainty of the rounds.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median_low
+from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.devices.cpu import load_average
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import (
-    Experiment,
-    meter_info,
-    unread_meter_flags,
-    watch_boards,
-)
 from pytest_llenergy.measure.metrics import (
     ROUND_METRICS,
     compute_metrics,
     is_valid,
-    relative_uncertainty,
     round_values,
 )
-from pytest_llenergy.measure.quality import drift_flags, outlier_flags, stretch_flags
+from pytest_llenergy.measure.quality import stretch_flags
 from pytest_llenergy.measure.round_statistics import weighted_median
 from pytest_llenergy.measure.rounds import (
-    FIRST_TICK_TIMEOUT_S,
     MeasuredRound,
-    collect_conditions,
-    required_gap_s,
 )
-from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split, read_cpu
-from pytest_llenergy.meters.cpu_time import ProcessTree
+from pytest_llenergy.meters.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import Quiet, quiet_power
-from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Energy,
@@ -57,9 +39,8 @@ from pytest_llenergy.meters.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.meters.window import synchronize_gpus
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
-from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Procedure, Round, Times
+from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
@@ -68,6 +49,10 @@ STRETCH_TICKS, STRETCH_AGES, STRETCH_S, ENOUGH = 2.0, 10.0, 0.05, 0.75
 
 #: Largest number of stretches.
 MOST = 10
+
+#: A process that uses no more cores than this, apart from the readings at either end (seconds), is busy in
+#: one thread at a time.
+ONE_CORE, READINGS_S = 1.1, 0.001
 
 #: Rounds are joined only if they take at least this share of the time from the first to the last.
 DENSE = 0.9
@@ -84,6 +69,7 @@ class ForeignRounds:
             rounds and the moment (monotonic nanoseconds).
         begin_ns: A moment before the first round.
         timer: Name of a timer that may not report wall-clock time; then the durations are not used.
+        plain: Whether only the tool's own loop runs between the rounds, and no set-up of the user.
     """
 
     durations_s: Sequence[float]
@@ -91,6 +77,7 @@ class ForeignRounds:
     ends: Sequence[tuple[int, int]]
     begin_ns: int
     timer: str | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,7 +149,12 @@ def _cut(reported: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
 
 
 def account_stretch(
-    stretch: Stretch, whole: MeasuredRound, trace: Trace, reasons: Sequence[str] = ()
+    stretch: Stretch,
+    whole: MeasuredRound,
+    trace: Trace,
+    reasons: Sequence[str] = (),
+    *,
+    plain: bool = False,
 ) -> Round:
     """Return the record of a stretch: the joules of its rounds, without the joules between them.
 
@@ -171,6 +163,7 @@ def account_stretch(
         whole: All work of the tool, with the quiet gaps around it.
         trace: One series for each domain.
         reasons: Why meters could not be opened.
+        plain: Whether only the tool's own loop runs between the rounds.
     """
     powers: list[Power | None] = [_idle(series, whole) for series in trace]
     rounds = {
@@ -190,6 +183,8 @@ def account_stretch(
     idle_known = all(power is not None for power in powers) and bool(powers)
     idle_w = sum(power.watts for power in powers if power is not None)
     between_u_j = _between_u_j(stretch, total, idle_w)
+    if plain:
+        between_u_j *= _loop_spread(whole, trace)
     total = _require_distinct(total, between_u_j)
     u_absolute_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
@@ -251,7 +246,7 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
     The energy at an edge next to a quiet gap is much more certain than at an edge under load.
     """
     before, after = _gaps(series, whole)
-    start_ns, end_ns = whole.timeline.start_ns, whole.timeline.end_ns
+    start_ns, end_ns = whole.quiet_before_ns, whole.timeline.end_ns
     idle = _idle(series, whole)
     starts = [(stretch.start_ns, None), *([(start_ns, before)] if before else [])]
     ends = [(stretch.end_ns, None), *([(end_ns, after)] if after else [])]
@@ -278,7 +273,7 @@ def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int, idle: Power
 
 
 def _gaps(series: Series, whole: MeasuredRound) -> tuple[Quiet | None, Quiet | None]:
-    before = quiet_power(series, whole.gap_start_ns, whole.timeline.start_ns)
+    before = quiet_power(series, whole.gap_start_ns, whole.quiet_before_ns)
     return before, quiet_power(series, whole.timeline.end_ns, whole.gap_end_ns)
 
 
@@ -311,6 +306,17 @@ def _between_u_j(stretch: Stretch, rounds: Energy, idle_w: float) -> float:
         return 0.0
     above_idle_j = max(0.0, rounds.energy_j - idle_w * stretch.timed_s)
     return (1 / stretch.share - 1) * above_idle_j / math.sqrt(3)
+
+
+def _loop_spread(whole: MeasuredRound, trace: Trace) -> float:
+    """Return how far the power of the tool's loop may lie from the mean, as a share of the power above idle.
+
+    A loop in the interpreter keeps one core busy. If the process uses no more than one in all, so does the
+    work, and a second of one costs about as much as one of the other. To a model of CPU time it is the same.
+    """
+    if whole.own_cpu_s > ONE_CORE * whole.timeline.duration_s + READINGS_S:
+        return 1.0
+    return 0.0 if all(series.domain.rests for series in trace) else PACKAGE_RATIO - 1
 
 
 def _require_distinct(total: Energy, between_u_j: float) -> Energy:
@@ -409,113 +415,3 @@ def _count_in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric
     accuracy = math.sqrt(max(0.0, metric.uncertainty_absolute**2 - metric.uncertainty**2))
     absolute = math.hypot(in_full, accuracy)
     return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=absolute)
-
-
-ForeignWork = Callable[[Callable[[], None]], ForeignRounds]
-"""Runs the work and returns its rounds. Its argument is a function to call between rounds."""
-
-
-def measure_foreign_rounds(
-    work: ForeignWork, criterion: str, least_gap_s: float, target: float, selection: Selection, lease: Lease
-) -> Experiment:
-    """Run the work between two quiet gaps and measure its rounds. Closes the meters, even if the work raises.
-
-    Args:
-        work: The work.
-        criterion: How the tool chose rounds and iterations, for the record.
-        least_gap_s: Shortest quiet gap.
-        target: Relative standard uncertainty for the record; nothing is repeated to reach it.
-        selection: The open meters.
-        lease: The leased devices.
-    """
-    __tracebackhide__ = True
-    load = load_average()
-    with ExitStack() as stack:
-        sampler = stack.enter_context(Sampler(selection.meters))
-        watch = stack.enter_context(watch_boards(lease.uuids))
-        processes = stack.enter_context(closing(ProcessTree({os.getpid(), *selection.processes})))
-        sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
-        gap_s = required_gap_s(sampler.series, least_gap_s)
-        # Neither gap may contain work that is still queued on the GPU.
-        synchronize_gpus()
-        before = watch.read()
-        cpu_at_first = read_cpu(processes)
-        gap_start_ns = time.monotonic_ns()
-        with sampler.reading_closely():
-            time.sleep(gap_s)
-            cpu_before = read_cpu(processes)
-        sampler.read_now()
-        least_s = min_stretch_s(sampler.series)
-        with sampler.at_work(), collect_conditions(watch) as during:
-            start_ns = time.monotonic_ns()
-            reported = work(_BetweenRounds(sampler, least_s))
-            synchronize_gpus()
-            end_ns = time.monotonic_ns()
-        sampler.read_now()
-        with sampler.reading_closely():
-            cpu_after = read_cpu(processes)
-            after = watch.read()
-            time.sleep(gap_s)
-        gap_end_ns = time.monotonic_ns()
-        cpu_at_last = read_cpu(processes)
-        trace = sampler.series
-    use = cpu_before.until(cpu_after)
-    whole = MeasuredRound(
-        timeline=_timeline(start_ns, end_ns, use.own_s),
-        gap_start_ns=gap_start_ns,
-        gap_end_ns=gap_end_ns,
-        other_cpu_s=use.other_s,
-        stolen_cpu_s=use.stolen_s,
-        before=before,
-        during=during,
-        after=after,
-        own_cpu_s=use.own_s,
-        gap_cpu=(cpu_at_first.until(cpu_before), cpu_after.until(cpu_at_last)),
-    )
-    stretches = split_into_stretches(reported, least_s)
-    rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in stretches]
-    rounds = drop_unresolvable(rounds, stretches)
-    coverage = min((series.domain.coverage for series in trace), default=1.0)
-    procedure = Procedure(
-        warmup_iterations=0,
-        settled=None,
-        criterion=criterion,
-        iterations=median_low(round_.iterations for round_ in rounds),
-        gap_s=gap_s,
-        target=target,
-        budget_s=0.0,
-        measuring_s=(gap_end_ns - gap_start_ns) / 1e9,
-        reached=relative_uncertainty(rounds, coverage),
-    )
-    flags = [
-        *foreign_round_flags(reported, stretches),
-        *drift_flags(rounds),
-        *outlier_flags(rounds),
-        *unread_meter_flags(selection.reasons),
-    ]
-    infos = [meter_info(series) for series in trace]
-    metrics = foreign_metrics(rounds, stretches, coverage)
-    work_s = (end_ns - start_ns) / 1e9
-    times = Times(rounds_s=work_s, gaps_s=procedure.measuring_s - work_s)
-    return Experiment(rounds, metrics, infos, load, procedure, flags, times=times)
-
-
-class _BetweenRounds:
-    """Called between rounds: reads counters that are always fresh, and notes an edge for the others."""
-
-    def __init__(self, sampler: Sampler, every_s: float) -> None:
-        self._sampler = sampler
-        self._every_ns = round(every_s * 1e9)
-        self._due_ns = 0
-
-    def __call__(self) -> None:
-        self._sampler.read_now()
-        now_ns = time.monotonic_ns()
-        if now_ns >= self._due_ns:
-            self._due_ns = now_ns + self._every_ns
-            self._sampler.note_edge()
-
-
-def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> Timeline:
-    iteration = Iteration(start_ns=start_ns, end_ns=end_ns)
-    return Timeline(ranks=(RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=cpu_time_s),))

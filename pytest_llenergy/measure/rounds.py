@@ -200,6 +200,7 @@ class MeasuredRound:
     ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second
     during the work, and right after it. ``gap_cpu`` is the CPU use in both gaps, and
     ``in_reader`` whether the work ran in the thread that read the meters right before and after it.
+    ``quiet_until_ns`` is the end of the gap before it, if something else ran between the two.
     """
 
     timeline: Timeline
@@ -213,6 +214,12 @@ class MeasuredRound:
     own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False
+    quiet_until_ns: int | None = None
+
+    @property
+    def quiet_before_ns(self) -> int:
+        """End of the quiet gap before it."""
+        return self.timeline.start_ns if self.quiet_until_ns is None else self.quiet_until_ns
 
     @property
     def cpu(self) -> CpuUse:

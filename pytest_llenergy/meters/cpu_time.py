@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -284,7 +285,7 @@ class LinuxProcessTable:
         self._proc = proc
         self._unborn: dict[int, float] = {}
         self._listed_s = self._listing_s = 0.0
-        self._numbered = self._is_latest_id_right()
+        self._numbered = is_latest_id_right(proc)
         self._latest: int | None = None
 
     def open(self, pid: int) -> Process | None:
@@ -333,21 +334,28 @@ class LinuxProcessTable:
         return []
 
     def _latest_id(self) -> int | None:
-        try:
-            return int((self._proc / "loadavg").read_bytes().split()[-1])
-        except (OSError, ValueError, IndexError):
-            return None
+        return read_latest_id(self._proc)
 
-    def _is_latest_id_right(self) -> bool:
-        """Return whether a new thread, which gets an id too, shows. Some containers make the file up."""
-        before = self._latest_id()
-        thread = threading.Thread(target=int, daemon=True)
-        thread.start()
-        thread.join()
-        after = self._latest_id()
-        if before is None or after is None or thread.native_id is None:
-            return False
-        return before < thread.native_id <= after
+
+def read_latest_id(proc: Path) -> int | None:
+    """Return the process id that the kernel handed out last; ``None`` if the file does not tell."""
+    try:
+        return int((proc / "loadavg").read_bytes().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@cache
+def is_latest_id_right(proc: Path) -> bool:
+    """Return whether a new thread, which gets an id too, shows. Some containers make the file up."""
+    before = read_latest_id(proc)
+    thread = threading.Thread(target=int, daemon=True)
+    thread.start()
+    thread.join()
+    after = read_latest_id(proc)
+    if before is None or after is None or thread.native_id is None:
+        return False
+    return before < thread.native_id <= after
 
 
 def _has_clock(pid: int) -> bool:

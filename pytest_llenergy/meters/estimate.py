@@ -42,7 +42,7 @@ STEP_S = 1e-6
 
 #: Age of a reading. The clock of a process that runs on another CPU may lag by a tick of the scheduler (1 to
 #: 10 ms) on some kernels; at the edges of a round nothing runs elsewhere.
-MAX_AGE_S = 1e-4
+MAX_AGE_S = 1e-5
 
 
 class EstimateMeter:

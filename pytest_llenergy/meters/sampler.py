@@ -197,9 +197,14 @@ class Sampler:
     """Reads meters in a background thread from ``__enter__`` to ``__exit__`` and keeps their ``series``.
 
     ``read_now`` reads at once from the calling thread, for edges in this process.
+
+    Args:
+        meters: The open meters.
+        threaded: Whether a thread reads; otherwise only ``read_now`` does.
     """
 
-    def __init__(self, meters: Sequence[Meter]) -> None:
+    def __init__(self, meters: Sequence[Meter], *, threaded: bool = True) -> None:
+        self._threaded = threaded
         self._reader = Reader(meters)
         self._meters = self._reader.meters
         self._fresh = [each for each in self._meters if each.always_fresh]
@@ -224,7 +229,8 @@ class Sampler:
         if self._thread.ident is not None:
             raise MeterError("these meters were closed; open new ones with measure()")
         self._reader.begin()
-        self._thread.start()
+        if self._threaded:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -238,7 +244,8 @@ class Sampler:
             return
         self._stopping = True
         self._wake_thread()
-        self._thread.join(0 if self._hangs else READING_TIMEOUT_S)
+        if self._threaded:
+            self._thread.join(0 if self._hangs else READING_TIMEOUT_S)
         if not self._thread.is_alive():
             # Closing a meter whose driver never answers would keep the program from ending.
             for each in self._meters:
@@ -287,7 +294,20 @@ class Sampler:
             return
         try:
             for each in self._fresh:
+                if not self._threaded:
+                    # Nothing was due.
+                    each.due_ns = 0
                 each.read()
+        finally:
+            self._lock.release()
+
+    def forget_before(self, time_ns: int) -> None:
+        """Drop what was read before a moment (monotonic nanoseconds), but not the latest ticks."""
+        if not self._take_lock():
+            return
+        try:
+            for series in self.series:
+                series.forget_before(time_ns)
         finally:
             self._lock.release()
 

@@ -24,13 +24,20 @@ class MeterRegistry(Mapping[str, MeterSpec]):
     that an entry point cannot replace a built-in meter.
 
     Looking up a meter that is not built in raises ``MeterError`` if an entry point does not provide a
-    ``MeterSpec``; with ``skip_broken`` such entry points are only listed in ``broken``.
+    ``MeterSpec``; with ``skip_broken`` such entry points are only listed in ``broken``. ``installed`` are the
+    meters from entry points, if they were loaded before.
     """
 
-    def __init__(self, extra: Sequence[MeterSpec] = (), *, skip_broken: bool = False) -> None:
+    def __init__(
+        self,
+        extra: Sequence[MeterSpec] = (),
+        *,
+        skip_broken: bool = False,
+        installed: LoadedEntryPoints[MeterSpec] | None = None,
+    ) -> None:
         self._specs = {spec.name: spec for spec in extra}
         self._skip_broken = skip_broken
-        self._installed: LoadedEntryPoints[MeterSpec] | None = None
+        self._installed = installed
 
     def __getitem__(self, name: str) -> MeterSpec:
         if name not in self._specs:

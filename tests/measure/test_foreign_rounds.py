@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -174,6 +175,21 @@ class TestJoules:
             assert round_.energy_j is None
             assert round_.reason is not None
             assert round_.reason.startswith("not resolvable: the rounds are too short to be separated")
+
+    @pytest.mark.parametrize(("own_cpu_s", "resolved"), [(0.9, True), (3.6, False)])
+    def test_rounds_between_which_only_the_tools_loop_runs_are_resolved(
+        self, own_cpu_s: float, *, resolved: bool
+    ) -> None:
+        """Its power is known unless the work uses several cores."""
+        own = rounds_of([500_000] * 900, between_ns=500_000)
+        whole = replace(whole_of(own), own_cpu_s=own_cpu_s)
+        reads = range(START - 900 * MS, own.ends[-1][1] + 2 * GAP, MS)
+        trace = [read_at(Sensor(wave_of(own, 400.0, 400.0, 500_000), 20 * MS, 0), reads)]
+        for each in split_into_stretches(own, 0.15):
+            round_ = account_stretch(each, whole, trace, plain=True)
+            assert (round_.energy_j is not None) == resolved, round_.reason
+            if round_.energy_j is not None:
+                assert round_.energy_j == pytest.approx(400 * each.timed_s, rel=0.1)
 
     def test_rounds_that_a_slow_counter_cannot_resolve_have_a_reason_instead_of_energy(self) -> None:
         """Either all rounds are kept or none: leaving out only low results would bias the mean."""

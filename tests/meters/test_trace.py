@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.meters.base import Domain, within
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import LATEST, Series
 
 MS = 1_000_000
 
@@ -193,3 +193,14 @@ def test_a_missed_stretch_does_not_end_the_loss_of_a_board() -> None:
     assert series.reason == "lost"
     series.add(500 * MS, 500 * MS, 140.0)
     assert [(each.reason, each.end_ns // MS) for each in series.outages] == [("not read", 390), ("lost", 500)]
+
+
+def test_forgotten_ticks_leave_the_latest_ones() -> None:
+    series = series_of(*((10 * n, float(n)) for n in range(1001)))
+    series.late.append((0, 5 * MS))
+    series.forget_before(9_000 * MS)
+    assert series.ticks_seen == 1000
+    assert LATEST <= len(series.ticks) < 2 * LATEST
+    assert series.ticks[-1].energy_j == 1000.0
+    assert series.tick_period_s == pytest.approx(0.01)
+    assert not series.late

@@ -2,7 +2,8 @@
 """pytest plugin that makes two pytest processes run the same tests alternately, several times.
 
 ``IN_TURN`` in the environment holds the number of turns and two file descriptors: the process reads a byte
-from the first before each test and writes a byte to the second after it.
+from the first before each test and writes a byte to the second after it. With one turn the tests keep their
+names and order.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ times, may, over = map(int, os.environ["IN_TURN"].split())
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise every test over the turns."""
-    metafunc.fixturenames.append("turn")
-    metafunc.parametrize("turn", range(times))
+    if times > 1:
+        metafunc.fixturenames.append("turn")
+        metafunc.parametrize("turn", range(times))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by turn."""
     # All items are functions with this parameter, which their type does not express.
-    items.sort(key=lambda item: item.callspec.params["turn"])  # type: ignore[attr-defined]
+    if times > 1:
+        items.sort(key=lambda item: item.callspec.params["turn"])  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
