@@ -189,7 +189,8 @@ def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
     # No round was added after two seconds.
     assert len(result.rounds) == 6 or sum(round_.duration_s for round_ in result.rounds[:-1]) < 2.0
     for round_ in result.rounds:
-        assert round_.iterations == procedure.iterations >= 20
+        # A hundred on an idle machine.
+        assert round_.iterations == procedure.iterations >= 5
         assert round_.idle_power_w == 0.0
         assert round_.energy_j is not None
         assert round_.energy_u_j is not None
@@ -233,8 +234,9 @@ class TestEstimate:
 
     def test_work_that_only_waits_needs_no_rounds_to_know_how_little_it_costs(self) -> None:
         result = run_on(Resting(), lambda: time.sleep(0.1), rounds=4, floor=3, budget_s=60.0)
-        # Mean power below a hundredth of a watt, however much it scatters relatively.
-        assert len(result.rounds) == 4
+        # Its power is known to a hundredth of a watt, however much it scatters relatively. Two seconds, the
+        # other limit, would hold twenty rounds.
+        assert 4 <= len(result.rounds) < 10
 
     def test_it_is_not_asked_for_a_target(self) -> None:
         waits = count(1)
