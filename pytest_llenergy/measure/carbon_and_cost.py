@@ -136,6 +136,7 @@ def parse_price(text: str) -> Price:
         ValueError: It is no such price.
     """
     match = PRICE.fullmatch(text.strip())
-    if match is None or (match["before"] and match["after"]) or not text.isprintable():
+    amount = math.inf if match is None else float(match["amount"])
+    if match is None or (match["before"] and match["after"]) or not text.isprintable() or amount == math.inf:
         raise ValueError("needs the price of a kilowatt-hour, such as 0.30 or '0.30 EUR'")
-    return Price(float(match["amount"]), match["before"] or match["after"])
+    return Price(amount, match["before"] or match["after"])

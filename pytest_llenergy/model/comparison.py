@@ -93,8 +93,8 @@ class Comparison(StoredStruct, frozen=True):
 
     @property
     def kind_label(self) -> str:
-        """Text after a value whose joules are not simply measured, such as `` (estimated)``."""
-        return f" ({self.kind})" if self.kind not in ("measured", None) else ""
+        """Text after the value of the head if its joules are not simply measured: `` (estimated)``."""
+        return f" ({self.kind})" if self.head is not None and self.kind not in ("measured", None) else ""
 
 
 class ReportSource(StoredStruct, frozen=True):

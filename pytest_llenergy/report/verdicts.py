@@ -112,6 +112,12 @@ def format_interval(comparison: Comparison) -> str:
     return f"{comparison.low - 1:+.1%} … {comparison.high - 1:+.1%}"
 
 
+def format_change_and_limits(comparison: Comparison) -> str:
+    """Format the relative change with its limits if it has any: ``+4.6% (+3.1% … +6.0%)``."""
+    limits = format_interval(comparison)
+    return format_change(comparison) + (f" ({limits})" if limits != "-" else "")
+
+
 def format_value(number: float | None, unit: str = "") -> str:
     """Format a number with four significant digits and its unit, or return ``-``."""
     return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"

@@ -93,7 +93,9 @@ def test_a_price_may_have_a_currency(text: str, price: Price) -> None:
     assert parse_price(text) == price
 
 
-@pytest.mark.parametrize("text", ["", "EUR", "-1", "0,30", "1e3 EUR", "€ 1 EUR", "0.3 EUR/MWh", "1 \x1b"])
+@pytest.mark.parametrize(
+    "text", ["", "EUR", "-1", "0,30", "1e3 EUR", "€ 1 EUR", "0.3 EUR/MWh", "1 \x1b", "9" * 400]
+)
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(
         ValueError, match=r"^needs the price of a kilowatt-hour, such as 0\.30 or '0\.30 EUR'$"

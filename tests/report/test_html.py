@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.model.comparison import Baseline, Comparison
+from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
-from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
+from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint, forest_plot
 from pytest_llenergy.report.html.labels import name_cases
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.round_charts import sum_step_functions
 from pytest_llenergy.report.html.scatter import pareto_front
+from pytest_llenergy.report.html.svg import open_sheet
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import record_of, report_of, round_of
@@ -37,6 +38,29 @@ def test_the_verdicts_come_worst_first(compared_page: str) -> None:
     assert title == (
         "Energy comparison: 1 regressed, 1 invalid, 1 inconclusive, 1 improved, 1 new, 1 removed, 1 unchanged"
     )
+
+
+def test_marks_in_the_chart_of_verdicts_have_the_colours_of_its_legend() -> None:
+    comparisons = [
+        Comparison(
+            id="t.py::a",
+            metric="energy_j",
+            unit="J",
+            verdict=verdict,
+            reason="why",
+            ratio=1.1,
+            base=1,
+            head=1.1,
+        )
+        for verdict in VERDICTS
+    ]
+    with open_sheet() as sheet:
+        plot = forest_plot(sheet, comparisons, "forest")
+    assert plot is not None
+    for name in ("regressed", "improved", "inconclusive", "invalid", "unchanged"):
+        assert f"var(--{name})" in sheet.css
+    assert {"dot not-comparable", "dot invalid"} <= {each.look for each in plot.legend}
+    assert "(-)" not in (plot.wide or "")
 
 
 def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: str) -> None:

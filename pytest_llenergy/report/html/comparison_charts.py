@@ -12,7 +12,7 @@ from pytest_llenergy.model.comparison import AppliedRule, Comparison
 from pytest_llenergy.report.html.bars import BAR_AT, BAR_THICKNESS, row_figure, write_row
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes, plot_label
-from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
+from pytest_llenergy.report.verdicts import format_change, format_change_and_limits, format_value
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -31,7 +31,13 @@ TREND_HEIGHT = 220
 #: Most runs of a trend that a chart shows, the latest ones.
 MAX_POINTS = 200
 
-VERDICT_COLOURS = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
+VERDICT_COLOURS = {
+    "regressed": "regressed",
+    "improved": "improved",
+    "inconclusive": "inconclusive",
+    "invalid": "invalid",
+    "not comparable": "invalid",
+}
 
 
 def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
@@ -50,7 +56,7 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
         for row, each in enumerate(shown):
             _draw_row(axes, row, each, reach)
             label = plot_label(each.id, 200) + (f" · {each.metric}" if several else "")
-            change = f"{format_change(each)} ({format_interval(each)})"
+            change = format_change_and_limits(each)
             write_row(axes, row, label, change if width == WIDE else format_change(each), width)
             tips[f"row{row}"] = [f"{each.id}: {change}, {each.verdict}"]
         axes.set_xlim(-reach, reach)
@@ -66,7 +72,10 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
     caption = "Dot: estimate of the change; line: its limits."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
-    legend = [LegendEntry(f"dot {state}", state) for state in dict.fromkeys(each.verdict for each in shown)]
+    legend = [
+        LegendEntry(f"dot {state.replace(' ', '-')}", state)
+        for state in dict.fromkeys(each.verdict for each in shown)
+    ]
     legend += [LegendEntry("threshold", "threshold"), LegendEntry("band", "tolerance")]
     return Plot(narrow, "Verdicts", caption, legend, wide)
 

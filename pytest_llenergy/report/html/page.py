@@ -30,7 +30,7 @@ from pytest_llenergy.report.html.parts import Plot, Reason, Table
 from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
 from pytest_llenergy.report.terminal import has_values
-from pytest_llenergy.report.verdicts import describe_noise, format_change, format_interval
+from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -283,7 +283,7 @@ def _summarize(case: Case) -> str:
     """Return the main value of a test, shown next to its name."""
     worst: Comparison | None = case.worst
     if worst is not None:
-        return f"{format_change(worst)} ({format_interval(worst)})" if worst.ratio is not None else ""
+        return format_change_and_limits(worst) if worst.ratio is not None else ""
     record = next(iter(case.records.values()))
     metric = record.metrics.get(case.metric)
     if metric is None or metric.value is None:

@@ -41,6 +41,7 @@ COLOUR_NAMES = (
     "improved",
     "inconclusive",
     "unchanged",
+    "invalid",
     "page",
     *SERIES,
 )
