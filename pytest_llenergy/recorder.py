@@ -20,7 +20,16 @@ from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import BackendInfo, Flag, MeterInfo, Parallel, RankInfo, Record, Status
+from pytest_llenergy.model.record import (
+    BackendInfo,
+    Flag,
+    MeterInfo,
+    Parallel,
+    RankInfo,
+    Record,
+    Status,
+    kind_of_energy,
+)
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import record_params
@@ -244,11 +253,12 @@ def add_junit_properties(item: pytest.Item) -> None:
         properties[name] = metric.value
         properties[f"{name}.uncertainty"] = metric.uncertainty
         properties[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute
-    for window in (each.record for each in draft.windows if each.ended):
+    windows = [each.record for each in draft.windows if each.ended]
+    for window in windows:
         properties[f"window.{window.name}.energy_j"] = window.energy_j
         properties[f"window.{window.name}.energy_j.uncertainty_absolute"] = window.energy_u_absolute_j
     meters = experiment.meters if experiment is not None else draft.meters
-    properties["kind"] = ",".join(sorted({meter.kind for meter in meters})) or None
+    properties["kind"] = kind_of_energy(meters, experiment.rounds if experiment is not None else windows)
     properties["meter"] = ",".join(dict.fromkeys(meter.name for meter in meters)) or None
     properties["backend"] = draft.backend.name if draft.backend is not None else None
     properties["model"] = draft.backend.model if draft.backend is not None else None

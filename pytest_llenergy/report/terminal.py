@@ -259,7 +259,7 @@ def _uncertainty(record: Record) -> Iterator[Text]:
     if metric.uncertainty_absolute is not None:
         parts.append(f"{format_energy(metric.uncertainty_absolute)} with the accuracy of the source")
     if record.procedure is not None and record.procedure.reached is not None:
-        parts.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target:.1%}")
+        parts.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target * 100:g}%")
     yield Text(f"u of an iteration: {', '.join(parts)}")
 
 

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import time
+
 import junitparser
 import pytest
+
+from pytest_llenergy.meters import attribution
+from pytest_llenergy.meters.cpu_time import CpuTime
 
 SUITE = """
 import time, pytest
@@ -53,6 +58,20 @@ def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list
     assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 5
     assert window["llenergy.kind"] == "measured"
     assert properties(quick, "test_other") == {}
+
+
+def test_the_kind_says_that_joules_are_attributed(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        attribution, "read_cpu_time", lambda: CpuTime(time.process_time() + 3 * time.monotonic(), 0.0)
+    )
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(conftest.read_text().replace('scope="test"', 'scope="test", cpu_ratio=1.5'))
+    quick.makepyfile(SUITE)
+    quick.runpytest_inprocess("--junitxml=junit.xml", "-o", "junit_family=xunit1", "-k", "passes or window")
+    for name in ("test_passes", "test_window"):
+        assert properties(quick, name)["llenergy.kind"] == "attributed"
 
 
 def test_a_rerun_leaves_the_properties_of_its_last_attempt(quick: pytest.Pytester) -> None:
