@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pytest_llenergy.measure.quality import round_flags
@@ -187,7 +187,12 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     loaded = list(zip((before, after), measured.gap_cpu, strict=True))
     use = measured.cpu
     split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
-    return found if split is None else _split_round(found, split, timeline)
+    if split is not None:
+        return _split_round(found, split, timeline)
+    if series.domain.cpu_ratio is not None and any(gap.busy for gap in measured.gap_cpu):
+        # Others used the host in a gap, so that its power is not idle power.
+        return replace(found, idle=rest.get(series.domain.name))
+    return found
 
 
 def _split_round(found: DomainRound, split: Split, timeline: Timeline) -> DomainRound:

@@ -127,6 +127,17 @@ class TestRounds:
         round_ = account(own=1, before=before, during=3, after=after)
         assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
 
+    @pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0)])
+    def test_use_by_others_in_a_gap_alone_is_not_idle_power(self, before: float, after: float) -> None:
+        round_ = account(own=1, before=before, during=0, after=after)
+        assert round_.by_domain["cpu:package-0"].kind == "measured"
+        assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-3)
+
+    def test_use_by_others_in_both_gaps_alone_leaves_idle_power_unknown(self) -> None:
+        round_ = account(own=1, before=3, during=0, after=3)
+        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
+        assert round_.idle_power_w is None
+
     def test_an_earlier_quiet_gap_gives_the_idle_power(self) -> None:
         rest: dict[str, Power] = {}
         account(own=1, before=0, during=0, after=0, rest=rest)
