@@ -9,11 +9,13 @@ the derived class.
 
 from __future__ import annotations
 
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from operator import is_
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,11 +160,25 @@ def record_params(item: pytest.Item) -> dict[str, Primitive]:
     return {name.removeprefix("_llenergy_"): _primitive(value) for name, value in values.items()}
 
 
+class _Bounded(Repr):
+    """``repr`` of no more items of a container than the text of a parameter can hold; sets are sorted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 20
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = PARAM_LENGTH
+        self.maxdeque = self.maxarray = PARAM_LENGTH
+        self.maxstring = self.maxlong = self.maxother = sys.maxsize
+
+
+_BOUNDED = _Bounded()
+
+
 def _primitive(value: Any) -> Primitive:
     if value is None or type(value) in (bool, int, float, str):
         return value[:PARAM_LENGTH] if isinstance(value, str) else value
     # A repr with an address would make equal parameters differ from run to run.
-    text = repr(value)
+    text = _BOUNDED.repr(value)
     return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
 
 

@@ -208,15 +208,22 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
     quick.makepyfile(
         """
         import pathlib, pytest
-        @pytest.mark.parametrize("a", [1, 2.5, "x" * 300, None, True, pathlib.PurePosixPath("p"), object()],
-                                 ids=str)
+        class Item:
+            count = 0
+            def __repr__(self):
+                Item.count += 1
+                assert Item.count <= 200, "the items of a long list are not all formatted"
+                return "i"
+        values = [1, 2.5, "x" * 300, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 1000]
+        @pytest.mark.parametrize("a", values, ids=range(len(values)))
         def test_it(energy, a):
             pytest.skip()
         """
     )
-    quick.runpytest("--energy-report")
-    values = [record["params"]["a"] for record in read_report()["records"]]
-    assert values == [1, 2.5, "x" * 200, None, True, "PurePosixPath('p')", "object"]
+    quick.runpytest("--energy-report").assert_outcomes(skipped=9)
+    *values, items = [record["params"]["a"] for record in read_report()["records"]]
+    assert values == [1, 2.5, "x" * 200, None, True, "PurePosixPath('p')", "object", "{1, 2}"]
+    assert items == ("[" + "i, " * 100)[:200]
 
 
 def test_report_of_a_stopped_run_is_incomplete(quick: pytest.Pytester, read_report: Read) -> None:
