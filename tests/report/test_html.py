@@ -63,6 +63,23 @@ def test_marks_in_the_chart_of_verdicts_have_the_colours_of_its_legend() -> None
     assert "(-)" not in (plot.wide or "")
 
 
+def test_short_times_have_an_axis_in_small_units_without_a_power_of_ten() -> None:
+    quick = [
+        msgspec.structs.replace(
+            round_of(3.5e-5 + 1e-6 * number), duration_s=1e-5 + 1e-7 * number, iterations=1
+        )
+        for number in range(6)
+    ]
+    page = render_report(report_of(record_of(rounds=quick)))
+    assert ">µs per iteration</text>" in page
+    assert not re.findall(r">\d*e.\d+</text>", page)
+
+
+def test_a_failure_is_named_beside_its_test_since_wide_tables_scroll() -> None:
+    page = render_report(report_of(record_of(), record_of("t.py::broken", status="failed", reason="boom")))
+    assert ["t.py::broken", "failed"] in [row[:2] for row in Reader(page).rows]
+
+
 def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: str) -> None:
     cells = Reader(compared_page).cells()
     for each in pair.compared.comparisons:

@@ -145,7 +145,11 @@ def energy_time_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], 
     _name_powers(axes, ranges, _constant_powers(*ranges, unit), unit)
     axes.locator_params(axis="x", nbins=5)
     axes.locator_params(axis="y", nbins=6)
-    label_axes(axes, "s per iteration", f"{prefix}J per iteration")
+    # Times below a second have the steps of joules.
+    slowest = max(each[2] for each in known)
+    time_power, time_prefix = scale_of("J", slowest) if slowest < 1 else (0, "")
+    axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / 10**time_power:.6g}")
+    label_axes(axes, f"{time_prefix}s per iteration", f"{prefix}J per iteration")
     caption = "Power is constant along a line; rounds above it drew more."
     return Plot(
         sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _legend(case)

@@ -100,11 +100,11 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
     for place, (case, record) in enumerate(zip(cases, records, strict=True)):
         name, target = short_test_name(case.id), case.anchor if place < shown else ""
         state = state_cell(record.status) if record.status != "measured" else ""
-        last = [(record.kind or "-") if mixed else "", state]
+        kind = (record.kind or "-") if mixed else ""
         if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
             cells = [COLUMNS[each].cell(record) for each in names]
             noise = format_round_spread(record.metrics.get("energy_j"))
-            rows.append([Cell(name, "name", target), *cells, noise, *last])
+            rows.append([Cell(name, "name", target), state, *cells, noise, kind])
         for window in record.windows:
             if window.energy_j is not None:
                 values = {
@@ -115,9 +115,10 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
                     else "-",
                 }
                 cells = [values.get(each, "-") for each in names]
-                rows.append([Cell(f"{name} · {window.name}", "name", target), *cells, "-", *last])
+                rows.append([Cell(f"{name} · {window.name}", "name", target), state, *cells, "-", kind])
     heads = [f"#{COLUMNS[each].head}" if COLUMNS[each].is_number else COLUMNS[each].head for each in names]
-    return table("Tests", ("test", *heads, "#noise", "kind", "status"), rows)
+    # Wide tables scroll, and a failure must be seen before.
+    return table("Tests", ("test", "status", *heads, "#noise", "kind"), rows)
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
