@@ -189,8 +189,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
     if split is not None:
         return _split_round(found, split, timeline)
-    if series.domain.cpu_ratio is not None and any(gap.busy for gap in measured.gap_cpu):
-        # Others used the host in a gap, so that its power is not idle power.
+    if series.domain.cpu_ratio is not None and measured.has_busy_gap:
         return replace(found, idle=rest.get(series.domain.name))
     return found
 

@@ -170,14 +170,17 @@ def account_stretch(
         series.domain.name: _scale_energy(_energy(stretch, series, whole), stretch.share) for series in trace
     }
     splits: list[Split] = []
+    rest: dict[str, Power] = {}
     by_domain: dict[str, DomainEnergy] = {}
     for index, series in enumerate(trace):
         name = series.domain.name
-        split = _split(series, rounds[name], stretch, whole)
+        split = _split(series, rounds[name], stretch, whole, rest)
         part = split.part(rounds[name], stretch.timed_s) if split is not None else None
         if split is not None and part is not None:
             rounds[name], powers[index] = part.energy, split.idle
             splits.append(split)
+        elif series.domain.cpu_ratio is not None and whole.has_busy_gap:
+            powers[index] = rest.get(name)
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     idle_known = all(power is not None for power in powers) and bool(powers)
@@ -286,12 +289,17 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     return Power((before.watts + after.watts) / 2, u_watts)
 
 
-def _split(series: Series, energy: Energy, stretch: Stretch, whole: MeasuredRound) -> Split | None:
-    """Return how to split the energy of a stretch by CPU time, known of the whole work; ``None`` if not."""
+def _split(
+    series: Series, energy: Energy, stretch: Stretch, whole: MeasuredRound, rest: dict[str, Power]
+) -> Split | None:
+    """Return how to split the energy of a stretch by CPU time, known of the whole work; ``None`` if not.
+
+    The power of a gap in which others were quiet is added to ``rest``.
+    """
     if energy.energy_j is None or whole.gap_cpu is None or stretch.timed_s <= 0:
         return None
     gaps = list(zip(_gaps(series, whole), whole.gap_cpu, strict=True))
-    return choose_split(series.domain, whole.cpu, energy.energy_j / stretch.timed_s, gaps)
+    return choose_split(series.domain, whole.cpu, energy.energy_j / stretch.timed_s, gaps, rest)
 
 
 def _scale_energy(energy: Energy, share: float) -> Energy:

@@ -227,6 +227,11 @@ class MeasuredRound:
         return CpuUse(self.own_cpu_s, self.other_cpu_s, self.stolen_cpu_s, self.timeline.duration_s)
 
     @property
+    def has_busy_gap(self) -> bool:
+        """Whether others used the host in a gap, so that its power is not the idle power."""
+        return any(gap.busy for gap in self.gap_cpu or ())
+
+    @property
     def temperature_start_c(self) -> float | None:
         """Temperature of the hottest board at the start (°C)."""
         temperatures_c = [each.temperature_c for each in (self.before or {}).values()]

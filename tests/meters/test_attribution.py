@@ -254,6 +254,18 @@ def test_the_joules_between_rounds_of_another_tool_do_not_include_those_of_other
     assert 0.5 * CORE_W / 3**0.5 <= round_.energy_u_absolute_j <= 3
 
 
+@pytest.mark.parametrize(("after", "idle_w"), [(0, IDLE_W), (3, None)])
+def test_use_by_others_before_rounds_of_another_tool_is_not_idle_power(
+    after: float, idle_w: float | None
+) -> None:
+    gaps = use(0, 3, 0.25), use(0, after, 0.25)
+    marks = measured_round(iteration(START, END), own_cpu_s=2, gap_cpu=gaps)
+    stretch = Stretch(START, START + S, rounds=1, iterations=1, timed_s=1.0)
+    round_ = account_stretch(stretch, marks, [package(own=1, before=3, during=0, after=after)])
+    assert round_.energy_j == pytest.approx(IDLE_W + CORE_W, rel=1e-2)
+    assert round_.idle_power_w == (None if idle_w is None else pytest.approx(idle_w, rel=1e-2))
+
+
 @pytest.mark.clock
 def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
