@@ -26,8 +26,9 @@ class RunningTotal:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        self.energy_j = 0.0
-        self.measured_s = self.missing_s = 0.0
+        self.energy_j: float = 0.0
+        self.measured_s: float = 0.0
+        self.missing_s: float = 0.0
         #: Why the energy of ``missing_s`` is missing.
         self.reason: str | None = None
         self._edges: list[Variances] = []

@@ -70,7 +70,7 @@ class Series:
         self.domain = domain
         self.ticks: list[Tick] = []
         #: Number of ticks so far, with those that were forgotten.
-        self.ticks_seen = 0
+        self.ticks_seen: int = 0
         self.outages: list[Outage] = []
         self.late: list[tuple[int, int]] = []
         self._late_ns = round(domain.late_s[0] * 1e9), round(domain.late_s[1] * 1e9)
