@@ -52,7 +52,13 @@ def seconds(text: str) -> float:
 
 
 def auto_or(read: Callable[[str], int]) -> Callable[[str], int | None]:
-    return lambda text: None if text.strip() == "auto" else read(text)
+    def read_auto(text: str) -> int | None:
+        try:
+            return None if text.strip() == "auto" else read(text)
+        except ValueError as error:
+            raise ValueError(f'{error}, or "auto"') from None
+
+    return read_auto
 
 
 def share(text: str) -> float:

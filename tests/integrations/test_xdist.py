@@ -192,4 +192,4 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-rounds=x", "-n2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --energy-rounds=x: needs a whole number, 1 or more"])
+    result.stderr.fnmatch_lines(['ERROR: --energy-rounds=x: needs a whole number, 1 or more, or "auto"'])
