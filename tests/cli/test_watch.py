@@ -26,8 +26,8 @@ from ..nvml_sim import Board, World
 
 WATCH = (sys.executable, "-m", "pytest_llenergy.cli", "watch", "--meter=estimate", "--interval=0.5")
 
-LINE = re.compile(r"\d+\.\d W, \S+ k?J in \S+ s, estimated: cpu:host \d+\.\d")
-SUM = re.compile(r"cpu:host: \S+ ± \S+ k?J in \S+ s, \S+ ± \S+ W \(estimated, host processors\)")
+LINE = re.compile(r"\d+\.\d W, \S+ [mk]?J in \S+ s, estimated: cpu:host \d+\.\d")
+SUM = re.compile(r"cpu:host: \S+ ± \S+ [mk]?J in \S+ s, \S+ ± \S+ W \(estimated, host processors\)")
 
 
 @pytest.mark.clock
