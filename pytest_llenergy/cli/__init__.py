@@ -8,8 +8,8 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest_llenergy
 from pytest_llenergy.cli import (
@@ -59,18 +59,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader, such as head, has gone. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as head, has gone.
+        _discard(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        with suppress(OSError):
+        _discard(sys.stdout)
+        try:
             print(
                 f"llenergy {args.subcommand}: could not write the output ({error.strerror})", file=sys.stderr
             )
+        except OSError:
+            _discard(sys.stderr)
         return USAGE
+
+
+def _discard(stream: TextIO) -> None:
+    # Python flushes the rest at exit, and would exit with 120 if that fails.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _replace_closed_streams() -> None:

@@ -59,6 +59,16 @@ def test_the_command_with_all_its_children_counts_and_its_output_is_untouched(tm
 
 
 @pytest.mark.clock
+def test_a_daemon_of_the_command_counts(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    daemon = f"{SPIN.format(0.5)}open({str(done)!r}, 'w').close()"
+    script = f'(setsid {sys.executable} -c "$1" &); until [ -e {done} ]; do sleep 0.05; done'
+    ran = llenergy("--format=json", "sh", "-c", script, "sh", daemon)
+    joules = json.loads(ran.stdout)["window"]["energy_j"]
+    assert 0.5 <= joules / AVERAGE_W < 0.9
+
+
+@pytest.mark.clock
 def test_the_line_goes_to_standard_error_with_labels() -> None:
     ran = llenergy(sys.executable, "-c", f"{SPIN.format(0.5)}print('done')")
     assert ran.stdout == "done\n"
