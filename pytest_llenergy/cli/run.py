@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.meters.window import Measuring
     from pytest_llenergy.model.record import Metric
     from pytest_llenergy.model.text import format_time
-    from pytest_llenergy.workers.proctree import become_subreaper
+    from pytest_llenergy.workers.proctree import adopting_orphans
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -77,10 +77,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
     rates = _read_rates(args)
-    # A daemon of the command then becomes a child of this process, so that its CPU time is found.
-    become_subreaper()
     measuring = Measuring(open_selection(args, whole_host=False))
-    with Child() as child:
+    # A daemon of the command becomes a child of this process, so that its CPU time is found.
+    with Child() as child, adopting_orphans():
         measuring.start()
         try:
             started = datetime.now(timezone.utc)

@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pytest_llenergy.workers import timeouts
@@ -32,6 +32,17 @@ def become_subreaper() -> None:
     """Become the parent of every descendant whose parent ends, even in another session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be a subreaper for a while. What was adopted stays a child."""
+    become_subreaper()
+    try:
+        yield
+    finally:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
