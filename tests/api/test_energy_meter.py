@@ -47,7 +47,7 @@ def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytest
         "        end_s = time.process_time() + 0.3\n"
         "        while time.process_time() < end_s:\n            pass\n"
         "    with energy_meter('nap') as nap:\n        time.sleep(0.3)\n"
-        "    assert nap.energy_j is None or nap.energy_j < 0.1\n"
+        "    assert nap.record.energy_j is None or nap.energy_j < 0.1\n"
     )
     result = pytester.runpytest("--energy-meter=estimate")
     result.assert_outcomes(passed=1)
