@@ -240,7 +240,7 @@ def format_seconds(seconds: float) -> str:
 def flag_lines(flags: Sequence[Flag], *, verbose: bool) -> list[str]:
     """Return lines for what readers of the joules must know.
 
-    An estimate says so itself, and of meters that are missing then, only ``-v`` tells.
+    Lines already label an estimate, and ``-v`` alone names the meters that are missing then.
     """
     estimated = any(flag.name == "estimated" for flag in flags)
     hidden = set() if verbose else {"estimated", *(["unread-meter"] if estimated else [])}

@@ -30,9 +30,8 @@ from pytest_llenergy.model.record import Flag
 #: (seconds). Below that, the joules of the package are those of the test.
 BUSY_CORES, BUSY_S = 0.25, 0.05
 
-#: k for a package. At equal CPU time, hashing used 50 % more energy than copying memory (Qiao et al., 2024,
-#: "Energy-Aware Process Scheduling in Linux", fig. 1, at the wall). Models that ignore that two threads share
-#: a core are wrong by 20.5 % on average and 31.5 % at worst (Zhai et al., HaPPy, USENIX ATC 2014).
+#: k for a package. An assumption, wider than the error of models that ignore that two threads share a core:
+#: 20.5 % on average and 31.5 % at worst (Zhai et al., HaPPy, USENIX ATC 2014).
 PACKAGE_RATIO = 1.5
 
 #: k for memory: CPU time does not tell who uses it.

@@ -112,7 +112,7 @@ class ProcessTable(Protocol):
         """Return ids of processes that may be new since the last call; at the first call, of all."""
 
     def open(self, pid: int) -> Process | None:
-        """Return a process, or ``None`` if there is none of this id."""
+        """Return the process with this id, or ``None`` if it does not exist."""
 
 
 @dataclass
@@ -289,7 +289,7 @@ class LinuxProcessTable:
         self._latest: int | None = None
 
     def open(self, pid: int) -> Process | None:
-        """Return a process, or ``None`` if there is none of this id."""
+        """Return the process with this id, or ``None`` if it does not exist."""
         if pid == os.getpid():
             return OwnProcess()
         try:

@@ -73,7 +73,7 @@ def write_row(axes: Axes, row: int, name: str, value: str, width: int) -> None:
 
 
 def bars_plot(sheet: Sheet, bars: Sequence[Bar], name: str, title: str, caption: str = "") -> Plot | None:
-    """Plot joules as bars with their uncertainty; return None if there are none above zero."""
+    """Plot joules as bars with their uncertainty; return None unless one is above zero."""
     rows = [each for each in bars if each.value > 0]
     shown = rows[:MAX_BARS]
     if not shown:
@@ -126,7 +126,7 @@ def bars_plot(sheet: Sheet, bars: Sequence[Bar], name: str, title: str, caption:
 def energy_bars(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
     """Plot the energies of tests without tokens and of windows, largest first.
 
-    Returns None for a single energy, which is shown as a number, and if there are none.
+    Returns None without energies, and for a single one, which is shown as a number.
     """
     names = name_cases(cases) if cases else {}
     bars = []
