@@ -323,7 +323,7 @@ class Sampler:
             return
         slowest_s = max(
             (
-                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s + s.domain.late_s[1]
+                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + 2 * s.domain.smear_s + s.domain.late_s[1]
                 for s in self.series
             ),
             default=0.0,

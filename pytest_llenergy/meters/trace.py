@@ -180,7 +180,8 @@ class Series:
     def _oldest(self, begin_ns: int) -> int:
         """Return the earliest possible time of the last move of the counter before a reading."""
         if self.domain.max_age_s is not None:
-            return begin_ns - round(self.domain.max_age_s * 1e9)
+            # Power is integrated up to the reading itself; how old it was is part of ``late_s``.
+            return begin_ns - (0 if self.domain.integrated else round(self.domain.max_age_s * 1e9))
         period_s = self.domain.update_period_s
         return begin_ns - round(period_s * LONGEST_TICK * 1e9) if period_s else 0
 
@@ -195,8 +196,13 @@ class Series:
         return self.ticks[index] if index < len(self.ticks) else None
 
     def has_ticked_after(self, time_ns: int, ticks: int = 1) -> bool:
-        """Return whether this many ticks have come after a moment, or cannot come because of an outage."""
-        return self.reason is not None or len(self.ticks_around(time_ns + self.smear_ns, ticks)[1]) >= ticks
+        """Return whether this many ticks have come after a moment, or cannot come because of an outage.
+
+        Of running averages, which must stay steady for their whole time before they count, it is the ticks
+        after twice that time.
+        """
+        after_ns = time_ns + 2 * self.smear_ns
+        return self.reason is not None or len(self.ticks_around(after_ns, ticks)[1]) >= ticks
 
     @property
     def shift_s(self) -> float:

@@ -24,6 +24,7 @@ from pytest_llenergy.meters.edges import (
     resolution_variance,
     short_window_energy,
 )
+from pytest_llenergy.meters.running_average import averaged_energy
 from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.uncertainty import (
     Energy,
@@ -37,10 +38,6 @@ from pytest_llenergy.model.record import DomainEnergy, Flag, Window
 
 #: A window whose standard uncertainty is above this share of its energy has no result.
 RESOLVABLE = 1 / 3
-
-#: A window without quiet gaps must last for this share of the time over which power is averaged; a shorter
-#: window does not show in the readings.
-SMEARED = 0.3
 
 #: Ticks of integrated power on either side of a window from which a change at its edge is computed.
 EDGE_TICKS = 2
@@ -80,14 +77,11 @@ def energy_between(
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return Energy(None, reason=reason)
-    duration_s, smear_s = (end_ns - start_ns) / 1e9, series.domain.smear_s
-    short = before is None and after is None and is_short_window(series, start_ns, end_ns)
-    if smear_s and not (before and after) and (short or duration_s < SMEARED * smear_s):
-        reason = (
-            f"not resolvable: {duration_s * 1e3:.3g} ms window, power averaged over {smear_s * 1e3:.0f} ms"
-        )
-        return Energy(None, reason=reason)
-    if short:
+    if series.smear_ns:
+        energy = averaged_energy(series, start_ns, end_ns, before, after)
+        if energy.energy_j is None:
+            return energy
+    elif before is None and after is None and is_short_window(series, start_ns, end_ns):
         energy = short_window_energy(series, start_ns, end_ns, marks)
     else:
         start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
