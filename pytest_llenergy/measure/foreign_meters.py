@@ -145,9 +145,9 @@ class ForeignMeters:
         self._end_work()
         cpu = read_cpu(self._tree)
         after = self._watch.read()
-        gap = self._take_gap(cpu)
+        # What rests has no idle power, and was just read.
+        gap = self._quiet = None if self._rests else self._take_gap(cpu)
         self._whole = self._measured(end_ns, self._cpu_before.until(cpu), after, quiet, gap)
-        self._quiet = None if self._rests else gap
 
     def _measured(
         self,
@@ -155,14 +155,14 @@ class ForeignMeters:
         use: CpuUse,
         after: Mapping[str, Condition],
         quiet: QuietGap | None,
-        gap: QuietGap,
+        gap: QuietGap | None,
     ) -> MeasuredRound:
         iteration = Iteration(start_ns=self._begin_ns, end_ns=end_ns)
         rank = RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=use.own_s)
         return MeasuredRound(
             timeline=Timeline(ranks=(rank,)),
             gap_start_ns=self._begin_ns if quiet is None else quiet.start_ns,
-            gap_end_ns=gap.end_ns,
+            gap_end_ns=time.monotonic_ns() if gap is None else gap.end_ns,
             quiet_until_ns=None if quiet is None else quiet.end_ns,
             other_cpu_s=use.other_s,
             stolen_cpu_s=use.stolen_s,
@@ -170,7 +170,7 @@ class ForeignMeters:
             during=self._during,
             after=after,
             own_cpu_s=use.own_s,
-            gap_cpu=None if quiet is None else (quiet.cpu, gap.cpu),
+            gap_cpu=None if quiet is None or gap is None else (quiet.cpu, gap.cpu),
         )
 
     def account(self, reported: ForeignRounds, criterion: str, target: float) -> Experiment:

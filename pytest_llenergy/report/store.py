@@ -9,6 +9,7 @@ other's files.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,9 @@ LOCAL_SCHEMES = ("file://", "local://")
 
 JOURNAL_SUFFIX = ".journal.jsonl"
 
+#: Minimum time between two syncs of a journal to disk (seconds): each can take longer than a short test.
+SYNC_EVERY_S = 1.0
+
 #: Beginning of a journal line that is a report without records.
 _HEADER = b'{"schema_version"'
 
@@ -67,20 +71,22 @@ class Journal:
         self._append(msgspec.json.encode(header))
 
     def add(self, record: Record) -> None:
-        """Append a record, and sync it to disk."""
-        self._append(msgspec.json.encode(record))
+        """Append a record, which outlives this process; sync it to disk if the last sync is a while ago."""
+        self._append(msgspec.json.encode(record), sync=time.monotonic() >= self._synced_s + SYNC_EVERY_S)
 
     def add_header(self, header: Report) -> None:
         """Append the report without records again; the last one counts."""
         self._append(msgspec.json.encode(header))
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes, *, sync: bool = True) -> None:
         end = self._file.tell()
         try:
             rest = memoryview(line + b"\n")
             while rest:
                 rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
+            if sync:
+                os.fsync(self._file.fileno())
+                self._synced_s = time.monotonic()
         except OSError:
             self._file.truncate(end)
             raise

@@ -89,6 +89,25 @@ def test_estimate_needs_no_gap_and_no_thread(notes: Callable[..., dict[str, dict
     assert "llenergy-sampler" not in threads
 
 
+def test_estimate_neither_sleeps_nor_reads_more_than_before_and_after_short_rounds(
+    quick: pytest.Pytester,
+) -> None:
+    quick.makepyfile(
+        """
+        import time
+        from pytest_llenergy.meters.estimate import EstimateMeter
+
+        def test_call(benchmark, monkeypatch):
+            slept, readings, read = [], [], EstimateMeter.read
+            monkeypatch.setattr(time, "sleep", slept.append)
+            monkeypatch.setattr(EstimateMeter, "read", lambda meter: readings.append(0) or read(meter))
+            benchmark.pedantic(sum, (range(20),), rounds=20)
+            assert (slept, len(readings)) == ([], 2)
+        """
+    )
+    quick.runpytest("--energy-report", "--energy-meter=estimate", *SHORT).assert_outcomes(passed=1)
+
+
 def test_rounds_of_microseconds_are_estimated(quick: pytest.Pytester, read_report: Read) -> None:
     """The loop of pytest-benchmark takes as long as such a round, but to a model of CPU time it is alike."""
     quick.makepyfile(

@@ -81,6 +81,21 @@ def test_equal_records_are_kept_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
 
+def test_a_journal_is_complete_at_once_but_synced_no_more_than_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[float] = []
+    now_s = 100.0
+    monkeypatch.setattr("os.fsync", lambda _: synced.append(now_s))
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    journal = Journal(tmp_path / "a.x.journal.jsonl", shard("a"))
+    for now_s in (100.0, 100.9, 101.0, 101.9, 105.0):
+        journal.add(record_of(f"t.py::{now_s}"))
+        assert f"t.py::{now_s}" in journal.path.read_text()
+    journal.close(remove=True)
+    assert synced == [100.0, 101.0, 105.0]
+
+
 def test_a_test_with_different_values_is_refused() -> None:
     other = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1))])
     assert refusal(shard("a", "t.py::a"), other) == (
