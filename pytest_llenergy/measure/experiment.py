@@ -161,7 +161,7 @@ def measure(
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
         rest: dict[str, Power] = {}
-        while not _is_finished(rounds, plan, warmup_s, spent_s := time.monotonic() - start_s, coverage):
+        while not is_finished(rounds, plan, warmup_s, spent_s := time.monotonic() - start_s, coverage):
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
@@ -171,7 +171,7 @@ def measure(
     rounds = add_comparison_flags(rounds, measured)
     infos = [meter_info(series) for series in sampler.series]
     procedure = _procedure(
-        plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage)
+        plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage, plan.rounds)
     )
     flags = [
         *drift_flags(rounds),
@@ -179,7 +179,7 @@ def measure(
         *([] if plan.is_estimate else _target_flags(procedure, len(rounds))),
         *unread_meter_flags(selection.reasons),
     ]
-    metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage)
+    metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage, plan.rounds)
     middle = median_round_index(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
     work_s = math.fsum(round_.duration_s for round_ in rounds)
@@ -199,7 +199,7 @@ def _forecast(
         if plan.is_estimate:
             fitting = max(fitting, min(ESTIMATE_ROUNDS, math.ceil(budget_s / round_s)))
         rounds = max(plan.least, min(rounds, fitting))
-    return Forecast(rounds, plan.target, left_s, round_s, coverage)
+    return Forecast(rounds, plan.target, left_s, round_s, coverage, plan.rounds)
 
 
 class NoBoards:
@@ -226,7 +226,7 @@ def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
         watch.close()
 
 
-def _is_finished(
+def is_finished(
     rounds: Sequence[Round], plan: RoundPlan, warmup_s: float, spent_s: float, coverage: float
 ) -> bool:
     """Return whether to stop: the target is met, the budget is spent, or rounds give no energy."""
@@ -239,7 +239,7 @@ def _is_finished(
         return True
     if made < plan.rounds:
         return False
-    reached = relative_uncertainty(rounds, coverage)
+    reached = relative_uncertainty(rounds, coverage, plan.rounds)
     return reached is None or reached <= plan.target or (plan.is_estimate and _is_fine(rounds, reached))
 
 

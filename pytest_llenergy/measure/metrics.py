@@ -114,7 +114,10 @@ def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
 
 
 def compute_metrics(
-    rounds: Sequence[Round], peak_memory_bytes: int | None, coverage: float = 1.0
+    rounds: Sequence[Round],
+    peak_memory_bytes: int | None,
+    coverage: float = 1.0,
+    planned: int | None = None,
 ) -> dict[str, Metric]:
     """Return every metric of a test by name. An unavailable metric has a reason instead of a value.
 
@@ -122,8 +125,10 @@ def compute_metrics(
         rounds: All rounds.
         peak_memory_bytes: Highest memory use, if known.
         coverage: Share of the time in which the sensors sample.
+        planned: Number of rounds from which on more are added to meet a target; None if none are.
     """
     metrics: dict[str, Metric] = {}
+    added_to = _added_to(rounds, planned)
     for name, figure in ROUND_METRICS.items():
         if figure.served and not any(round_.served for round_ in rounds):
             continue
@@ -132,7 +137,7 @@ def compute_metrics(
             # Net energy may be zero or less, gross energy may not.
             gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = summarize_rounds(
-                values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate
+                values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
             )
             if figure.pooled is not None:
                 pooled = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
@@ -155,15 +160,24 @@ def _explain_missing_energy(rounds: Sequence[Round]) -> str | None:
     return reasons[0] if reasons else "no valid round"
 
 
-def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> float | None:
-    """Return the relative uncertainty of the energy of an iteration.
+def _added_to(rounds: Sequence[Round], planned: int | None) -> int | None:
+    """Return how many valid rounds others were added to; ``None`` if none were added."""
+    if planned is None or len(rounds) <= planned:
+        return None
+    return sum(map(is_valid, rounds[:planned]))
+
+
+def relative_uncertainty(
+    rounds: Sequence[Round], coverage: float = 1.0, planned: int | None = None
+) -> float | None:
+    """Return the relative uncertainty of the energy of an iteration, with arguments of ``compute_metrics``.
 
     ``None`` with fewer than two valid rounds, or without energy.
     """
     values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
     if len(values) < 2:
         return None
-    metric = summarize_rounds(values, "J", coverage, gross=True)
+    metric = summarize_rounds(values, "J", coverage, gross=True, added_to=_added_to(rounds, planned))
     if metric.value is None or metric.uncertainty is None or metric.value <= 0:
         return None
     return metric.uncertainty / metric.value

@@ -151,7 +151,9 @@ def _energy_flags(total: Energy) -> list[Flag]:
         return [Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading")]
     if total.energy_j <= -BELOW_ZERO * total.u_j:
         detail = f"the counters give {total.energy_j:.3g} J, which is impossible"
-        return [Flag(name="impossible", severity="invalid", detail=detail)]
+        # It counts: rounds that are as much too high are not recognised, so that dropping only those that are
+        # too low would raise the metrics.
+        return [Flag(name="impossible", severity="warning", detail=detail)]
     if total.u_j > IMPRECISE * total.energy_j:
         share = f"{total.u_j / total.energy_j:.0%}" if total.energy_j > 0 else "more than all"
         detail = f"standard uncertainty {share} of the energy"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pytest_llenergy.measure.metrics import relative_uncertainty
+from pytest_llenergy.measure.round_statistics import widening
 from pytest_llenergy.model.record import Round
 
 
@@ -55,6 +56,7 @@ class Forecast:
         budget_s: Seconds after which no further round is added.
         round_s: Estimated seconds of a round with its quiet gaps; ``None`` without a warm-up.
         coverage: Share of the time in which the sensors sample.
+        planned: Number of rounds from which on more are added; None if none are.
     """
 
     least: int
@@ -62,11 +64,12 @@ class Forecast:
     budget_s: float
     round_s: float | None
     coverage: float = 1.0
+    planned: int | None = None
 
     def next_round(self, rounds: Sequence[Round], spent_s: float) -> Step:
         """Return the step of the round that follows ``rounds``, which took ``spent_s`` seconds."""
         joules = [round_.energy_j for round_ in rounds if round_.energy_j is not None]
-        reached = relative_uncertainty(rounds, self.coverage)
+        reached = relative_uncertainty(rounds, self.coverage, self.planned)
         return Step(
             "round",
             len(rounds) + 1,
@@ -85,6 +88,7 @@ class Forecast:
         least_s = max(1, self.least - done) * each_s
         if reached is None or reached <= self.target or self.least == 1:
             return least_s
-        # The uncertainty of a mean falls with the root of the number of rounds.
-        needed_s = (math.ceil(done * (reached / self.target) ** 2) - done) * each_s
+        # The uncertainty falls with the root of the number of rounds. Adding the first widens it once.
+        widened = reached * widening(self.planned) if done == self.planned else reached
+        needed_s = (math.ceil(done * (widened / self.target) ** 2) - done) * each_s
         return max(least_s, min(needed_s, self.budget_s - spent_s))

@@ -8,6 +8,11 @@ better than the meter can measure: then it is the meter's uncertainty over √n,
 uncertainty from what a part-time sensor did not sample counts in full, unless the starts of the rounds cover
 the whole tick. The value is then the mean: each round sees another part of the load, so that only their sum
 is the load. ``uncertainty_absolute`` adds the accuracy of the source, which does not shrink with n.
+
+Few rounds say little about their own scatter. Uncertainties from it are therefore half of an interval that
+contains the truth with p = 95.45 % if the scatter is normal: twice the stated value covers what two standard
+deviations of a normal distribution cover, for any number of rounds (GUM 6.3.3, G.3). If rounds were added
+because the first ones scattered too much, ``ADDED`` widens it further.
 """
 
 from __future__ import annotations
@@ -19,11 +24,26 @@ from statistics import NormalDist, fmean, linear_regression, median, quantiles, 
 
 import msgspec
 
-from pytest_llenergy.meters.uncertainty import student_factor
 from pytest_llenergy.model.record import Metric
 
 #: How much larger the standard error of a median is than that of a mean if the scatter is normal.
 MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
+
+#: Half of Student's t for p = 95.45 % by degrees of freedom: GUM (JCGM 100:2008), table G.2.
+HALF_STUDENT = {1: 6.985, 2: 2.265, 3: 1.655, 4: 1.435, 5: 1.325, 6: 1.26, 7: 1.215, 8: 1.185, 9: 1.16}
+
+#: The same for a median and the order statistics of ``_interval_of_median``, by the number of values. From
+#: nine values on, the interval needs no assumption, and the factor only centres it on the median: at most the
+#: last, from 12 values on. ``benchmarks/plugin/coverage/rounds_run.py --factors`` computes them.
+HALF_INTERVAL = {3: 1.62, 4: 1.175, 5: 1.075, 6: 1.375, 7: 1.205, 8: 1.08, 9: 1.055, 10: 0.98, 11: 0.98}
+HALF_INTERVAL_OF_MANY = 1.08
+
+#: Factor of the uncertainty if rounds were added to so many first ones until it met a target. Rounds end when
+#: their scatter happens to be small, so that an interval for a given number would cover too seldom. As with
+#: repeated confidence intervals (Jennison and Turnbull, J. R. Stat. Soc. B 51 (1989)), one factor for every
+#: look keeps 95 % wherever the rounds end. Found by simulation, for normal scatter of any size relative to
+#: the target: ``benchmarks/plugin/coverage/rounds_run.py`` checks it.
+ADDED, ADDED_TO_FEW = 1.45, {2: 2.6, 3: 1.9, 4: 1.75}
 
 #: A modified z-score above this is an outlier: Iglewicz and Hoaglin, "How to Detect and Handle Outliers"
 #: (1993), p. 11, who recommend 3.5 and this scale of the median absolute deviation.
@@ -77,7 +97,13 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
 
 
 def summarize_rounds(
-    values: Sequence[RoundValue], unit: str, coverage: float = 1.0, *, gross: bool, is_rate: bool = False
+    values: Sequence[RoundValue],
+    unit: str,
+    coverage: float = 1.0,
+    *,
+    gross: bool,
+    is_rate: bool = False,
+    added_to: int | None = None,
 ) -> Metric:
     """Return a metric from its values in the valid rounds.
 
@@ -87,6 +113,7 @@ def summarize_rounds(
         coverage: Share of the time in which the sensors sample.
         gross: Whether a value of zero or less is impossible.
         is_rate: Whether the values are counts over times.
+        added_to: Number of values to which the others were added to meet a target; None if none were.
     """
     n, numbers = len(values), [each.value for each in values]
     phases = [each.phase for each in values]
@@ -107,7 +134,7 @@ def summarize_rounds(
     else:
         scatter = uncertainty_of_median(numbers)
         meter *= MEDIAN_TO_MEAN if n > 2 else 1.0
-    uncertainty = math.hypot(max(scatter, meter), unsampled)
+    uncertainty = math.hypot(max(scatter * widening(added_to), meter), unsampled)
     # As the value: an outlying round must not change it.
     accuracy = (fmean if dithered else median)([each.accuracy for each in values])
     return Metric(
@@ -118,6 +145,11 @@ def summarize_rounds(
         uncertainty_absolute=math.hypot(uncertainty, accuracy),
         n=n,
     )
+
+
+def widening(added_to: int | None) -> float:
+    """Return the factor of an uncertainty if rounds were added to so many first ones; ``None`` if not."""
+    return 1.0 if added_to is None else ADDED_TO_FEW.get(added_to, ADDED)
 
 
 def middle_rate(values: Sequence[float]) -> float:
@@ -144,38 +176,41 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def uncertainty_of_median(values: Sequence[float]) -> float:
-    """Return the standard uncertainty of a median; needs two values.
+    """Return half of the interval that contains the median with p = 95.45 %; needs two values.
 
-    Half the distance between two order statistics over the normal quantile of the probability that they
-    enclose the median, which is binomial whatever the distribution: McKean and Schrader, "A comparison of
-    methods for studentizing the sample median", Commun. Stat. B 13 (1984), here for about one standard
-    uncertainty. Two values have that of their mean.
+    The distance between two order statistics, over the normal quantile of the probability that they enclose
+    the median, which is binomial whatever the distribution: McKean and Schrader, "A comparison of methods for
+    studentizing the sample median", Commun. Stat. B 13 (1984). Two values have the interval of their mean.
     """
     n = len(values)
     if n == 2:
-        return uncertainty_of_mean(values)
+        return stdev(values) / math.sqrt(2) * half_student(1)
     ordered = sorted(values)
     place, z = _interval_of_median(n)
-    return (ordered[n - place] - ordered[place - 1]) / (2 * z)
+    factor = HALF_INTERVAL.get(n, HALF_INTERVAL_OF_MANY)
+    return (ordered[n - place] - ordered[place - 1]) / (2 * z) * factor
 
 
 @lru_cache(maxsize=256)
 def _interval_of_median(n: int) -> tuple[int, float]:
-    """Return the place of the lower order statistic, from 1, and the normal quantile of the interval."""
-    place = max(1, math.floor((n + 1) / 2 - math.sqrt(n) / 2))
+    """Return the place of the lower order statistic, from 1, and the normal quantile of the interval.
+
+    The narrowest interval of at least 95 %. With six to eight values it is narrower, so that one outlier on
+    either side does not widen it.
+    """
+    place = max(2 if n >= 6 else 1, math.floor((n + 1) / 2 - NormalDist().inv_cdf(0.975) * math.sqrt(n) / 2))
     # Integers, since 2**n may exceed the largest float.
     outside = sum(math.comb(n, below) for below in range(place)) / (1 << n)
     return place, NormalDist().inv_cdf(1 - outside)
 
 
-def uncertainty_of_mean(values: Sequence[float]) -> float:
-    """Return s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
-    n = len(values)
-    return stdev(values) / math.sqrt(n) * student_factor(n - 1)
+def half_student(degrees: float) -> float:
+    """Return half of Student's t for p = 95.45 %; beyond the table, by Abramowitz and Stegun 26.7.5."""
+    return HALF_STUDENT.get(int(degrees), 1 + 1.25 / degrees + 1.53 / degrees**2)
 
 
 def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
-    """Return the standard uncertainty of the mean of values that were each taken in a stratum of the phase.
+    """Return half of the interval (p = 95.45 %) of a mean of values, each taken in a stratum of the phase.
 
     Only the scatter between neighbouring strata counts; slow changes over the phase average out. Uses the
     successive differences in the order of phase, a closed ring (Wolter, Introduction to Variance Estimation,
@@ -184,7 +219,7 @@ def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float
     n = len(values)
     ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
     squares = sum((b - a) ** 2 for a, b in zip(ordered, [*ordered[1:], ordered[0]], strict=True))
-    return math.sqrt(squares / 2) / n * student_factor(max(1, (n - 1) * 2 / 3))
+    return math.sqrt(squares / 2) / n * half_student(max(1, (n - 1) * 2 / 3))
 
 
 def phases_cover_tick(phases: Sequence[float | None], coverage: float) -> bool:

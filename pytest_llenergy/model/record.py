@@ -32,7 +32,8 @@ class Metric(StoredStruct, frozen=True):
     """One value of a test over ``n`` rounds.
 
     Attributes:
-        uncertainty: Standard uncertainty (k = 1) for comparing runs on the same devices.
+        uncertainty: Standard uncertainty (k = 1) for comparing runs on the same devices. Twice as much covers
+            95 %, for few rounds as well.
         spread: Part of ``uncertainty`` that comes from the scatter of the rounds.
         uncertainty_absolute: ``uncertainty`` plus what all runs have in common, such as the gain of the meter
             or the model of an estimate.

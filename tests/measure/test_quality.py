@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +15,13 @@ import pytest
 from pytest_llenergy.devices.condition import BoardProcess, Condition
 from pytest_llenergy.measure import quality
 from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.quality import add_comparison_flags, drift_flags, round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances
-from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.record import Flag, Round, Terms
 from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import MS, domain
@@ -56,7 +58,7 @@ def test_a_clean_round_has_no_flag() -> None:
     ("found", "expected"),
     [
         (Energy(None, reason="gone"), "warning: unmeasured: gone"),
-        (energy(-4, 1), "invalid: impossible: the counters give -4 J, which is impossible"),
+        (energy(-4, 1), "warning: impossible: the counters give -4 J, which is impossible"),
         (
             energy(-2, 1),
             "warning: imprecise: standard uncertainty more than all of the energy",
@@ -69,6 +71,33 @@ def test_a_clean_round_has_no_flag() -> None:
 )
 def test_energy_is_flagged_if_missing_impossible_or_imprecise(found: Energy, expected: str) -> None:
     assert flags(found) == [expected]
+
+
+@pytest.mark.parametrize("dithered", [True, False])
+def test_rounds_below_zero_count_in_the_mean_and_the_median(dithered: bool) -> None:
+    """Without them only those that are too high would be left, and the mean be 41 J for 15 J."""
+    read_j = [15 + 40 * math.cos(2 * math.pi * index / 28) for index in range(28)]
+    terms = Terms(edges_j=0.0, outside_j=0.0, resolution_j=0.0, coverage_j=1.0 if dithered else 0.0)
+    rounds = [
+        Round(
+            start_s=0.0,
+            duration_s=0.05,
+            energy_j=joules,
+            energy_u_j=1.0,
+            energy_u_absolute_j=1.0,
+            idle_power_w=None,
+            idle_power_u_w=None,
+            by_domain={},
+            terms=terms,
+            phase=index / 28,
+            flags=round_flags(measured_round(WORK), [ticking()], energy(joules, 1.0)),
+        )
+        for index, joules in enumerate(read_j)
+    ]
+    assert sum("impossible" in {flag.name for flag in each.flags} for each in rounds) == 9
+    metric = compute_metrics(rounds, None, coverage=0.25)["energy_j"]
+    assert metric.value == pytest.approx(15)
+    assert metric.n == 28
 
 
 class TestTheReader:

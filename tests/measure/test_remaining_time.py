@@ -131,6 +131,13 @@ def test_further_rounds_are_predicted_from_the_scatter(
     assert step.left_s == pytest.approx(left_s)
 
 
+@pytest.mark.parametrize(("target", "left_s"), [(0.3, 2.0), (0.06, 2.0 * (80 - 4))])
+def test_the_first_added_round_widens_the_uncertainty(target: float, left_s: float) -> None:
+    """The scatter of 15 % counts as 27 % if rounds are added; 6 % needs 20 times as many of them."""
+    outlook = Forecast(least=4, target=target, budget_s=200.0, round_s=2.5, planned=4)
+    assert outlook.next_round(SCATTERED, 8.0).left_s == pytest.approx(left_s)
+
+
 def test_without_a_warm_up_the_first_round_has_no_remaining_time() -> None:
     assert Forecast(6, 0.02, 20.0, None).next_round([], 0.0).left_s is None
 

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from pytest_llenergy.compare.statistics import relative_spread
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.round_statistics import MEDIAN_TO_MEAN
+from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.quantity import format_pair, format_quantity
-from pytest_llenergy.model.record import MeterInfo, Metric
+from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
@@ -36,11 +38,10 @@ def state_cell(state: str) -> Cell:
     return Cell(state, f"state {state.replace(' ', '-')}")
 
 
-def format_round_spread(metric: Metric | None) -> str:
-    """Format the relative scatter of single rounds, computed from that of their median."""
-    if metric is None or not metric.value or metric.spread is None or metric.n < 2:
-        return "-"
-    return f"{metric.spread * metric.n**0.5 / MEDIAN_TO_MEAN / metric.value:.1%}"
+def format_round_spread(rounds: Sequence[Round]) -> str:
+    """Format the relative scatter of the energy of single valid rounds, as the noise of a comparison."""
+    logs = [math.log(each.value) for each in round_values("energy_j", rounds)[0] if each.value > 0]
+    return f"{relative_spread(logs):.1%}" if len(logs) > 1 else "-"
 
 
 def format_share(number: float | None) -> str:
@@ -103,7 +104,7 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
         kind = (record.kind or "-") if mixed else ""
         if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
             cells = [COLUMNS[each].cell(record) for each in names]
-            noise = format_round_spread(record.metrics.get("energy_j"))
+            noise = format_round_spread(record.rounds)
             rows.append([Cell(name, "name", target), state, *cells, noise, kind])
         for window in record.windows:
             if window.energy_j is not None:
