@@ -168,9 +168,12 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
         return _resting_domain_round(measured, series, spans)
     before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
     after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
-    if before is None or after is None:
-        gaps = (measured.gap_start_ns, measured.gap_end_ns)
-        reason = series.reason_between(*gaps) or (
+    gaps = ((measured.gap_start_ns, timeline.start_ns), (timeline.end_ns, measured.gap_end_ns))
+    reason = next(filter(None, (series.reason_between(*gap) for gap in gaps)), None)
+    # A counter that was wrong in a quiet gap shows a wrong idle power there. Power that was not read for a
+    # while is not wrong.
+    if before is None or after is None or (reason is not None and not series.domain.integrated):
+        reason = reason or (
             f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
             "it stands still, or --energy-gap is too short"
         )

@@ -49,7 +49,9 @@ class Event:
 
 
 class PerfCounter:
-    """One open event on one CPU."""
+    """One open event on one CPU. Perf shows no power limit."""
+
+    limit_w: float | None = None
 
     def __init__(self, event: Event, cpu: int, domain: str) -> None:
         """Open the event.

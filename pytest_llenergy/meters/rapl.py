@@ -27,8 +27,16 @@ from pytest_llenergy.model.record import Flag
 ROOT = Path("/sys/class/powercap")
 
 #: Two zones show one counter if each reading of the second lies between the readings of the first around it,
-#: within one update (1 ms at a kilowatt). Different counters are kilojoules apart.
-MIRROR_UJ = 1_000_000
+#: within what the first counts in this share of the pause between comparisons: five updates. Two counters
+#: that were equal by chance part sooner or later, so they are compared this many times.
+MIRROR_SHARE, MIRROR_COMPARISONS = 0.25, 10
+
+#: Highest power of a package or its memory whose limits powercap does not show (W). Processors are specified
+#: for 500 W at most (Intel Xeon 6900, AMD EPYC 9005); this leaves room for later ones.
+HIGHEST_W = 2000.0
+
+#: The limits that hold within milliseconds. Power may exceed the ``long_term`` limit for many seconds.
+SHORT_LIMITS = ("short_term", "peak_power")
 
 #: A udev rule, since permissions of files in /sys are lost at reboot.
 REMEDY = (
@@ -53,15 +61,20 @@ class Zone:
     """One powercap counter, kept open and followed over wrap-around.
 
     The registers have 32 bits and wrap after 65 to 262 kJ (units of 15 or 61 µJ), a minute or more at a
-    kilowatt. Two readings in less than half of that show every wrap between them.
+    kilowatt. A counter that went back has wrapped only if it can have counted the rest of its range since the
+    previous reading. Otherwise its joules go back too, as after a reset.
+
+    Attributes:
+        limit_w: Power limit, if powercap shows one that holds at all times.
     """
 
     def __init__(self, directory: Path, domain: str) -> None:
         self.domain = domain
         self._range_uj = int((directory / "max_energy_range_uj").read_text())
+        self.limit_w = _limit_w(directory)
         self._descriptor = os.open(directory / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._last_uj = self.raw_uj()
+            self._last_uj, self._read_s = self.raw_uj(), time.monotonic()
         except BaseException:
             self.close()
             raise
@@ -81,22 +94,36 @@ class Zone:
 
         Raises:
             OSError: If the counter cannot be read.
-            ValueError: If it was reset.
+            ValueError: If it holds no number.
         """
-        last_uj, self._last_uj = self._last_uj, self.raw_uj()
+        last_uj, last_s = self._last_uj, self._read_s
+        self._last_uj, self._read_s = self.raw_uj(), time.monotonic()
         step_uj = self._last_uj - last_uj
-        if step_uj < 0:
+        most_uj = HIGHEST_W * (self._read_s - last_s + MAX_AGE_S) * 1e6
+        if step_uj < 0 and step_uj + self._range_uj <= most_uj:
             step_uj += self._range_uj
-            if step_uj > self._range_uj / 2:
-                raise ValueError(
-                    f"the counter went back from {last_uj} to {self._last_uj} µJ, which is not a wrap-around"
-                )
         self._total_uj += step_uj
         return self._total_uj / 1e6
 
     def close(self) -> None:
         """Release the descriptor."""
         os.close(self._descriptor)
+
+
+def _limit_w(zone: Path) -> float | None:
+    """Return the highest limit on short-term power (W) that a zone enforces, ``None`` without one."""
+    try:
+        if (zone / "enabled").read_text().strip() != "1":
+            return None
+        limits_w = [
+            int(path.with_name(path.name.replace("_name", "_power_limit_uw")).read_text()) / 1e6
+            for path in zone.glob("constraint_*_name")
+            if path.read_text().strip() in SHORT_LIMITS
+        ]
+    except (OSError, ValueError):
+        return None
+    # Firmware without limits shows 0, or kilowatts.
+    return max((limit_w for limit_w in limits_w if 0 < limit_w < HIGHEST_W), default=None)
 
 
 def open_zones(
@@ -148,25 +175,26 @@ def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[floa
 
 
 def _mirrors(first: Zone, second: Zone, pause: Callable[[float], None]) -> bool:
-    if not _between(first, second):
-        return False
-    pause(RAPL_MIRROR_PAUSE_S)
-    return _between(first, second)
-
-
-def _between(first: Zone, second: Zone) -> bool:
-    before_uj, second_uj, after_uj = first.raw_uj(), second.raw_uj(), first.raw_uj()
-    late_enough = second_uj >= before_uj - MIRROR_UJ
-    early_enough = second_uj <= after_uj + MIRROR_UJ
-    if after_uj < before_uj:
-        return late_enough or early_enough
-    return late_enough and early_enough
+    """Return whether two zones show one counter, which they must do for as long as they are compared."""
+    last_uj = first.raw_uj()
+    for _ in range(MIRROR_COMPARISONS):
+        pause(RAPL_MIRROR_PAUSE_S)
+        before_uj, second_uj, after_uj = first.raw_uj(), second.raw_uj(), first.raw_uj()
+        # A counter that wraps meanwhile counts as having stood still.
+        apart_uj = MIRROR_SHARE * max(0, before_uj - last_uj)
+        late_enough, early_enough = second_uj >= before_uj - apart_uj, second_uj <= after_uj + apart_uj
+        wrapped = after_uj < before_uj
+        if not (late_enough and early_enough) and not (wrapped and (late_enough or early_enough)):
+            return False
+        last_uj = after_uj
+    return True
 
 
 class Counter(Protocol):
-    """The counter of one domain, from powercap or perf events."""
+    """The counter of one domain, from powercap or perf events, with its power limit if one is known."""
 
     domain: str
+    limit_w: float | None
 
     def energy_j(self) -> float:
         """Return joules since it was opened.
@@ -239,7 +267,7 @@ class RaplMeter:
             raise
         notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
         self.domains: tuple[Domain, ...] = tuple(
-            _domain(each.counter.domain, source, tuple(notes) if index == 0 else (), splits=splits)
+            _domain(each.counter, source, tuple(notes) if index == 0 else (), splits=splits)
             for index, each in enumerate(self._watched)
         )
 
@@ -283,11 +311,11 @@ def _select_unmoving(
     return waiting
 
 
-def _domain(name: str, source: str, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
-    memory = name.startswith("dram:")
+def _domain(counter: Counter, source: str, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
+    memory = counter.domain.startswith("dram:")
     ratio = MEMORY_RATIO if memory else PACKAGE_RATIO
     return Domain(
-        name=name,
+        name=counter.domain,
         kind="measured",
         source=source,
         scope="memory" if memory else "package",
@@ -296,6 +324,7 @@ def _domain(name: str, source: str, flags: tuple[Flag, ...], *, splits: bool) ->
         limits=within(GAIN_LIMIT),
         update_period_s=UPDATE_PERIOD_S,
         max_age_s=MAX_AGE_S,
+        highest_w=counter.limit_w or HIGHEST_W,
         cpu_ratio=ratio if splits else None,
         flags=flags,
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,8 +19,22 @@ LONGEST_TICK = 1.5
 LATEST = 256
 
 #: A counter is wrong if it moves by more energy than ``JUMP`` times the highest power gives in the elapsed
-#: time plus ``JUMP_PERIODS`` periods.
-JUMP, JUMP_PERIODS = 1.5, 1.0
+#: time, or in one period if that is longer.
+JUMP = 1.5
+
+#: It is also wrong if one or two ticks alone surely exceed the highest power, and the power of the ticks on
+#: either side by this factor: a device at its limit does not stay there for so short a time.
+SPIKE = 1.5
+
+#: A counter that went back may have been wrong for this long before, or for this long from then on (ns).
+GLITCH_NS = 1_000_000_000
+
+#: A counter that stood still for more than this many periods, while it was read, has missed a tick.
+STALL_PERIODS = 2.0
+
+#: After that it has caught up if it shows this share of the power of the ticks on either side; otherwise
+#: energy may be missing.
+CAUGHT_UP = 0.9
 
 #: Ticks on either side of a moment from which the power there is computed.
 NEIGHBOURS = 3
@@ -42,6 +57,10 @@ class Tick(NamedTuple):
         """The length of the interval."""
         return (self.latest_ns - self.earliest_ns) / 1e9
 
+    def watts_since(self, other: Tick) -> float:
+        """Return the mean power (W) since an earlier tick."""
+        return (self.energy_j - other.energy_j) / max((self.time_ns - other.time_ns) / 1e9, 1e-9)
+
 
 class Mark(NamedTuple):
     """The start or end of a window (monotonic nanoseconds), where power may have changed."""
@@ -62,7 +81,8 @@ class Series:
     """The ticks of one domain in time order.
 
     Joules never fall, even over an ``Outage``, so that windows between outages stay correct; a window that
-    touches an outage has no result. ``late`` holds the stretches in which a reading was overdue.
+    touches an outage has no result. ``late`` holds the stretches in which a reading was overdue, ``stalls``
+    those in which the counter was, although it was read.
     """
 
     def __init__(self, meter: str, domain: Domain) -> None:
@@ -73,10 +93,14 @@ class Series:
         self.ticks_seen: int = 0
         self.outages: list[Outage] = []
         self.late: list[tuple[int, int]] = []
+        self.stalls: list[tuple[int, int]] = []
         self._late_ns = round(domain.late_s[0] * 1e9), round(domain.late_s[1] * 1e9)
         self._last: tuple[int, float] | None = None
         self._offset_j = 0.0
         self._out = False
+        # When the present value was first read; when the counter last went back, and by how much.
+        self._moved_ns = 0
+        self._fell: tuple[int, float] | None = None
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
@@ -92,14 +116,20 @@ class Series:
             self._out = False
         wrong = self._wrong(last, end_ns, energy_j) if last is not None else None
         if last is not None and wrong is not None:
-            self._outage(last[0], end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
+            since_ns = self._wrong_since(last[0], end_ns, last[1] - energy_j)
+            self._outage(since_ns, end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
             self._offset_j += last[1] - energy_j
         elif last is None:
             # When a counter reached its first value is unknown, unless readings are always fresh.
             if self.domain.max_age_s is not None:
                 self._tick(self._oldest(begin_ns), end_ns, energy_j)
         elif energy_j > last[1] or self.domain.rests:
+            stood_s = (last[0] - self._moved_ns) / 1e9
+            if self._ticks_in_time and stood_s > STALL_PERIODS * (self.domain.update_period_s or math.inf):
+                self.stalls.append((self._moved_ns, last[0]))
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
+        if last is None or energy_j != last[1]:
+            self._moved_ns = end_ns
 
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
         """Return why the counter is wrong, from its change since the previous reading, or ``None``."""
@@ -107,20 +137,67 @@ class Series:
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
         if self._jumped(last, end_ns, energy_j):
             return (
-                f"jumped by {energy_j - last[1]:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms, of a board that "
-                f"may draw {self.domain.highest_w:.0f} W"
+                f"jumped by {energy_j - last[1]:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms, of a device "
+                f"that may draw {self.domain.highest_w:.0f} W"
             )
+        fell_ns, fell_j = self._fell or (0, math.inf)
+        if energy_j - last[1] >= fell_j and end_ns - fell_ns < GLITCH_NS:
+            return f"moved by {energy_j - last[1]:.3f} J, right after it had gone back by {fell_j:.3f} J"
         return None
 
     def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
-        """Return whether the counter moved by more than the board can have used, allowing for its lag."""
+        """Return whether the counter moved by more than the device can have used, allowing for its lag."""
         if self.domain.highest_w is None or not self.ticks:
             return False
         # The energy was used since the counter last moved, whatever was read in between.
         since_ns = min(last[0], self.ticks[-1].earliest_ns)
-        period_s = self.domain.update_period_s or 0.0
-        elapsed_s = (end_ns - since_ns) / 1e9 + JUMP_PERIODS * period_s + self.domain.smear_s
+        elapsed_s = max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.domain.smear_s
         return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
+
+    def _wrong_since(self, start_ns: int, end_ns: int, fall_j: float) -> int:
+        """Return since when a counter may have been wrong that was found to be so between two readings.
+
+        If it was wrong for a moment only, it went up and back, or back and up, by the same energy.
+        """
+        if fall_j <= 0:
+            fell_ns = self._fell[0] if self._fell else 0
+            return fell_ns if end_ns - fell_ns < GLITCH_NS else start_ns
+        self._fell = (start_ns, fall_j)
+        lately = pairwise(self.ticks_between(end_ns - GLITCH_NS, end_ns))
+        highest = max(lately, key=lambda pair: pair[1].energy_j - pair[0].energy_j, default=None)
+        if highest is None or highest[1].energy_j - highest[0].energy_j < fall_j:
+            return start_ns
+        return highest[0].earliest_ns
+
+    def _check_latest(self) -> None:
+        """Add an outage if the ticks before the last one disagree with the power on either side of them."""
+        ticks, limit_w = self.ticks[-5:], self.domain.highest_w or math.inf
+        if len(ticks) < 5 or not self._ticks_in_time:
+            return
+        after_w = ticks[4].watts_since(ticks[3])
+        for before, first in pairwise(ticks[:3]):
+            around_w = max(first.watts_since(before), after_w)
+            longest_s = (ticks[3].latest_ns - first.earliest_ns) / 1e9
+            watts = (ticks[3].energy_j - first.energy_j) / longest_s
+            if watts > max(limit_w, SPIKE * around_w):
+                shown = f"showed {watts:.0f} W for {longest_s * 1e3:.0f} ms and {around_w:.0f} W around it"
+                self._disagree(first, ticks[3], f"{shown}, of a device that may draw {limit_w:.0f} W")
+        # The first tick after a stall may come out of turn, so it counts together with the next one.
+        around_w = max(ticks[1].watts_since(ticks[0]), after_w)
+        caught_up = ticks[3].watts_since(ticks[1]) >= CAUGHT_UP * around_w
+        for start_ns, end_ns in self.stalls[-3:]:
+            if ticks[1].latest_ns <= end_ns <= ticks[2].latest_ns and not caught_up:
+                stood = f"stood still for {(end_ns - start_ns) / 1e6:.0f} ms"
+                self._disagree(ticks[1], ticks[2], f"{stood} and did not catch up; energy may be missing")
+
+    def _disagree(self, first: Tick, last: Tick, how: str) -> None:
+        reason = f"{self.meter}: the counter of {self.domain.name} {how}"
+        self._outage(first.earliest_ns, last.latest_ns, reason)
+
+    @property
+    def _ticks_in_time(self) -> bool:
+        """Whether the counter moves at times of its own, by all the energy since it last moved."""
+        return self.domain.max_age_s is None and not self.domain.integrated and not self.domain.rests
 
     def begin_outage(self, time_ns: int, reason: str) -> None:
         """Begin an outage, when a reading gives a reason instead of joules. The next joules end it."""
@@ -168,14 +245,16 @@ class Series:
         earliest_ns, latest_ns = earliest_ns - at_most_ns, latest_ns - at_least_ns
         self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
         self.ticks_seen += 1
+        self._check_latest()
 
     def forget_before(self, time_ns: int) -> None:
         """Forget the ticks before a moment, except the last ones, and what disturbed them."""
         del self.ticks[: max(0, bisect_left(self.ticks, time_ns, key=_latest) - LATEST)]
         # The reader may add to the ends meanwhile. An outage that has not ended stays the last one.
-        ended, late = len(self.outages) - self._out, len(self.late)
+        ended, late, stalls = len(self.outages) - self._out, len(self.late), len(self.stalls)
         self.outages[:ended] = [each for each in self.outages[:ended] if each.end_ns >= time_ns]
         self.late[:late] = [each for each in self.late[:late] if each[1] >= time_ns]
+        self.stalls[:stalls] = [each for each in self.stalls[:stalls] if each[1] >= time_ns]
 
     def _oldest(self, begin_ns: int) -> int:
         """Return the earliest possible time of the last move of the counter before a reading."""
@@ -247,8 +326,11 @@ class Series:
 
     def latest_pause_s(self, start_ns: int, end_ns: int) -> float:
         """Return the longest stretch with an overdue reading that touches an interval (seconds)."""
-        touching = [end - begin for begin, end in self.late if begin < end_ns and end > start_ns]
-        return max(touching, default=0) / 1e9
+        return _longest_s(self.late, start_ns, end_ns)
+
+    def latest_stall_s(self, start_ns: int, end_ns: int) -> float:
+        """Return the longest stretch with an overdue tick that touches an interval (seconds)."""
+        return _longest_s(self.stalls, start_ns, end_ns)
 
     @property
     def period_s(self) -> float | None:
@@ -262,6 +344,11 @@ class Series:
             return None
         steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(self.ticks[-LATEST:]))
         return steps[len(steps) // 2] / 1e9
+
+
+def _longest_s(stretches: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> float:
+    touching = [end - begin for begin, end in stretches if begin < end_ns and end > start_ns]
+    return max(touching, default=0) / 1e9
 
 
 def _earliest(tick: Tick) -> int:

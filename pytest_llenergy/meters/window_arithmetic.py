@@ -253,6 +253,10 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
         if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S) and not domain.rests:
             detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
             flags.append(Flag(name="reader-gap", severity="warning", detail=detail))
+        stall_s = series.latest_stall_s(start_ns - around_ns, end_ns + around_ns)
+        if stall_s:
+            detail = f"the counter of {domain.name} stood still for {stall_s * 1e3:.0f} ms while it was read"
+            flags.append(Flag(name="late-tick", severity="warning", detail=detail))
     return flags
 
 

@@ -148,6 +148,22 @@ def test_a_counter_that_runs_backwards_affects_only_one_round(
     check(second, 200)
 
 
+def test_a_counter_that_jumps_by_50_j_affects_only_one_round(world: World) -> None:
+    turns = iter(range(2))
+
+    def work() -> None:
+        time.sleep(0.1)
+        if next(turns) == 0:
+            world.update(0, energy_offset_mj=world.board(0).energy_offset_mj + 50_000)
+        time.sleep(0.1)
+
+    first, second = run(work, rounds=2).rounds
+    assert first.energy_j is None
+    assert (first.reason or "").startswith(f"nvml: the counter of gpu:{world.board(0).uuid} ")
+    assert (first.reason or "").endswith("of a device that may draw 700 W")
+    check(second, 200)
+
+
 def test_a_mig_instance_is_measured_as_its_whole_board(tmp_path: Path, nvml_attach: Attach) -> None:
     board = Board(power_w=200.0, latch_ns=20 * MS, mig_enabled=True, mig_instances=(MigInstance(uuid=MIG),))
     world = World(tmp_path / "mig", [board])

@@ -314,6 +314,7 @@ class Package:
     """A counter that is always up to date: idle power, and watts for each busy core of this host."""
 
     domain = "cpu:package-0"
+    limit_w: float | None = None
 
     def __init__(self) -> None:
         self._begin_s, self._begin_busy_s = time.monotonic(), read_cpu_time().busy_s

@@ -13,10 +13,12 @@ import pytest
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
+from pytest_llenergy.meters.sampler import MeterReader
 from tests.meters.unprivileged import open_directory, unprivileged
 
 RANGE_UJ = 262_143_328_850
 JOULE = 1_000_000
+MS = 1_000_000
 
 #: Two sockets with memory, cores and graphics of one die, the platform, and the memory-mapped mirrors.
 SERVER = {
@@ -133,6 +135,7 @@ def test_a_counter_wrap_adds_the_counter_range(build: Build) -> None:
     machine.pause = lambda _seconds: machine.set("intel-rapl:0", RANGE_UJ - JOULE)  # type: ignore[method-assign]
     meter = machine.open()
     (before,) = joules(meter.read())
+    time.sleep(0.005)
     machine.set("intel-rapl:0", 3 * JOULE)
     assert joules(meter.read()) == [pytest.approx(before + 4)]
     machine.set("intel-rapl:0", 4 * JOULE)
@@ -140,15 +143,63 @@ def test_a_counter_wrap_adds_the_counter_range(build: Build) -> None:
     meter.close()
 
 
-def test_a_counter_that_goes_back_without_a_wrap_gives_a_reason(build: Build) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.76, 0.99])
+def test_a_reset_from_anywhere_in_its_range_is_no_wrap(build: Build, share: float) -> None:
     machine = build({"intel-rapl:0": "package-0"})
+    machine.set("intel-rapl:0", round(share * RANGE_UJ))
+    reader = MeterReader(machine.open())
+    (series,) = reader.series
+    resets_at = 5
+    for number in range(10):
+        time.sleep(0.002)
+        if number == resets_at:
+            machine.set("intel-rapl:0", 0)
+        machine.add("intel-rapl:0", 0.1)
+        reader.read()
+        if number == resets_at:
+            reset_ns = time.monotonic_ns()
+    reader.meter.close()
+    reason = series.reason_between(reset_ns, reset_ns + MS)
+    assert (reason or "").startswith("rapl: the counter of cpu:package-0 went backwards, from ")
+    # The reading with the reset counts nothing; the others count a tenth of a joule each.
+    assert series.ticks[-1].energy_j - series.ticks[0].energy_j == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "limits", "highest_w"),
+    [
+        ("1", {"long_term": 205, "short_term": 246, "peak_power": 0}, 246),
+        ("1", {"long_term": 205}, 2000),
+        ("1", {"long_term": 4095, "short_term": 4095}, 2000),
+        ("0", {"long_term": 205, "short_term": 246}, 2000),
+        ("1", {}, 2000),
+    ],
+)
+def test_power_is_bounded_by_limits_that_hold_at_all_times(
+    build: Build, enabled: str, limits: dict[str, int], highest_w: float
+) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    zone = machine.root / "intel-rapl:0"
+    (zone / "enabled").write_text(f"{enabled}\n")
+    for index, (name, watts) in enumerate(limits.items()):
+        (zone / f"constraint_{index}_name").write_text(f"{name}\n")
+        (zone / f"constraint_{index}_power_limit_uw").write_text(f"{watts}000000\n")
     meter = machine.open()
-    machine.set("intel-rapl:0", 7)
-    (value,) = meter.read()
+    assert meter.domains[0].highest_w == highest_w
     meter.close()
-    assert isinstance(value, str)
-    assert value.startswith("rapl: cpu:package-0 cannot be read (the counter went back from 100")
-    assert value.endswith(" to 7 µJ, which is not a wrap-around)")
+
+
+def test_a_jump_beyond_the_limit_of_a_package_gives_a_reason(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    reader = MeterReader(machine.open())
+    (series,) = reader.series
+    reader.read()
+    machine.add("intel-rapl:0", 50_000)
+    reader.read()
+    reader.meter.close()
+    ((_, _, reason),) = series.outages
+    assert "jumped by 50000.000 J" in reason
+    assert reason.endswith("of a device that may draw 2000 W")
 
 
 def test_dies_with_separate_counters_are_both_counted(build: Build) -> None:
@@ -170,21 +221,22 @@ def test_zones_that_show_the_same_counter_are_counted_once(build: Build, second:
     meter.close()
 
 
-def test_zones_that_agree_only_by_chance_are_both_counted(build: Build) -> None:
+@pytest.mark.parametrize(
+    ("apart_j", "watts"),
+    [(0.0, (100, 250)), (0.9, (100, 100)), (0.0, (100, 108)), (-0.9, (30, 30))],
+)
+def test_zones_that_agree_only_by_chance_are_both_counted(
+    build: Build, apart_j: float, watts: tuple[int, int]
+) -> None:
     machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
-    machine.set("intel-rapl:1", machine.get("intel-rapl:0"))
-    machine.moving = ["intel-rapl:0"]
-    machine.pause(0)
-    pauses: list[float] = []
+    machine.set("intel-rapl:1", machine.get("intel-rapl:0") + round(apart_j * JOULE))
 
     def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        machine.add("intel-rapl:0", 2)
-        machine.add("intel-rapl:1", 5)
+        for zone, power_w in zip(("intel-rapl:0", "intel-rapl:1"), watts, strict=True):
+            machine.add(zone, power_w * seconds)
 
     (meter,) = open_rapl(Targets(), powercap_root=machine.root, still_s=60, pause=pause)
     assert names(meter) == ["cpu:package-0", "cpu:package-1"]
-    assert len(pauses) == 2
     meter.close()
 
 

@@ -167,7 +167,7 @@ def test_a_jump_beyond_the_power_limit_is_an_outage() -> None:
     series.add(400 * MS, 400 * MS, 970.0)
     (outage,) = series.outages
     assert outage.reason == (
-        "test: the counter of cpu:x jumped by 760.000 J in 100 ms, of a board that may draw 700 W"
+        "test: the counter of cpu:x jumped by 760.000 J in 100 ms, of a device that may draw 700 W"
     )
     assert [tick.energy_j for tick in series.ticks] == [70.0, 140.0, 210.0]
 
