@@ -301,7 +301,7 @@ def _check_coverage(
         notebook.check("coverage of the sensor", None, "too few ticks")
         return
     model, period_s = models[best], times[best].period_s or 1.0
-    assumed, source = sensor_coverage(product, period_s)
+    assumed, _, source = sensor_coverage(product, period_s)
     notebook.data["assumed_coverage"] = assumed
     measured = model.coverage(period_s)
     notebook.check(

@@ -23,7 +23,12 @@ from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.metrics import compute_metrics, relative_uncertainty
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
-from pytest_llenergy.measure.quality import add_comparison_flags, drift_flags, outlier_flags
+from pytest_llenergy.measure.quality import (
+    add_comparison_flags,
+    drift_flags,
+    outlier_flags,
+    widen_by_scatter,
+)
 from pytest_llenergy.measure.remaining_time import Forecast, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
@@ -168,7 +173,7 @@ def measure(
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch, processes))
             rounds.append(account_round(measured[-1], sampler.series, selection.reasons, rest))
         measuring_s = time.monotonic() - start_s
-    rounds = add_comparison_flags(rounds, measured)
+    rounds = widen_by_scatter(add_comparison_flags(rounds, measured), sampler.series)
     infos = [meter_info(series) for series in sampler.series]
     procedure = _procedure(
         plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage, plan.rounds)

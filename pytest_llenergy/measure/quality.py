@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from statistics import median
+from statistics import fmean, median, stdev
 
 import msgspec
 
@@ -19,10 +20,10 @@ from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.attribution import is_busy
 from pytest_llenergy.meters.trace import Trace
-from pytest_llenergy.meters.uncertainty import Energy
+from pytest_llenergy.meters.uncertainty import Energy, student_factor
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.quantity import format_energy
-from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.record import Flag, Round, Terms
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -41,6 +42,10 @@ CLOCK = 0.03
 
 #: A change over the rounds is a drift if it is at least this large and its t value this high.
 DRIFT, DRIFT_T = 0.02, 4.0
+
+#: Equal rounds whose standard deviation is this many times their uncertainty show energy that a sensor
+#: missed: the scatter of three good rounds reaches it once in five hundred cases.
+FAR = 2.5
 
 #: Further outlying rounds are only counted.
 MAX_NAMED_ROUNDS = 3
@@ -94,6 +99,56 @@ def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRou
         )
         for index, round_ in enumerate(rounds)
     ]
+
+
+def widen_by_scatter(rounds: Sequence[Round], trace: Trace) -> list[Round]:
+    """Widen rounds that scatter far more than their uncertainty, if the coverage of a sensor is unknown.
+
+    Rounds start in shuffled phase to the tick, so that what a part-time sensor misses differs between them:
+    the scatter is then the standard uncertainty of each, as ``coverage_j``. Work that differs from round to
+    round scatters too, and cannot be told apart.
+
+    Args:
+        rounds: All rounds of a test, of equal work.
+        trace: One series for each domain.
+    """
+    unknown = {series.domain.name for series in trace if not series.domain.coverage_known}
+    valid = [round_ for round_ in rounds if is_valid(round_) and round_.energy_j is not None]
+    if not unknown or len(valid) < 3:
+        return list(rounds)
+    scatter_j = stdev((round_.energy_j or 0.0) / round_.iterations for round_ in valid)
+    variance = fmean(((round_.energy_u_j or 0.0) / round_.iterations) ** 2 for round_ in valid)
+    if scatter_j <= FAR * math.sqrt(variance):
+        return list(rounds)
+    missed_j = math.sqrt(scatter_j**2 - variance) * student_factor(len(valid) - 1)
+    return [_widen(round_, unknown, missed_j * round_.iterations) for round_ in rounds]
+
+
+def _widen(round_: Round, unknown: Collection[str], missed_j: float) -> Round:
+    """Add ``missed_j`` to the uncertainty of a round, in equal parts for the ``unknown`` domains."""
+    if round_.energy_u_j is None or round_.energy_u_absolute_j is None or round_.terms is None:
+        return round_
+    part_j = missed_j / math.sqrt(len(unknown))
+    return msgspec.structs.replace(
+        round_,
+        energy_u_j=math.hypot(round_.energy_u_j, missed_j),
+        energy_u_absolute_j=math.hypot(round_.energy_u_absolute_j, missed_j),
+        terms=_widen_terms(round_.terms, missed_j),
+        by_domain={
+            name: msgspec.structs.replace(
+                domain,
+                energy_u_j=math.hypot(domain.energy_u_j or 0.0, part_j),
+                terms=_widen_terms(domain.terms, part_j) if domain.terms is not None else None,
+            )
+            if name in unknown
+            else domain
+            for name, domain in round_.by_domain.items()
+        },
+    )
+
+
+def _widen_terms(terms: Terms, missed_j: float) -> Terms:
+    return msgspec.structs.replace(terms, coverage_j=math.hypot(terms.coverage_j, missed_j))
 
 
 def drift_flags(rounds: Sequence[Round]) -> list[Flag]:

@@ -52,6 +52,7 @@ class Domain(NamedTuple):
             made is missing from them, while a counter goes on unread.
         coverage: Share of the time in which the sensor samples. A part-time sensor takes its sample for the
             whole of each tick.
+        coverage_known: Whether ``coverage`` was measured; otherwise it is a lower limit.
         highest_w: Highest power of the device, if known.
         rests: Whether the counter stands still while nothing happens: a reading that repeats the previous one
             is then a tick too.
@@ -74,6 +75,7 @@ class Domain(NamedTuple):
     late_s: tuple[float, float] = (0.0, 0.0)
     integrated: bool = False
     coverage: float = 1.0
+    coverage_known: bool = True
     highest_w: float | None = None
     rests: bool = False
     cpu_ratio: float | None = None

@@ -88,31 +88,58 @@ class _Sensor(NamedTuple):
 _PART_TIME = (
     _Sensor((*_GA100, "H100"), 0.025, 0.1, _PAPER),
     _Sensor(("H800", "H200", "H20", "GH200"), 0.025, 0.1, f"as on the H100, of the same die; {_PAPER}"),
-    _Sensor(("P100", "V100"), 0.01, 0.02, _PAPER),
+    _Sensor(("P100", "V100", "GTX 1080"), 0.01, 0.02, _PAPER),
     _Sensor(("Quadro RTX 8000",), 0.02, 0.1, _PAPER),
 )
 
+#: Ends of the names of products whose sensor samples all the time (Yang et al., SC 2024). Laptop and other
+#: variants, whose names go on, were not measured.
+_FULL_TIME = (
+    "RTX 2060 SUPER",
+    "RTX 2080 Ti",
+    "TITAN RTX",
+    "RTX 3070 Ti",
+    "RTX 3090",
+    "RTX A5000",
+    "RTX 4090",
+)
 
-def sensor_coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
-    """Return the share of each tick that the sensor of a product samples (0 to 1), and the source of this.
+#: The lowest share of all measured sensors, assumed where nothing was measured.
+ASSUMED_SHARE = min(sensor.window_s / sensor.refresh_s for sensor in _PART_TIME)
+
+
+class Coverage(NamedTuple):
+    """Share of each tick (0 to 1) that a sensor samples, whether it was measured, and the source of this."""
+
+    share: float
+    known: bool
+    source: str
+
+
+def sensor_coverage(product_name: str, update_period_s: float | None = None) -> Coverage:
+    """Return the coverage of the sensor of a product.
 
     The share is window / max(refresh, ``update_period_s``): a counter that ticks faster than the sensor
-    refreshes does not make it sample longer. Products outside the table count as sampling all the time,
-    which was measured on Turing, Ampere and Ada boards for desktops and workstations and is assumed
-    for others.
+    refreshes does not make it sample longer. Products that were not measured may sample as little as any
+    that was. The architecture does not tell: one Turing board samples a fifth, others all of the time.
     """
     for sensor in _PART_TIME:
         if _is_one_of(product_name, sensor.products):
             share = sensor.window_s / max(sensor.refresh_s, update_period_s or 0.0)
             sampled = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
-            return share, f"the power sensor samples for {sampled} ({sensor.source})"
-    return 1.0, "no blind time of the power sensor is known"
+            return Coverage(share, True, f"the power sensor samples for {sampled} ({sensor.source})")
+    if product_name.endswith(_FULL_TIME):
+        return Coverage(1.0, True, f"the power sensor samples all the time ({_PAPER})")
+    assumed = (
+        f"the power sensor is assumed to sample {ASSUMED_SHARE:.0%} of the time, since it was not measured"
+    )
+    return Coverage(ASSUMED_SHARE, False, assumed)
 
 
 def known_coverage(product_name: str) -> float | None:
     """Return the share of each refresh over which a power reading averages, ``None`` if unmeasured."""
-    share, _ = sensor_coverage(product_name)
-    return share if share < 1 else None
+    coverage = sensor_coverage(product_name)
+    return coverage.share if coverage.known else None
 
 
 def averaging_time_s(product_name: str, architecture: int | None) -> float:
@@ -273,39 +300,41 @@ def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
 
 
 def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
-    share, known_from = sensor_coverage(sources.board.name, result.period_s)
+    coverage = sensor_coverage(sources.board.name, result.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
         source=counter.name,
         scope=counter.scope,
         resolution_j=STEP,
-        accuracy=_accuracy(share, f"{known_from}, which the counter is assumed to share"),
+        accuracy=_accuracy(coverage, ", which the counter is assumed to share"),
         limits=within(GAIN_LIMIT),
         update_period_s=result.period_s,
         max_age_s=result.period_s if result.continuous else None,
-        coverage=share,
+        coverage=coverage.share,
+        coverage_known=coverage.known,
         highest_w=_highest_w(sources, counter),
         flags=_flags(sources, counter, None),
     )
 
 
 def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
-    share, known_from = sensor_coverage(sources.board.name, refresh.period_s)
+    coverage = sensor_coverage(sources.board.name, refresh.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
         source=f"{power.name} integrated",
         scope=power.scope,
         resolution_j=refresh.period_s * STEP,
-        accuracy=_accuracy(share, known_from),
+        accuracy=_accuracy(coverage),
         limits=within(GAIN_LIMIT),
         update_period_s=refresh.period_s,
         max_age_s=refresh.max_age_s,
         smear_s=sources.smear_s(power),
         late_s=refresh.late_s,
         integrated=True,
-        coverage=share,
+        coverage=coverage.share,
+        coverage_known=coverage.known,
         highest_w=_highest_w(sources, power),
         flags=(*_flags(sources, power, result.reason), *_unknown_refresh_flags(sources, power, refresh)),
     )
@@ -321,8 +350,9 @@ def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) 
     return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
 
 
-def _accuracy(share: float, about_sensor: str) -> str:
-    return f"within {GAIN_LIMIT:.0%} of the reading" + (f"; {about_sensor}" if share < 1 else "")
+def _accuracy(coverage: Coverage, shared: str = "") -> str:
+    about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
+    return f"within {GAIN_LIMIT:.0%} of the reading{about_sensor}"
 
 
 def _highest_w(sources: Sources, quantity: Quantity) -> float | None:
@@ -339,6 +369,12 @@ def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[
     if sources.board.shared:
         detail = "MIG instances have no energy counter: the joules are those of the whole board"
         flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {detail}"))
+    if not (coverage := sensor_coverage(sources.board.name)).known:
+        detail = (
+            f"what share of each tick the power sensor of {sources.board.name} sees was not measured: "
+            f"{coverage.share:.0%} is assumed, unless rounds in shuffled phase show what it misses"
+        )
+        flags.append(Flag(name="coverage-unknown", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.counter is not None and rejected is not None:
         detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
         flags.append(Flag(name="counter-rejected", severity="warning", detail=f"{uuid}: {detail}"))

@@ -176,7 +176,8 @@ def require_resolvable(energy: Energy, series: Series, duration_s: float) -> Ene
     tick_ms = (series.period_s or 0.0) * 1e3
     reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
     if series.domain.coverage < 1:
-        reason += f" of which the sensor sees {series.domain.coverage:.0%}"
+        known = "sees" if series.domain.coverage_known else "may see only"
+        reason += f" of which the sensor {known} {series.domain.coverage:.0%}"
     return Energy(None, reason=reason)
 
 
@@ -320,7 +321,7 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
         if domain.kind == "estimated":
             detail = f"{domain.source}; {domain.accuracy}"
             flags.append(Flag(name="estimated", severity="note", detail=detail))
-        if domain.coverage < 1:
+        if domain.coverage < 1 and domain.coverage_known:
             detail = (
                 f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
                 "detect a load that repeats in step with it; rounds in shuffled phase can"

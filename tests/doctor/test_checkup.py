@@ -161,8 +161,8 @@ def test_a_lost_board_does_not_hide_the_others(visit: Visit) -> None:
     code, text = visit(Board(lost=True), Board(uuid="GPU-b"), Board(uuid="GPU-c"))
     assert (code, "gpu      none" in text) == (1, False)
     for line in (
-        "gpu 1    NVIDIA Sim 100 GPU-b\n",
-        "gpu 2    NVIDIA Sim 100 GPU-c\n",
+        "gpu 1    NVIDIA Sim RTX 4090 GPU-b\n",
+        "gpu 2    NVIDIA Sim RTX 4090 GPU-c\n",
         "meter    nvml for GPU-b: measured, ",
         "wrong    NVML: GPU 0 does not answer (GPU is lost); see nvidia-smi\n",
     ):

@@ -107,7 +107,7 @@ def test_after_a_driver_failure_no_step_runs_on_the_other_boards(simulate_boards
     code, lines = doctor()
     assert code == 1
     assert lines[0] == "steps    on GPU-a, in fresh processes"
-    assert lines[2] == "step     NVML: ok, N, driver 580.95.05 (NVIDIA Sim 100)"
+    assert lines[2] == "step     NVML: ok, N, driver 580.95.05 (NVIDIA Sim RTX 4090)"
     assert lines[3].startswith(
         "step     driver: failed after N (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803"
     )

@@ -82,8 +82,10 @@ def joules(meter: NvmlMeter) -> float:
 
 
 def test_meters_by_uuid_read_their_own_board(tmp_path: Path, attach_boards: Callable[..., World]) -> None:
-    slow = Board(name="Slow", power_w=50.0, latch_ns=100 * MS, power_limit_w=72.0)
-    world = attach_boards(slow, Board(name="Fast", power_w=600.0, latch_ns=50 * MS, power_limit_w=700.0))
+    slow = Board(name="Slow TITAN RTX", power_w=50.0, latch_ns=100 * MS, power_limit_w=72.0)
+    world = attach_boards(
+        slow, Board(name="Fast TITAN RTX", power_w=600.0, latch_ns=50 * MS, power_limit_w=700.0)
+    )
     uuids = (world.board(1).uuid, world.board(0).uuid)
     meters = open_nvml(Targets(uuids), tmp_path / "cache")
     domains = [meter.domains[0] for meter in meters]
@@ -217,7 +219,7 @@ def test_a_board_without_sources_is_refused_with_every_answer_of_the_driver(
     with pytest.raises(MeterError) as raised:
         open_nvml(Targets((world.board(0).uuid, world.board(1).uuid)), tmp_path)
     assert str(raised.value) == (
-        f"nvml: {world.board(1).uuid} (NVIDIA Sim 100) reports neither energy nor power "
+        f"nvml: {world.board(1).uuid} (NVIDIA Sim RTX 4090) reports neither energy nor power "
         f"({COUNTER}: Not Supported; "
         "NVML_FI_DEV_ENERGY: Not Supported; "
         "nvmlDeviceGetTotalEnergyConsumption: Not Supported; "
@@ -439,12 +441,13 @@ def test_an_unloaded_driver_is_named_with_its_remedy(tmp_path: Path, nvml_librar
         ("Tesla P100-PCIE-16GB", 0.5),
         ("Tesla V100-SXM2-32GB", 0.5),
         ("Quadro RTX 8000", 0.2),
-        ("NVIDIA RTX A1000", 1.0),
-        ("NVIDIA A10", 1.0),
-        ("NVIDIA A30000", 1.0),
+        ("NVIDIA RTX A1000", 0.2),
+        ("NVIDIA A10", 0.2),
+        ("NVIDIA A30000", 0.2),
         ("NVIDIA GeForce RTX 4090", 1.0),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 0.2),
         ("NVIDIA GeForce RTX 2080 Ti", 1.0),
-        ("NVIDIA B200", 1.0),
+        ("NVIDIA B200", 0.2),
     ],
 )
 def test_the_coverage_depends_on_the_product(product: str, share: float) -> None:
@@ -454,14 +457,22 @@ def test_the_coverage_depends_on_the_product(product: str, share: float) -> None
 def test_slow_ticks_lower_the_coverage_and_fast_ones_do_not_raise_it() -> None:
     assert sensor_coverage("NVIDIA H100 PCIe", 0.125)[0] == pytest.approx(0.2)
     assert sensor_coverage("NVIDIA H100 PCIe", 0.01)[0] == pytest.approx(0.25)
-    assert sensor_coverage("NVIDIA L4", 10.0)[0] == 1.0
+    assert sensor_coverage("NVIDIA GeForce RTX 4090", 10.0)[0] == 1.0
 
 
 def test_the_coverage_states_whether_it_was_measured_or_assumed() -> None:
     measured = "the power sensor samples for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
-    assert sensor_coverage("NVIDIA H100 PCIe")[1] == measured
-    assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200")[1]
-    assert sensor_coverage("NVIDIA L4")[1] == "no blind time of the power sensor is known"
+    assert sensor_coverage("NVIDIA H100 PCIe")[1:] == (True, measured)
+    assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200").source
+    assert sensor_coverage("NVIDIA GeForce RTX 4090").known
+    assumed = "the power sensor is assumed to sample 20% of the time, since it was not measured"
+    assert sensor_coverage("NVIDIA L4")[1:] == (False, assumed)
+
+
+def test_a_board_whose_coverage_is_unknown_is_flagged(attach_boards: Callable[..., World]) -> None:
+    domain = only_domain(attach_boards(Board(name="NVIDIA B200")))
+    assert (domain.coverage, domain.coverage_known) == (pytest.approx(0.2), False)
+    assert [(flag.name, flag.severity) for flag in domain.flags] == [("coverage-unknown", "warning")]
 
 
 @pytest.mark.parametrize(

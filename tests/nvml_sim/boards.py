@@ -81,7 +81,7 @@ class Board:
     """
 
     uuid: str = ""
-    name: str = "NVIDIA Sim 100"
+    name: str = "NVIDIA Sim RTX 4090"
     pci_bus_id: str = ""
     memory_total: int = 80 * GIB
     memory_used: int = 4 * MIB

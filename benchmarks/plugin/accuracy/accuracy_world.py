@@ -35,7 +35,7 @@ def board(sensor: str) -> Board:
     """
     window_ns = TICK_NS if sensor == FULL else TICK_NS // 4
     return Board(
-        name="NVIDIA Sim 100" if sensor == FULL else "NVIDIA H100 80GB HBM3",
+        name="NVIDIA Sim RTX 4090" if sensor == FULL else "NVIDIA H100 80GB HBM3",
         power_w=IDLE_W,
         latch_ns=TICK_NS,
         latch_phase_ns=37 * MS,
