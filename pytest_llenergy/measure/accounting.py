@@ -8,10 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from pytest_llenergy.measure.phases import (
+    phase_energies,
+    phase_spans,
+    solve_round,
+    solved_together,
+    span_tokens,
+)
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
 from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
-from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
+from pytest_llenergy.meters.edges import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Attributed,
@@ -24,9 +31,8 @@ from pytest_llenergy.meters.uncertainty import (
 from pytest_llenergy.meters.window_arithmetic import (
     energy_between,
     energy_between_readings,
-    require_resolvable,
 )
-from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
+from pytest_llenergy.model.record import Flag, Phase, Round, ServedRequests, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
 
@@ -98,7 +104,7 @@ class DomainRound:
     """Energy of one domain in one round: in total, by phase, and the idle power around it.
 
     If others used the host, ``attributed`` has the energy of the whole domain, and ``split`` tells how it was
-    split.
+    split. ``doubt`` is what speaks against a quiet gap that reaches up to the work.
     """
 
     series: Series
@@ -107,6 +113,7 @@ class DomainRound:
     idle: Power | None
     attributed: Attributed | None = None
     split: Split | None = None
+    doubt: str | None = None
 
 
 def account_round(
@@ -156,9 +163,23 @@ def account_round(
         flags=[
             *round_flags(measured, trace, total),
             *attribution_flags([each.split for each in domains if each.split is not None]),
+            *(
+                Flag(
+                    name="edge-not-quiet",
+                    severity="warning",
+                    detail=f"{each.series.domain.name}: {each.doubt}",
+                )
+                for each in domains
+                if each.doubt
+            ),
         ],
         reason=total.reason,
     )
+
+
+def _doubts(domains: Sequence[DomainRound]) -> list[Flag]:
+    details = [f"{each.series.domain.name}: {each.doubt}" for each in domains if each.doubt is not None]
+    return [Flag(name="edge-not-quiet", severity="warning", detail=detail) for detail in details]
 
 
 def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> DomainRound:
@@ -183,8 +204,15 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     spread = abs(after.watts - before.watts) / math.sqrt(12)
     watts = (before.watts + after.watts) / 2
     idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
-    phases = {name: _phase(series, parts, timeline, before, after) for name, parts in spans.items()}
-    found = DomainRound(series, whole, phases, idle)
+    doubt = None
+    # A part-time sensor shows an edge elsewhere within its tick.
+    if solved_together(series, timeline) and whole.u_j is not None and series.domain.coverage >= 1:
+        edges = (timeline.start_ns, timeline.end_ns)
+        doubt = doubt_quiet_edges(series, *edges, before, after, whole.u_j)
+        if doubt is not None:
+            whole = solve_round(series, *edges, before, after)
+    phases = phase_energies(series, spans, timeline, whole, before, after)
+    found = DomainRound(series, whole, phases, idle, doubt=doubt)
     if measured.gap_cpu is None or whole.energy_j is None:
         return found
     loaded = list(zip((before, after), measured.gap_cpu, strict=True))
@@ -205,7 +233,7 @@ def _split_round(found: DomainRound, split: Split, timeline: Timeline) -> Domain
         phases[name] = part.energy if part is not None else found.phases[name]
     attributed = split.part(found.whole, timeline.duration_s)
     whole = attributed.energy if attributed is not None else found.whole
-    return DomainRound(found.series, whole, phases, split.idle, attributed, split)
+    return DomainRound(found.series, whole, phases, split.idle, attributed, split, found.doubt)
 
 
 def _resting_domain_round(
@@ -215,75 +243,8 @@ def _resting_domain_round(
     timeline = measured.timeline
     between = energy_between_readings if measured.in_reader else energy_between
     whole = between(series, timeline.start_ns, timeline.end_ns)
-    phases = {name: _phase(series, parts, timeline, None, None) for name, parts in spans.items()}
+    phases = phase_energies(series, spans, timeline, whole)
     return DomainRound(series, whole, phases, Power(0.0, 0.0))
-
-
-def phase_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
-    """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
-
-    Prefill ends and decode begins when the last rank has its first token. A served load reports its phases
-    itself.
-    """
-    if timeline.served:
-        return _reported_spans(timeline)
-    borders = timeline.borders_ns
-    if not borders:
-        return {}
-    ends = [*(start_ns for start_ns, _ in borders[1:]), timeline.end_ns]
-    decode = [(border_ns, end_ns) for (_, border_ns), end_ns in zip(borders, ends, strict=True)]
-    return {"prefill": list(borders), "decode": decode}
-
-
-def _reported_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
-    """Return the phases that the serving rank reported; the last phase of an iteration ends with it."""
-    iterations = timeline.ranks[0].iterations
-    starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for number, iteration in enumerate(iterations):
-        reported = iteration.spans or ()
-        if not reported:
-            # The energy of a part without phases would be missing from their sum.
-            return {}
-        for span in reported:
-            start_ns = starts[number] if span is reported[0] else span.start_ns
-            end_ns = starts[number + 1] if span is reported[-1] else span.end_ns
-            spans.setdefault(span.name, []).append((start_ns, end_ns))
-    return spans
-
-
-def _span_tokens(timeline: Timeline, name: str) -> int | None:
-    """Return the output tokens of a phase, if the task reports them."""
-    counts = [
-        span.output_tokens
-        for each in timeline.ranks[0].iterations
-        for span in each.spans or ()
-        if span.name == name
-    ]
-    reported = [count for count in counts if count is not None]
-    return sum(reported) if counts and len(reported) == len(counts) else None
-
-
-def _phase(
-    series: Series,
-    parts: Sequence[tuple[int, int]],
-    timeline: Timeline,
-    before: Quiet | None,
-    after: Quiet | None,
-) -> Energy:
-    """Sum a phase over its iterations. Only the outermost edges of a round are quiet."""
-    energies = [
-        energy_between(
-            series,
-            start_ns,
-            end_ns,
-            before if start_ns == timeline.start_ns else None,
-            after if end_ns == timeline.end_ns else None,
-        )
-        for start_ns, end_ns in parts
-    ]
-    mean_ns = sum(end_ns - start_ns for start_ns, end_ns in parts) / len(parts)
-    return require_resolvable(sum_energies(energies), series, mean_ns / 1e9)
 
 
 def _phases(timeline: Timeline, domains: Sequence[DomainRound]) -> list[Phase]:
@@ -298,7 +259,7 @@ def _phases(timeline: Timeline, domains: Sequence[DomainRound]) -> list[Phase]:
                 energy_u_j=energy.u_j,
                 terms=energy.variances.terms() if energy.energy_j is not None else None,
                 reason=energy.reason,
-                output_tokens=_span_tokens(timeline, name),
+                output_tokens=span_tokens(timeline, name),
             )
         )
     return phases

@@ -27,6 +27,7 @@ from pytest_llenergy.measure.foreign_rounds import (
     drop_unresolvable,
     foreign_metrics,
     foreign_round_flags,
+    marks_of,
     min_stretch_s,
     split_into_stretches,
 )
@@ -186,8 +187,10 @@ class ForeignMeters:
             raise RuntimeError("account() comes after begin() and end()")
         trace = self._reader.series
         stretches = split_into_stretches(reported, least_s)
+        marks = marks_of(stretches)
         rounds = [
-            account_stretch(stretch, whole, trace, reasons, plain=reported.plain) for stretch in stretches
+            account_stretch(stretch, whole, trace, reasons, plain=reported.plain, marks=marks)
+            for stretch in stretches
         ]
         rounds = drop_unresolvable(rounds, stretches)
         coverage = min((series.domain.coverage for series in trace), default=1.0)

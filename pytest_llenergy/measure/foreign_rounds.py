@@ -30,7 +30,7 @@ from pytest_llenergy.measure.rounds import (
 )
 from pytest_llenergy.meters.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import Quiet, quiet_power
-from pytest_llenergy.meters.trace import Series, Trace
+from pytest_llenergy.meters.trace import Mark, Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Energy,
     Power,
@@ -103,6 +103,12 @@ def min_stretch_s(trace: Trace) -> float:
     return max([STRETCH_S, *ticks, *ages])
 
 
+def marks_of(stretches: Sequence[Stretch]) -> list[Mark]:
+    """Return the starts and ends of all stretches, whose edges may share ticks."""
+    starts = [Mark(each.start_ns, begins=True, name="round") for each in stretches]
+    return starts + [Mark(each.end_ns, begins=False, name="round") for each in stretches]
+
+
 def split_into_stretches(reported: ForeignRounds, least_s: float) -> list[Stretch]:
     """Return each round as a stretch if all are long enough or far apart, else join them."""
     every_end_is_known = len(reported.ends) == len(reported.durations_s)
@@ -155,6 +161,7 @@ def account_stretch(
     reasons: Sequence[str] = (),
     *,
     plain: bool = False,
+    marks: Sequence[Mark] = (),
 ) -> Round:
     """Return the record of a stretch: the joules of its rounds, without the joules between them.
 
@@ -164,10 +171,12 @@ def account_stretch(
         trace: One series for each domain.
         reasons: Why meters could not be opened.
         plain: Whether only the tool's own loop runs between the rounds.
+        marks: Starts and ends of all stretches.
     """
     powers: list[Power | None] = [_idle(series, whole) for series in trace]
     rounds = {
-        series.domain.name: _scale_energy(_energy(stretch, series, whole), stretch.share) for series in trace
+        series.domain.name: _scale_energy(_energy(stretch, series, whole, marks), stretch.share)
+        for series in trace
     }
     splits: list[Split] = []
     rest: dict[str, Power] = {}
@@ -243,7 +252,7 @@ def foreign_round_flags(reported: ForeignRounds, stretches: Sequence[Stretch]) -
     return flags
 
 
-def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
+def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Sequence[Mark]) -> Energy:
     """Return the most certain energy of a stretch: from its own edges, or from those of the whole work.
 
     The energy at an edge next to a quiet gap is much more certain than at an edge under load.
@@ -255,7 +264,7 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
     ends = [(stretch.end_ns, None), *([(end_ns, after)] if after else [])]
     candidates = [
         _stretch_share(
-            energy_between(series, first_ns, last_ns, left, right), stretch, last_ns - first_ns, idle
+            energy_between(series, first_ns, last_ns, left, right, marks), stretch, last_ns - first_ns, idle
         )
         for first_ns, left in starts
         for last_ns, right in ends

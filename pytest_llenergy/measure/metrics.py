@@ -209,11 +209,16 @@ def _joules(round_: Round, over: float) -> RoundValue | None:
     if energy_j is None or u_j is None or u_absolute_j is None or not over:
         return None
     accuracy = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
-    unsampled, meter = 0.0, u_j
-    if round_.terms is not None:
-        unsampled = round_.terms.coverage_j
-        meter = math.sqrt(max(0.0, u_j**2 - unsampled**2))
-    return RoundValue(energy_j / over, meter / over, unsampled / over, accuracy, round_.phase)
+    meter, unsampled, shape = _split_uncertainty(u_j, round_.terms)
+    return RoundValue(energy_j / over, meter / over, unsampled / over, accuracy, round_.phase, shape / over)
+
+
+def _split_uncertainty(u_j: float, terms: Terms | None) -> tuple[float, float, float]:
+    """Return an uncertainty (J) without, and from, what a sensor did not sample and the course of power."""
+    if terms is None:
+        return u_j, 0.0, 0.0
+    independent = math.sqrt(max(0.0, u_j**2 - terms.coverage_j**2 - terms.shape_j**2))
+    return independent, terms.coverage_j, terms.shape_j
 
 
 def _net(round_: Round) -> RoundValue | None:
@@ -227,7 +232,8 @@ def _net(round_: Round) -> RoundValue | None:
     if energy.value and not is_attributed(round_):
         # An error of the gain affects idle power as well. That of a split affects only the rest.
         accuracy *= abs(net_j / energy.value)
-    return RoundValue(net_j, math.hypot(energy.meter, idle_u_j), energy.unsampled, accuracy, energy.phase)
+    meter = math.hypot(energy.meter, idle_u_j)
+    return RoundValue(net_j, meter, energy.unsampled, accuracy, energy.phase, energy.shape)
 
 
 def _throughput(round_: Round) -> RoundValue | None:
@@ -257,14 +263,10 @@ def _phase_energy(name: str, round_: Round) -> RoundValue | None:
     phase, whole = _phase(round_, name), _whole(round_)
     if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
         return None
-    unsampled = _coverage_j(phase.terms)
-    meter = math.sqrt(max(0.0, phase.energy_u_j**2 - unsampled**2))
+    meter, unsampled, shape = _split_uncertainty(phase.energy_u_j, phase.terms)
     accuracy = whole.accuracy * phase.energy_j / whole.value if whole.value else 0.0
-    return RoundValue(phase.energy_j, meter, unsampled, accuracy, round_.phase).scale(1 / round_.iterations)
-
-
-def _coverage_j(terms: Terms | None) -> float:
-    return terms.coverage_j if terms is not None else 0.0
+    value = RoundValue(phase.energy_j, meter, unsampled, accuracy, round_.phase, shape)
+    return value.scale(1 / round_.iterations)
 
 
 def _phase_metric(name: str) -> RoundMetric:

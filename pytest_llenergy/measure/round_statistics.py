@@ -77,6 +77,7 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
         unsampled: Standard uncertainty from what a part-time sensor did not sample.
         accuracy: Standard uncertainty from the accuracy of the source.
         phase: Phase of the tick in which the round started.
+        shape: Standard uncertainty from the course of power between ticks, which all rounds share.
     """
 
     value: float
@@ -84,6 +85,7 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
     unsampled: float = 0.0
     accuracy: float = 0.0
     phase: float | None = None
+    shape: float = 0.0
 
     def scale(self, factor: float) -> RoundValue:
         """Return the value and its uncertainties, multiplied by a factor."""
@@ -93,6 +95,7 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
             self.unsampled * factor,
             self.accuracy * factor,
             self.phase,
+            self.shape * factor,
         )
 
 
@@ -134,7 +137,8 @@ def summarize_rounds(
     else:
         scatter = uncertainty_of_median(numbers)
         meter *= MEDIAN_TO_MEAN if n > 2 else 1.0
-    uncertainty = math.hypot(max(scatter * widening(added_to), meter), unsampled)
+    shape = fmean(each.shape for each in values)
+    uncertainty = math.hypot(max(scatter * widening(added_to), meter), unsampled, shape)
     # As the value: an outlying round must not change it.
     accuracy = (fmean if dithered else median)([each.accuracy for each in values])
     return Metric(

@@ -13,10 +13,10 @@ energy *at* each edge is inferred from the ticks around it:
 - A counter that is **updated all the time** is read at the edge.
 
 A **short window** with fewer than two ticks inside is treated as a whole, since its two edges depend on the
-same ticks. The counter gives the joules from the last tick before it to the first one after it. If
-power was steady on either side, it is assumed steady up to the edges, as in a quiet gap. If not, the joules
-that the power on the two sides does not explain may lie in the window, all of them, none, or in proportion
-to its share of the time: those are the limits.
+same ticks. The counter gives the joules from the last tick before it to the first one after it. Power
+that was steady on either side need not be so up to the edges: the joules that it does not explain may lie in
+the window, all of them, none, or in proportion to its share of the time. Those are the limits. Windows that
+are repeated are solved together instead (``joint_solution.py``).
 
 The remaining uncertainty is kept by cause (``Variances``) and combined by the GUM (JCGM 100:2008): limits
 ±a of a quantity with no preferred value give a/√3 (4.3.7), and the time of a tick, known within an interval
@@ -29,8 +29,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean, pstdev
 
-from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series, Tick
+from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
 from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student_factor
 
 #: Ticks that a quiet gap needs for its power to count.
@@ -47,6 +48,9 @@ BLUNT, BLUNT_S = 4.0, 0.002
 #: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
 TREND = 4.0
 
+#: Steps between ticks that a gap needs to show a trend.
+MIN_STEPS = 3
+
 #: Share by which power may go up and down unobserved between two ticks, at an edge under load.
 HIDDEN = 0.6
 
@@ -61,12 +65,6 @@ INSIDE = 2
 
 #: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
 AROUND = 1 / 16
-
-#: Moments no further apart than this count as one (nanoseconds).
-SAME_NS = 1_000_000
-
-#: Share by which steady power may differ from tick to tick.
-STEADY = 0.05
 
 
 @dataclass(frozen=True)
@@ -168,6 +166,51 @@ def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
     return Reading(
         tick.energy_j - watts * tail_s, quiet_edge_variances(series, quiet, tick, quiet.last, tail_s)
     )
+
+
+def doubt_quiet_edges(
+    series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, u_j: float
+) -> str | None:
+    """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
+
+    Power may still fall after the work, and something unseen may have begun before it. Either matters only if
+    it moves more energy than two standard uncertainties.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the work (monotonic nanoseconds).
+        end_ns: End of the work (monotonic nanoseconds).
+        before: Quiet gap before the work.
+        after: Quiet gap after the work.
+        u_j: Standard uncertainty of the energy between quiet edges (J).
+    """
+    for gap, steps, side in ((before, before.steps[::-1], "before"), (after, after.steps, "after")):
+        if len(steps) < MIN_STEPS:
+            continue
+        rest_w = fmean(steps[1:])
+        excess_w, noise_w = abs(steps[0] - rest_w), max(gap.blur_w, pstdev(steps[1:]))
+        if excess_w > TREND * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
+            return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
+    inside = series.ticks_between(start_ns, end_ns)
+    powers_w = [power_between(a, b) for a, b in pairwise(inside)]
+    if not powers_w:
+        return None
+    swing_w = max(powers_w) - min(powers_w)
+    lowest_w = min(before.watts, after.watts, *powers_w) - swing_w / 2
+    highest_w = max(powers_w) + swing_w / 2
+    start, end = energy_at_start(series, start_ns, before), energy_at_end(series, end_ns, after)
+    edges = (
+        ("start", inside[0].energy_j - start.energy_j, inside[0], (inside[0].time_ns - start_ns) / 1e9),
+        ("end", end.energy_j - inside[-1].energy_j, inside[-1], (end_ns - inside[-1].time_ns) / 1e9),
+    )
+    for name, energy_j, tick, length_s in edges:
+        beyond_j = max(energy_j - highest_w * length_s, lowest_w * length_s - energy_j)
+        if beyond_j > 2 * math.hypot(u_j, max(powers_w) * tick.gap_s / math.sqrt(12)):
+            return (
+                f"{energy_j:.3g} J in the {length_s * 1e3:.0f} ms next to the {name} of the work, of which "
+                f"all other ticks draw {min(powers_w):.0f} to {max(powers_w):.0f} W"
+            )
+    return None
 
 
 def energy_under_load(series: Series, time_ns: int) -> Reading | None:
@@ -340,24 +383,19 @@ def _is_read_at(series: Series, time_ns: int, length_ns: int) -> bool:
     return nearest_ns <= AROUND * length_ns
 
 
-def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
-    """Return the energy of a short window. ``marks`` are other moments at which power may have changed.
+def short_window_energy(series: Series, start_ns: int, end_ns: int) -> Energy:
+    """Return the energy of a short window.
 
     Args:
         series: Trace of the domain.
         start_ns: Start of the window (monotonic nanoseconds).
         end_ns: End of the window (monotonic nanoseconds).
-        marks: Other moments at which power may have changed.
     """
     lefts, rights = series.ticks_around(start_ns, NEIGHBOURS)[0], series.ticks_around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
         side = "after" if lefts else "before"
         return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
     before, after = lefts[-1], rights[0]
-    left, right = _steady(series, lefts), _steady(series, rights)
-    alone = not any(_outside(mark, before, after, start_ns, end_ns) for mark in marks)
-    if alone and left is not None and right is not None and _alike(left, right):
-        return _between_quiet(series, start_ns, end_ns, (before, left), (after, right))
     mean_w = power_between(before, after)
     left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
     right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
@@ -370,56 +408,14 @@ def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Seque
     else:
         limits = [_limits(before, after, start_ns, end_ns, (left_w, right_w))]
     energy_j = sum((low_j + high_j) / 2 for low_j, high_j in limits)
-    # The usual case is one of the limits and not the middle: u is half of the width over √2, as for the
-    # U-shaped distribution (JCGM 101:2008, 6.4.6).
-    variance = sum((high_j - low_j) ** 2 / 8 for low_j, high_j in limits)
-    ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
-    return Energy(energy_j, Variances(edges=variance + ticks, resolution=resolution_variance(series)))
-
-
-def _outside(mark: Mark, before: Tick, after: Tick, start_ns: int, end_ns: int) -> bool:
-    """Return whether something else began or ended between the ticks around a window, but not within it.
-
-    What begins at its end, or ends at its start, lies outside too.
-    """
-    if not before.earliest_ns < mark.time_ns < after.latest_ns:
-        return False
-    earliest_ns = start_ns - SAME_NS if mark.begins else start_ns + SAME_NS
-    latest_ns = end_ns - SAME_NS if mark.begins else end_ns + SAME_NS
-    return not earliest_ns <= mark.time_ns <= latest_ns
-
-
-def _steady(series: Series, ticks: Sequence[Tick]) -> Quiet | None:
-    """Return the power of neighbouring ticks if it is steady."""
-    if len(ticks) < NEIGHBOURS:
-        return None
-    steps = [power_between(a, b) for a, b in pairwise(ticks)]
-    blur = max(tick.gap_s for tick in ticks) / ((ticks[1].time_ns - ticks[0].time_ns) / 1e9)
-    highest_w = max(steps)
-    if highest_w - min(steps) > (STEADY + blur) * highest_w:
-        return None
-    return quiet_power_from_ticks(series, ticks)
-
-
-def _alike(left: Quiet, right: Quiet) -> bool:
-    """Return whether power is equal before and after; otherwise it may have changed at any moment between."""
-    blur_w = 2 * math.hypot(left.u_watts, right.u_watts)
-    return abs(left.watts - right.watts) <= STEADY * max(left.watts, right.watts) + blur_w
-
-
-def _between_quiet(
-    series: Series, start_ns: int, end_ns: int, before: tuple[Tick, Quiet], after: tuple[Tick, Quiet]
-) -> Energy:
-    (first, left), (last, right) = before, after
-    head_s, tail_s = (start_ns - first.time_ns) / 1e9, (last.time_ns - end_ns) / 1e9
-    energy_j = last.energy_j - first.energy_j - left.watts * head_s - right.watts * tail_s
-    variances = quiet_edge_variances(series, left, first, left.first, head_s)
-    variances += quiet_edge_variances(series, right, last, right.last, tail_s)
+    # The usual case is one of the limits and not the middle, and the same one at both ends: u is half of the
+    # width over √2, as for the U-shaped distribution (JCGM 101:2008, 6.4.6).
+    shape = sum(high_j - low_j for low_j, high_j in limits) ** 2 / 8
     # Power that goes up and down faster than the counter ticks looks steady.
-    inside_s = (end_ns - start_ns) / 1e9
-    lever_s = inside_s * (head_s + tail_s) / (inside_s + head_s + tail_s)
-    variances += Variances(edges=(HIDDEN * (left.watts + right.watts) / 2 * lever_s) ** 2 / 3)
-    return Energy(energy_j, variances + Variances(resolution=resolution_variance(series)))
+    inside_s, around_s = (end_ns - start_ns) / 1e9, (after.time_ns - before.time_ns) / 1e9
+    shape += (HIDDEN * mean_w * inside_s * max(0.0, 1 - inside_s / around_s)) ** 2 / 3
+    ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
+    return Energy(energy_j, Variances(edges=ticks, resolution=resolution_variance(series), shape=shape))
 
 
 def _limits(

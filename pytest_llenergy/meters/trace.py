@@ -63,10 +63,11 @@ class Tick(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The start or end of a window (monotonic nanoseconds), where power may have changed."""
+    """The start or end of a window (monotonic nanoseconds) with its name, where power may have changed."""
 
     time_ns: int
     begins: bool
+    name: str = ""
 
 
 class Outage(NamedTuple):

@@ -17,13 +17,18 @@ STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.0
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances of an energy by cause, in J²."""
+    """Variances of an energy by cause, in J².
+
+    Adding treats the causes as independent, except ``shape``: the course of power between ticks is the same
+    in all windows, iterations and boards of the same work, so that its standard uncertainties are added.
+    """
 
     edges: float = 0.0
     outside: float = 0.0
     resolution: float = 0.0
     coverage: float = 0.0
     attribution: float = 0.0
+    shape: float = 0.0
 
     def __add__(self, other: Variances) -> Variances:
         return Variances(
@@ -32,6 +37,7 @@ class Variances:
             self.resolution + other.resolution,
             self.coverage + other.coverage,
             self.attribution + other.attribution,
+            (math.sqrt(self.shape) + math.sqrt(other.shape)) ** 2,
         )
 
     def scale(self, factor: float) -> Variances:
@@ -42,12 +48,14 @@ class Variances:
             self.resolution * factor,
             self.coverage * factor,
             self.attribution * factor,
+            self.shape * factor,
         )
 
     @property
     def total(self) -> float:
         """Sum over all causes."""
-        return self.edges + self.outside + self.resolution + self.coverage + self.attribution
+        causes = (self.edges, self.outside, self.resolution, self.coverage, self.attribution, self.shape)
+        return sum(causes)
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
@@ -57,6 +65,7 @@ class Variances:
             resolution_j=math.sqrt(self.resolution),
             coverage_j=math.sqrt(self.coverage),
             attribution_j=math.sqrt(self.attribution),
+            shape_j=math.sqrt(self.shape),
         )
 
 

@@ -62,6 +62,8 @@ class Window:
     ) -> None:
         self.name = name
         self._at_work = at_work
+        # The window of a whole block says nothing about the windows in it.
+        self._mark_name = name if at_work else ""
         self._sampler = sampler
         self._reasons = reasons
         self._start_ns: int | None = None
@@ -80,7 +82,7 @@ class Window:
             self._cpu_before = self._read_cpu()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
-        self._sampler.marks.append(Mark(self._start_ns, begins=True))
+        self._sampler.marks.append(Mark(self._start_ns, begins=True, name=self._mark_name))
         if self._at_work:
             self._sampler.begin_work()
         return self
@@ -102,7 +104,7 @@ class Window:
         finally:
             # Set the end first: a driver may be slow to answer.
             self._end_ns = time.monotonic_ns()
-            self._sampler.marks.append(Mark(self._end_ns, begins=False))
+            self._sampler.marks.append(Mark(self._end_ns, begins=False, name=self._mark_name))
             if self._at_work:
                 self._sampler.end_work()
             self._sampler.read_now()
@@ -265,6 +267,8 @@ class Measuring:
         self._sampler.__enter__()
         # Imported before a window is open, so that none contains the energy of the import.
         import_module("pytest_llenergy.meters.window_arithmetic")
+        if any(series.domain.max_age_s is None for series in self.series):
+            import_module("numpy")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
 
     def stop(self) -> None:

@@ -24,6 +24,7 @@ from pytest_llenergy.meters.edges import (
     resolution_variance,
     short_window_energy,
 )
+from pytest_llenergy.meters.joint_solution import window_energy
 from pytest_llenergy.meters.running_average import averaged_energy
 from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.uncertainty import (
@@ -81,8 +82,8 @@ def energy_between(
         energy = averaged_energy(series, start_ns, end_ns, before, after)
         if energy.energy_j is None:
             return energy
-    elif before is None and after is None and is_short_window(series, start_ns, end_ns):
-        energy = short_window_energy(series, start_ns, end_ns, marks)
+    elif before is None and after is None and (solved := _solve_window(series, start_ns, end_ns, marks)):
+        energy = solved
     else:
         start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
         end = energy_at_end(series, end_ns, after) if after else energy_at_edge(series, end_ns)
@@ -107,6 +108,17 @@ def energy_between(
         )
         return Energy(None, reason=reason)
     return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
+
+
+def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy | None:
+    """Return the energy of a window without quiet gaps, ``None`` if it has edges that can be taken alone."""
+    if series.domain.max_age_s is None:
+        energy = window_energy(series, start_ns, end_ns, marks)
+        if energy is not None:
+            return energy
+    return (
+        short_window_energy(series, start_ns, end_ns) if is_short_window(series, start_ns, end_ns) else None
+    )
 
 
 def energy_between_readings(series: Series, start_ns: int, end_ns: int) -> Energy:

@@ -59,6 +59,8 @@ class Terms(StoredStruct, frozen=True):
         resolution_j: Steps of the counter.
         coverage_j: Energy that a part-time sensor did not see.
         attribution_j: CPU times and idle power by which the joules of a busy host are split.
+        shape_j: The course of power between ticks. Windows, iterations and boards of the same work share it,
+            so that it adds up linearly.
     """
 
     edges_j: float
@@ -66,6 +68,7 @@ class Terms(StoredStruct, frozen=True):
     resolution_j: float
     coverage_j: float
     attribution_j: float = 0.0
+    shape_j: float = 0.0
 
 
 class DomainEnergy(StoredStruct, frozen=True):

@@ -260,3 +260,26 @@ def test_work_in_this_process_is_counted_in_full_however_late_it_is_read(work_ns
     assert abs(result.energy_j - work_j) < 2 * result.energy_u_j
     # A counter of CPU time loses nothing while it is not read.
     assert "reader-gap" not in [flag.name for flag in result.flags]
+
+
+@pytest.mark.parametrize("latch_ms", [20, 100])
+def test_power_that_still_falls_after_the_work_widens_the_round_and_flags_it(latch_ms: int) -> None:
+    """It falls from 400 to 50 W with a time constant of 50 ms, as clocks and fans do."""
+    decay = [(END + n * MS, 50 + 350 * math.exp(-n / 50)) for n in range(1000)]
+    wave = Wave(((START - 3 * S, 50.0), (START, 400.0), *decay, (END + 9 * S, 50.0)))
+    gaps = (START - 450 * MS, END + 450 * MS)
+    for phase in range(5):
+        sensor = Sensor(wave, latch_ms * MS, phase * latch_ms * MS // 5)
+        series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=latch_ms / 1e3))
+        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        assert result.energy_j is not None
+        assert result.energy_u_j is not None
+        assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
+        assert "edge-not-quiet" in [flag.name for flag in result.flags]
+
+
+def test_quiet_gaps_of_steady_power_are_not_doubted() -> None:
+    for phase in range(10):
+        series = read_at(Sensor(WAVE, LATCH, phase * LATCH // 10), READS)
+        result = account_round(measured_round(ROUND), [series])
+        assert "edge-not-quiet" not in [flag.name for flag in result.flags]

@@ -37,8 +37,10 @@ def test_two_standard_uncertainties_cover_the_truth_and_are_not_inflated(kind: K
     # hardly any window below a tenth of a second is.
     assert found.resolved >= (0.5 if kind.same_process else 0.65) * windows
     assert found.covered >= 0.95
-    # Under load, the uncertainty of integrated power is larger than necessary.
-    assert found.fullness > (0.1 if kind.integrated else 0.2)
+    # A window alone does not show how power changes at its edges. Under load, the uncertainty of integrated
+    # power is larger than necessary.
+    least = 0.2 if kind.quiet else 0.15
+    assert found.fullness > (0.1 if kind.integrated else least)
 
 
 def test_the_error_is_far_below_that_of_reading_the_counter_at_both_ends() -> None:

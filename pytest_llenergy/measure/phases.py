@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases of a round: when they began and ended, and their energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
+
+from pytest_llenergy.meters.edges import Quiet
+from pytest_llenergy.meters.joint_solution import Segment, solve_jointly, solve_window
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
+from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
+from pytest_llenergy.model.timeline import Timeline
+
+
+def phase_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
+    """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
+
+    Prefill ends and decode begins when the last rank has its first token. A served load reports its phases
+    itself.
+    """
+    if timeline.served:
+        return _reported_spans(timeline)
+    borders = timeline.borders_ns
+    if not borders:
+        return {}
+    ends = [*(start_ns for start_ns, _ in borders[1:]), timeline.end_ns]
+    decode = [(border_ns, end_ns) for (_, border_ns), end_ns in zip(borders, ends, strict=True)]
+    return {"prefill": list(borders), "decode": decode}
+
+
+def _reported_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
+    """Return the phases that the serving rank reported; the last phase of an iteration ends with it."""
+    iterations = timeline.ranks[0].iterations
+    starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for number, iteration in enumerate(iterations):
+        reported = iteration.spans or ()
+        if not reported:
+            # The energy of a part without phases would be missing from their sum.
+            return {}
+        for span in reported:
+            start_ns = starts[number] if span is reported[0] else span.start_ns
+            end_ns = starts[number + 1] if span is reported[-1] else span.end_ns
+            spans.setdefault(span.name, []).append((start_ns, end_ns))
+    return spans
+
+
+def span_tokens(timeline: Timeline, name: str) -> int | None:
+    """Return the output tokens of a phase, if the task reports them."""
+    counts = [
+        span.output_tokens
+        for each in timeline.ranks[0].iterations
+        for span in each.spans or ()
+        if span.name == name
+    ]
+    reported = [count for count in counts if count is not None]
+    return sum(reported) if counts and len(reported) == len(counts) else None
+
+
+def phase_energies(
+    series: Series,
+    spans: Mapping[str, list[tuple[int, int]]],
+    timeline: Timeline,
+    whole: Energy,
+    before: Quiet | None = None,
+    after: Quiet | None = None,
+) -> dict[str, Energy]:
+    """Return the energy of each phase, summed over its iterations.
+
+    Only the outermost edges of a round are quiet. A counter that ticks is solved for all phases together.
+    """
+    if spans and before is not None and after is not None and solved_together(series, timeline):
+        energies = _solve_phases(series, spans, before, after, whole)
+    else:
+        energies = {
+            name: sum_energies(
+                [
+                    energy_between(
+                        series,
+                        start_ns,
+                        end_ns,
+                        before if start_ns == timeline.start_ns else None,
+                        after if end_ns == timeline.end_ns else None,
+                    )
+                    for start_ns, end_ns in parts
+                ]
+            )
+            for name, parts in spans.items()
+        }
+    means_s = {name: fmean(end - start for start, end in parts) / 1e9 for name, parts in spans.items()}
+    return {name: require_resolvable(energy, series, means_s[name]) for name, energy in energies.items()}
+
+
+def solved_together(series: Series, timeline: Timeline) -> bool:
+    """Return whether phases share ticks of a counter, with none missing, so that they are solved together."""
+    ticks = series.domain.max_age_s is None and not series.smear_ns
+    return ticks and series.reason_between(timeline.start_ns, timeline.end_ns) is None
+
+
+def solve_round(series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet) -> Energy:
+    """Return the energy of a round whose edges are not known to be quiet, from all ticks around it.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the round (monotonic nanoseconds).
+        end_ns: End of the round (monotonic nanoseconds).
+        before: Gap before the round.
+        after: Gap after the round.
+    """
+    segments = (
+        Segment(before.first.earliest_ns, start_ns, 0),
+        Segment(start_ns, end_ns, "round"),
+        Segment(end_ns, after.last.latest_ns, 1),
+    )
+    return solve_window(series, segments, [1])
+
+
+def _solve_phases(
+    series: Series,
+    spans: Mapping[str, list[tuple[int, int]]],
+    before: Quiet,
+    after: Quiet,
+    whole: Energy,
+) -> dict[str, Energy]:
+    """Solve for all phases and for the power of the gaps around them."""
+    parts = sorted((start, end, name) for name, several in spans.items() for start, end in several)
+    segments = [
+        Segment(before.first.earliest_ns, parts[0][0], 0),
+        *(Segment(*part) for part in parts),
+        Segment(parts[-1][1], after.last.latest_ns, 1),
+    ]
+    targets = [[number for number, each in enumerate(segments) if each.label == name] for name in spans]
+    solved = dict(zip(spans, solve_jointly(series, segments, targets), strict=True))
+    missed_s = (1 - series.domain.coverage) * (series.period_s or 0.0)
+    if missed_s:
+        # Each border is a step within a tick that the sensor sees in part, as in ``coverage_variance``.
+        powers_w = [
+            (solved[name].energy_j or 0.0) / (sum(end - start for start, end in several) / 1e9)
+            for name, several in spans.items()
+        ]
+        step_w = max([before.watts, after.watts, *powers_w]) - min(powers_w)
+        for name, several in spans.items():
+            unseen = Variances(coverage=len(several) * (missed_s * step_w) ** 2 / 6)
+            solved[name] = replace(solved[name], variances=solved[name].variances + unseen)
+    return _add_up_to(whole, solved)
+
+
+def _add_up_to(whole: Energy, phases: dict[str, Energy]) -> dict[str, Energy]:
+    """Return phases whose sum is the energy of the round, which its quiet gaps tell more closely.
+
+    The difference goes to the phases by their variances.
+    """
+    if whole.energy_j is None:
+        return phases
+    excess_j = whole.energy_j - sum(each.energy_j or 0.0 for each in phases.values())
+    total = sum(each.variances.total for each in phases.values()) or 1.0
+    return {
+        name: replace(each, energy_j=(each.energy_j or 0.0) + excess_j * each.variances.total / total)
+        for name, each in phases.items()
+    }
