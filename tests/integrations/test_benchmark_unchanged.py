@@ -119,7 +119,9 @@ def test_rounds_of_microseconds_are_estimated(quick: pytest.Pytester, read_repor
     quick.runpytest("--energy-report", "--energy-meter=estimate", *SHORT).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert record["status"] == "measured", record["reason"]
-    assert energy(record)["value"] == pytest.approx(3.5 * seconds(record), rel=0.5)
+    # On a busy machine, rounds wait for a CPU, which the estimate does not count.
+    wall_j = 3.5 * seconds(record)
+    assert 0.1 * wall_j < energy(record)["value"] < 1.5 * wall_j
 
 
 def test_meters_stay_open_from_one_benchmark_to_the_next(quick: pytest.Pytester) -> None:

@@ -130,4 +130,4 @@ def test_dithered_rounds_find_the_energy_that_a_part_time_sensor_misses(
     assert energy.uncertainty is not None
     assert energy.value == pytest.approx(true_j, rel=0.2)
     assert abs(energy.value - true_j) <= 4 * energy.uncertainty
-    assert energy.uncertainty < 0.2 * true_j
+    assert energy.uncertainty < 0.3 * true_j
