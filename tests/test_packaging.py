@@ -56,8 +56,8 @@ def test_the_base_package_needs_nothing_heavy() -> None:
     needed = [line for line in requires("pytest-llenergy") or () if "extra ==" not in line]
     names = {re.split(r"[^\w-]", line)[0] for line in needed}
     assert "pytest" in names
-    # nvidia-ml-py is one file of Python, and is imported where a board is looked for. numpy solves for windows
-    # that share ticks, and is imported where a counter ticks.
+    # nvidia-ml-py is one file of Python, and is imported where a board is looked for. numpy solves for
+    # windows that share ticks, and is imported where a counter ticks.
     assert not names & {name.replace("_", "-") for name in HEAVY - {"numpy"}}
 
 

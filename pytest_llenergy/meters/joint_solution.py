@@ -246,7 +246,7 @@ def _divide(segments: Sequence[Segment], targets: Sequence[Sequence[int]], tick_
     for number, segment in enumerate(segments):
         start_s, end_s = ((moment_ns - origin_ns) / 1e9 for moment_ns in segment[:2])
         widths_s = [share * tick_s for share in COURSE]
-        while 2 * sum(widths_s) >= end_s - start_s:
+        while widths_s and 2 * sum(widths_s) >= end_s - start_s:
             widths_s.pop()
         inner_s = end_s - start_s - 2 * sum(widths_s)
         # Parts are numbered from the start of the segment and, below zero, from its end.
@@ -255,7 +255,7 @@ def _divide(segments: Sequence[Segment], targets: Sequence[Sequence[int]], tick_
         middle_s, length_s = (start_s + end_s) / 2, end_s - start_s
         for part, width_s in numbered:
             edges_s.append((start_s, start_s + width_s))
-            positions.append((start_s + width_s / 2 - middle_s) / length_s)
+            positions.append((start_s + width_s / 2 - middle_s) / (length_s or 1.0))
             owners.append(number)
             parts.append(part)
             start_s += width_s

@@ -283,3 +283,10 @@ def test_quiet_gaps_of_steady_power_are_not_doubted() -> None:
         series = read_at(Sensor(WAVE, LATCH, phase * LATCH // 10), READS)
         result = account_round(measured_round(ROUND), [series])
         assert "edge-not-quiet" not in [flag.name for flag in result.flags]
+
+
+def test_a_decode_of_no_length_is_no_error() -> None:
+    """With one output token, the first token is the last."""
+    result = account_round(measured_round(iteration(START, END, END)), [read_at(Sensor(WAVE, LATCH), READS)])
+    assert result.energy_j == pytest.approx(320, abs=1)
+    assert [phase.duration_s for phase in result.phases] == [1.0, 0.0]
