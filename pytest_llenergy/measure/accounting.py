@@ -163,15 +163,7 @@ def account_round(
         flags=[
             *round_flags(measured, trace, total),
             *attribution_flags([each.split for each in domains if each.split is not None]),
-            *(
-                Flag(
-                    name="edge-not-quiet",
-                    severity="warning",
-                    detail=f"{each.series.domain.name}: {each.doubt}",
-                )
-                for each in domains
-                if each.doubt
-            ),
+            *_doubts(domains),
         ],
         reason=total.reason,
     )

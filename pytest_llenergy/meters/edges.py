@@ -173,8 +173,9 @@ def doubt_quiet_edges(
 ) -> str | None:
     """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
 
-    Power may still fall after the work, and something unseen may have begun before it. Either matters only if
-    it moves more energy than two standard uncertainties.
+    Power may still fall after the work. That shows in the gap, or as more energy at the end of the work than
+    its power explains, and matters only if it moves more than two standard uncertainties. The start is not
+    checked: work often begins with a peak, as prefill.
 
     Args:
         series: Trace of the domain.
@@ -195,21 +196,15 @@ def doubt_quiet_edges(
     powers_w = [power_between(a, b) for a, b in pairwise(inside)]
     if not powers_w:
         return None
-    swing_w = max(powers_w) - min(powers_w)
-    lowest_w = min(before.watts, after.watts, *powers_w) - swing_w / 2
-    highest_w = max(powers_w) + swing_w / 2
-    start, end = energy_at_start(series, start_ns, before), energy_at_end(series, end_ns, after)
-    edges = (
-        ("start", inside[0].energy_j - start.energy_j, inside[0], (inside[0].time_ns - start_ns) / 1e9),
-        ("end", end.energy_j - inside[-1].energy_j, inside[-1], (end_ns - inside[-1].time_ns) / 1e9),
-    )
-    for name, energy_j, tick, length_s in edges:
-        beyond_j = max(energy_j - highest_w * length_s, lowest_w * length_s - energy_j)
-        if beyond_j > 2 * math.hypot(u_j, max(powers_w) * tick.gap_s / math.sqrt(12)):
-            return (
-                f"{energy_j:.3g} J in the {length_s * 1e3:.0f} ms next to the {name} of the work, of which "
-                f"all other ticks draw {min(powers_w):.0f} to {max(powers_w):.0f} W"
-            )
+    highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
+    energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
+    length_s = (end_ns - inside[-1].time_ns) / 1e9
+    blur_j = max(powers_w) * inside[-1].gap_s / math.sqrt(12)
+    if energy_j - highest_w * length_s > 2 * math.hypot(u_j, blur_j):
+        return (
+            f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "
+            f"{min(powers_w):.0f} to {max(powers_w):.0f} W"
+        )
     return None
 
 

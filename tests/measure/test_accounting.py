@@ -290,3 +290,16 @@ def test_a_decode_of_no_length_is_no_error() -> None:
     result = account_round(measured_round(iteration(START, END, END)), [read_at(Sensor(WAVE, LATCH), READS)])
     assert result.energy_j == pytest.approx(320, abs=1)
     assert [phase.duration_s for phase in result.phases] == [1.0, 0.0]
+
+
+def test_prefill_at_the_start_of_a_round_is_no_doubt() -> None:
+    """A peak of half a tick, as prefill in front of a long decode."""
+    steps = ((START, 600.0), (START + 50 * MS, 250.0), (END, 80.0))
+    wave = Wave(((START - 3 * S, 80.0), *steps, (END + 9 * S, 80.0)))
+    gaps = (START - 450 * MS, END + 450 * MS)
+    for phase in range(10):
+        sensor = Sensor(wave, 100 * MS, phase * 10 * MS)
+        series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
+        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        assert result.energy_j == pytest.approx(wave.joules(START, END), rel=0.01)
+        assert "edge-not-quiet" not in [flag.name for flag in result.flags]
