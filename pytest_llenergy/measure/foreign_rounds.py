@@ -104,9 +104,9 @@ def min_stretch_s(trace: Trace) -> float:
 
 
 def marks_of(stretches: Sequence[Stretch]) -> list[Mark]:
-    """Return the starts and ends of all stretches, whose edges may share ticks."""
+    """Return the starts and ends of all stretches in time order; their edges may share ticks."""
     starts = [Mark(each.start_ns, begins=True, name="round") for each in stretches]
-    return starts + [Mark(each.end_ns, begins=False, name="round") for each in stretches]
+    return sorted(starts + [Mark(each.end_ns, begins=False, name="round") for each in stretches])
 
 
 def split_into_stretches(reported: ForeignRounds, least_s: float) -> list[Stretch]:

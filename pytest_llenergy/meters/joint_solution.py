@@ -21,6 +21,7 @@ Where the ticks tell little, as when iterations keep step with them, the uncerta
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -35,6 +36,10 @@ from pytest_llenergy.meters.uncertainty import Energy, Variances
 #: over a tick, and of the time in ticks by which power may step after its mark.
 FLUCTUATIONS, DEVIATIONS = (0.01, 0.05, 0.3), (0.02, 0.1, 0.3)
 COURSES = ((0.01, 0.005), (0.01, 0.05), (0.05, 0.05), (0.2, 0.05), (0.7, 0.05))
+
+#: The same for how a window may differ from others of its name: not at all, or by any power. That is tried
+#: for windows of up to ``MOST_UNLIKE`` segments.
+UNLIKE, MOST_UNLIKE = (0.0, 1.0), 4
 
 #: Power of the likelihood by which sizes are weighted. Real power is not Gaussian, and full weights would be
 #: too sure of one size (Holmes and Walker, *Biometrika* 104, 2017, on general Bayesian updating).
@@ -62,6 +67,9 @@ REST_TICKS = 2.0
 #: Ticks on either side of an edge within which other windows are solved with it.
 NEAR_TICKS = 24
 
+#: Marks on either side of an edge that are solved with it.
+MOST_MARKS = 100
+
 #: Segments of a label from which the course of power at its edges can be learned.
 REPEATED = 4
 
@@ -80,56 +88,75 @@ class Segment(NamedTuple):
     label: Hashable
 
 
-def segments_between(marks: Sequence[Mark], start_ns: int, end_ns: int, tick_ns: float) -> list[Segment]:
+def segments_between(
+    marks: Sequence[Mark], start_ns: int, end_ns: int, tick_ns: float, whole: tuple[int, int] = (0, 0)
+) -> list[Segment]:
     """Return the segments of a stretch, labelled by the names of the windows that were open.
 
-    Where none was open, a short rest shares its label with others, and a longer one has its own.
+    The first segment, the last one and a long one in which no window was open have labels of their own.
 
     Args:
-        marks: Starts and ends of windows. Those without a name only divide.
+        marks: Starts and ends of windows in the stretch. Those without a name only divide.
         start_ns: Start of the stretch (monotonic nanoseconds).
         end_ns: End of the stretch (monotonic nanoseconds).
         tick_ns: Period of the counter (nanoseconds).
+        whole: Start and end of a part that is not divided (monotonic nanoseconds).
     """
+    ordered = [*sorted(marks), Mark(end_ns, begins=False)]
     segments: list[Segment] = []
-    open_windows: Counter[str] = Counter()
+    open_windows, balance = Counter[str](), Counter[str]()
+    for mark in ordered:
+        balance[mark.name] += 1 if mark.begins else -1
+        # Windows that end here and did not begin here were open from the start.
+        open_windows[mark.name] = max(open_windows[mark.name], -balance[mark.name])
     moment_ns = start_ns
-    for mark in sorted([*marks, Mark(end_ns, begins=False)]):
+    for mark in ordered:
         until_ns = min(max(mark.time_ns, start_ns), end_ns)
-        if until_ns - moment_ns > SAME_NS or (until_ns == end_ns and until_ns > moment_ns):
-            label: Hashable = tuple(sorted(+open_windows))
-            if not label and until_ns - moment_ns > REST_TICKS * tick_ns:
+        divides = until_ns - moment_ns > SAME_NS and not whole[0] < until_ns < whole[1]
+        if divides or (until_ns == end_ns and until_ns > moment_ns):
+            label: Hashable = tuple(
+                sorted(name for name, count in open_windows.items() if name and count > 0)
+            )
+            outermost = moment_ns == start_ns or until_ns == end_ns
+            if outermost or (not label and until_ns - moment_ns > REST_TICKS * tick_ns):
                 label = moment_ns
             segments.append(Segment(moment_ns, until_ns, label))
             moment_ns = until_ns
-        if mark.name:
-            open_windows[mark.name] += 1 if mark.begins else -1
+        open_windows[mark.name] += 1 if mark.begins else -1
     return segments
 
 
 def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy | None:
     """Return the energy of a window, solved with the windows around it that share its ticks.
 
-    ``None`` if the ticks cannot tell: there is none before or after the window, or it is so short that all of
-    its energy lies next to its edges and no other windows of its name show where power changes.
+    Returns ``None`` without a tick on each side of the window, and for a window with fewer than ``INSIDE``
+    ticks inside and fewer than ``REPEATED`` segments of its name around it.
 
     Args:
         series: Trace of the domain.
         start_ns: Start of the window (monotonic nanoseconds).
         end_ns: End of the window (monotonic nanoseconds).
-        marks: Starts and ends of all windows.
+        marks: Starts and ends of all windows, in time order.
     """
     period_s = series.period_s
     if period_s is None or series.tick_before(start_ns) is None or series.tick_after(end_ns) is None:
         return None
     tick_ns = period_s * 1e9
-    near = (start_ns - round(NEAR_TICKS * tick_ns), end_ns + round(NEAR_TICKS * tick_ns))
-    moments_ns = [start_ns, end_ns, *(mark.time_ns for mark in marks if near[0] <= mark.time_ns <= near[1])]
+    if end_ns - start_ns < COURSE[0] * tick_ns:
+        return None
+    reach_ns = round(NEAR_TICKS * tick_ns)
+    # The middle of a long window is known from its ticks, whatever happened in it.
+    whole = (start_ns + reach_ns, end_ns - reach_ns)
+    near = _marks_near(marks, start_ns, reach_ns)
+    near += [
+        mark for mark in _marks_near(marks, end_ns, reach_ns) if not near or mark.time_ns > near[-1].time_ns
+    ]
+    moments_ns = [start_ns, end_ns, *(mark.time_ns for mark in near)]
     lefts = series.ticks_around(min(moments_ns), KEPT_TICKS + 1)[0] or series.ticks
     rights = series.ticks_around(max(moments_ns), KEPT_TICKS + 1)[1] or series.ticks
     first_ns, last_ns = lefts[0].earliest_ns, rights[-1].latest_ns
     own = (Mark(start_ns, begins=True), Mark(end_ns, begins=False))
-    segments = segments_between([*marks, *own], first_ns, last_ns, tick_ns)
+    segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
     target = [
         number
         for number, segment in enumerate(segments)
@@ -140,6 +167,18 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     if not target or (repeats < REPEATED and len(series.ticks_between(start_ns, end_ns)) < INSIDE):
         return None
     return solve_window(series, segments, target, repeats)
+
+
+def _marks_near(marks: Sequence[Mark], time_ns: int, reach_ns: int) -> list[Mark]:
+    """Return the marks within reach of a moment, of very many only the nearest."""
+    first = bisect_left(marks, time_ns - reach_ns, key=_time_ns)
+    middle = bisect_left(marks, time_ns, key=_time_ns)
+    last = bisect_right(marks, time_ns + reach_ns, key=_time_ns)
+    return list(marks[max(first, middle - MOST_MARKS) : min(last, middle + MOST_MARKS)])
+
+
+def _time_ns(mark: Mark) -> int:
+    return mark.time_ns
 
 
 def solve_window(
@@ -157,13 +196,17 @@ def solve_window(
         target: Indices of its segments.
         repeats: Segments with the label of the target.
     """
-    (energy,) = solve_jointly(series, segments, [target])
+    unlike = target if len(target) <= MOST_UNLIKE else ()
+    (energy,) = solve_jointly(series, segments, [target], unlike)
     factor = 1 + min(1.0, REPEATED / max(1, repeats))
     return replace(energy, variances=replace(energy.variances, shape=factor * energy.variances.shape))
 
 
 def solve_jointly(
-    series: Series, segments: Sequence[Segment], targets: Sequence[Sequence[int]]
+    series: Series,
+    segments: Sequence[Segment],
+    targets: Sequence[Sequence[int]],
+    unlike: Sequence[int] = (),
 ) -> list[Energy]:
     """Return the energy of each target, a set of segments.
 
@@ -173,9 +216,10 @@ def solve_jointly(
         series: Trace of the domain.
         segments: Consecutive segments, from before the first target until after the last.
         targets: Indices of segments, for each target.
+        unlike: Indices of segments that may differ from others of their label by any power.
     """
     ticks = _ticks_near(series, segments)
-    cells = _divide(segments, targets, _median_s(ticks))
+    cells = _divide(segments, targets, unlike, _median_s(ticks))
     totals = [Energy(0.0) for _ in targets]
     for block in _blocks(ticks):
         parts = _solve_block(block, cells, series)
@@ -220,7 +264,7 @@ class _Cells(NamedTuple):
         tick_s: Period of the counter (seconds).
         starts_s: Start of each cell (seconds).
         ends_s: End of each cell (seconds).
-        effects: For each kind of effect (deviation, course, late step) a matrix with one
+        effects: For each kind of effect (deviation, course, late step, unlike) a matrix with one
             column for each of its values: what a value of one adds to the mean power of each cell.
         free: The same for the mean powers and the trends of labels, which have one size.
         targets: Which targets contain a cell, one column for each target.
@@ -230,12 +274,14 @@ class _Cells(NamedTuple):
     tick_s: float
     starts_s: Any
     ends_s: Any
-    effects: tuple[Any, Any, Any]
+    effects: tuple[Any, Any, Any, Any]
     free: Any
     targets: Any
 
 
-def _divide(segments: Sequence[Segment], targets: Sequence[Sequence[int]], tick_s: float) -> _Cells:
+def _divide(
+    segments: Sequence[Segment], targets: Sequence[Sequence[int]], unlike: Sequence[int], tick_s: float
+) -> _Cells:
     import numpy as np
 
     origin_ns = segments[0].start_ns
@@ -268,7 +314,8 @@ def _divide(segments: Sequence[Segment], targets: Sequence[Sequence[int]], tick_
     # A course of independent parts has the same energy in each width; a late step has one energy.
     courses = _indicators(list(zip(names, parts, strict=True))) / np.sqrt(widths)
     contained = np.array([[float(owner in target) for target in targets] for owner in owners])
-    effects = (_indicators(owners), courses, labels * first / widths)
+    own = np.array([[float(owner == number) for number in unlike] for owner in owners])
+    effects = (_indicators(owners), courses, labels * first / widths, own)
     # Powers of any size, and trends as large as the power.
     free = np.hstack([ANY_POWER * labels, ANY_TREND * labels * np.array(positions)[:, None]])
     return _Cells(origin_ns, tick_s, starts_s, ends_s, effects, free, contained)
@@ -312,8 +359,8 @@ def _solve_block(ticks: Sequence[Tick], cells: _Cells, series: Series) -> list[E
     for effect in (*cells.effects, cells.free):
         seen, wanted = overlaps_s @ effect, inside_s.T @ effect
         parts.append((seen @ seen.T, seen @ wanted.T, (wanted**2).sum(1)))
-    tried = product(FLUCTUATIONS, DEVIATIONS, COURSES)
-    sizes = np.array([(fluctuation, deviation, *course, 1.0) for fluctuation, deviation, course in tried])
+    tried = product(FLUCTUATIONS, DEVIATIONS, COURSES, UNLIKE if cells.effects[3].size else (0.0,))
+    sizes = np.array([(first, second, *course, own, 1.0) for first, second, course, own in tried])
     sizes = sizes**2 * highest_w**2
     among, across, alone = (
         np.tensordot(sizes, np.array([part[kind] for part in parts]), 1) for kind in range(3)

@@ -250,7 +250,7 @@ def test_async_code_can_await_the_energy_without_blocking(world: World) -> None:
         selection = Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())
         async with Measuring(selection) as energy:
             async with energy.window("async") as window:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.35)
             busy = asyncio.create_task(others())
             await window.settled()
             turns_while_waiting = turns

@@ -94,7 +94,7 @@ def loop(rng: Random, world: World, length_ms: int, rest_ms: int, latch_ms: int 
     marks += [Mark(end, begins=False, name="step") for _, end in windows]
     results = []
     for start_ns, end_ns in windows:
-        energy = energy_between(series, start_ns, end_ns, marks=marks)
+        energy = energy_between(series, start_ns, end_ns, marks=sorted(marks))
         energy = require_resolvable(energy, series, (end_ns - start_ns) / S)
         results.append(Result(energy, wave.joules(start_ns, end_ns)))
     return results
