@@ -28,6 +28,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
+from pytest_llenergy.meters.edges import INSIDE
 from pytest_llenergy.meters.trace import Mark, Series, Tick
 from pytest_llenergy.meters.uncertainty import Energy, Variances
 
@@ -52,7 +53,7 @@ ANY_POWER = 3.0
 ANY_TREND = 0.6
 
 #: Widths of the parts into which the course is divided from either end of a segment, in ticks.
-COURSE = (1 / 20, 1 / 10, 1 / 5, 2 / 5)
+WIDTHS = (1 / 20, 1 / 10, 1 / 5, 2 / 5)
 
 #: Ticks that are kept on either side of a mark; those further inside a segment tell nothing about its ends.
 KEPT_TICKS = 3
@@ -63,7 +64,6 @@ BLOCK_TICKS = 64
 #: A rest between two windows that is shorter than this many ticks shares its power with other such rests.
 REST_TICKS = 2.0
 
-
 #: Ticks on either side of an edge within which other windows are solved with it.
 NEAR_TICKS = 24
 
@@ -72,9 +72,6 @@ MOST_MARKS = 100
 
 #: Segments of a label from which the course of power at its edges can be learned.
 REPEATED = 4
-
-#: Ticks inside a window that is solved alone.
-INSIDE = 2
 
 #: Marks no further apart than this count as one (nanoseconds).
 SAME_NS = 100_000
@@ -142,7 +139,7 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     if period_s is None or series.tick_before(start_ns) is None or series.tick_after(end_ns) is None:
         return None
     tick_ns = period_s * 1e9
-    if end_ns - start_ns < COURSE[0] * tick_ns:
+    if end_ns - start_ns < WIDTHS[0] * tick_ns:
         return None
     reach_ns = round(NEAR_TICKS * tick_ns)
     # The middle of a long window is known from its ticks, whatever happened in it.
@@ -291,12 +288,12 @@ def _divide(
     parts: list[int] = []
     for number, segment in enumerate(segments):
         start_s, end_s = ((moment_ns - origin_ns) / 1e9 for moment_ns in segment[:2])
-        widths_s = [share * tick_s for share in COURSE]
+        widths_s = [share * tick_s for share in WIDTHS]
         while widths_s and 2 * sum(widths_s) >= end_s - start_s:
             widths_s.pop()
         inner_s = end_s - start_s - 2 * sum(widths_s)
         # Parts are numbered from the start of the segment and, below zero, from its end.
-        numbered = [*enumerate(widths_s), (len(COURSE), inner_s)]
+        numbered = [*enumerate(widths_s), (len(WIDTHS), inner_s)]
         numbered += [(-1 - part, width_s) for part, width_s in reversed(list(enumerate(widths_s)))]
         middle_s, length_s = (start_s + end_s) / 2, end_s - start_s
         for part, width_s in numbered:
