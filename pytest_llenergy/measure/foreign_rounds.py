@@ -39,7 +39,7 @@ from pytest_llenergy.meters.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
+from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between, energy_between_readings
 from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
@@ -269,6 +269,11 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Seque
         for first_ns, left in starts
         for last_ns, right in ends
     ]
+    if series.domain.rests:
+        # It was read right before and after the whole work, by the thread that does it.
+        whole_ns = (whole.timeline.start_ns, whole.timeline.end_ns)
+        between = energy_between_readings(series, *whole_ns)
+        candidates.append(_stretch_share(between, stretch, whole_ns[1] - whole_ns[0], idle))
     available = [each for each in candidates if each.u_j is not None]
     return min(available, key=lambda each: each.u_j or 0.0) if available else candidates[0]
 

@@ -77,6 +77,24 @@ def accounted(own: ForeignRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns:
     return [account_stretch(each, whole_of(own), trace, marks=marks) for each in found]
 
 
+@pytest.mark.parametrize("late_ns", [1_000, 9_000, 40_000])
+def test_very_short_rounds_that_were_read_right_before_and_after_have_joules(late_ns: int) -> None:
+    """A hundred rounds of a microsecond at 10 W; readings are up to 10 µs old, as those of CPU time."""
+    own = rounds_of([1_000] * 100, between_ns=0)
+    end_ns = own.ends[-1][1]
+    resting = domain("cpu:processes", max_age_s=1e-5)._replace(rests=True, resolution_j=1e-7)
+    series = Series("estimate", resting)
+    for moment_ns in (START - 20_000, end_ns + late_ns):
+        # The thread also runs on its way between the readings and the rounds.
+        series.add(moment_ns, moment_ns + 500, 10.0 * moment_ns / 1e9)
+    whole = measured_round(iteration(START, end_ns), gaps=(START, end_ns))
+    (stretch,) = split_into_stretches(own, min_stretch_s([series]))
+    result = account_stretch(stretch, whole, [series])
+    assert result.energy_j is not None
+    assert result.energy_u_j is not None
+    assert abs(result.energy_j - 0.001) <= 2 * result.energy_u_j < 0.001
+
+
 class TestStretches:
     def test_long_rounds_are_accounted_one_by_one(self) -> None:
         own = rounds_of([200 * MS] * 12, between_ns=5 * MS)
