@@ -116,9 +116,13 @@ def check_collected_tests(session: pytest.Session) -> None:
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
     measured = [item.nodeid for item in session.items if is_measured(item)]
+    if not measured:
+        return
+    if not is_worker(session.config):
+        state_of(session.config).begin_counter_check()
+        return
     # The controller then expects records of these tests, even if this worker dies.
-    if measured and is_worker(session.config):
-        worker_input_of(session.config).send_tests(measured)
+    worker_input_of(session.config).send_tests(measured)
 
 
 def _remove_wrong_parallel(config: pytest.Config, items: list[pytest.Item]) -> None:

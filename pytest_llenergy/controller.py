@@ -56,6 +56,13 @@ class Controller:
         self._gate_error: str | None = None
         self._summary_error: str | None = None
 
+    def pytest_sessionstart(self) -> None:
+        if self._settings.keeps_something:
+            from pytest_llenergy.session import state_of
+
+            # Beside collection, which imports much.
+            state_of(self._config).begin_counter_check()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         primitives = getattr(report, "llenergy", None)
         if primitives is not None:

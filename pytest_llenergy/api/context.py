@@ -117,6 +117,7 @@ def open_test_meters(context: TestContext) -> Selection:
     settings = context.settings
     required = settings.require == "measured"
     targets = find_targets(context)
+    context.state.await_counter_check()
     try:
         return open_meters(settings.meter, context.state.meters, targets, require_measured=required)
     except MeterError as error:

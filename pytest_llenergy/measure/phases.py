@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_llenergy.meters.edges import Quiet
-from pytest_llenergy.meters.joint_solution import Segment, solve_jointly, solve_window
+from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS, Segment, solve_jointly, solve_window
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
@@ -70,10 +70,17 @@ def phase_energies(
 ) -> dict[str, Energy]:
     """Return the energy of each phase, summed over its iterations.
 
-    Only the outermost edges of a round are quiet. A counter that ticks is solved for all phases together.
+    Only the outermost edges of a round are quiet. A counter that ticks is solved for all phases together,
+    and then a phase shorter than ``SHORTEST_TICKS`` has no energy.
     """
+    means_s = {name: fmean(end - start for start, end in parts) / 1e9 for name, parts in spans.items()}
     if spans and before is not None and after is not None and solved_together(series, timeline):
         energies = _solve_phases(series, spans, before, after, whole)
+        tick_s = series.period_s or 0.0
+        for name, mean_s in means_s.items():
+            if 0 < mean_s < SHORTEST_TICKS * tick_s:
+                reason = f"not resolvable: {mean_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick"
+                energies[name] = Energy(None, reason=reason)
     else:
         energies = {
             name: sum_energies(
@@ -90,7 +97,6 @@ def phase_energies(
             )
             for name, parts in spans.items()
         }
-    means_s = {name: fmean(end - start for start, end in parts) / 1e9 for name, parts in spans.items()}
     return {name: require_resolvable(energy, series, means_s[name]) for name, energy in energies.items()}
 
 

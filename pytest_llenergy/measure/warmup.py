@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from statistics import fmean
 
+from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.edges import power_between, quiet_power
@@ -42,19 +44,28 @@ ROUND_TICKS = 3
 #: ones scatter with every interruption.
 MIN_ROUND_S, MIN_SLOW_ROUND_S, SLOW_TICK_S = 0.1, 0.2, 0.05
 
+#: A phase shorter than this many ticks is known from many iterations that begin at different moments of a
+#: tick: so many in all rounds together (benchmarks/plugin/coverage/worlds_run.py).
+SHORT_PHASE_TICKS, PHASE_ITERATIONS = 2.0, 20
+
 #: Share of the target for the uncertainty of the meters; the rest is for the spread of the work itself.
 METER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Result of a warm-up. ``iteration_s`` and ``power_w`` are of its last block, if known."""
+    """Result of a warm-up.
+
+    ``iteration_s``, ``power_w`` and ``phase_s``, the mean length of the shortest phase, are those of its last
+    block if known.
+    """
 
     iterations: int
     settled: bool | None
     criterion: str
     iteration_s: float | None
     power_w: float | None
+    phase_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class _Block:
     duration_s: float
     power_w: float | None
     blur: float
+    phase_s: float | None = None
 
     @property
     def iteration_s(self) -> float:
@@ -107,8 +119,7 @@ def warm_up(
         for number in range(1, count + 1):
             on_step(Step("warm-up", number, count))
             blocks.append(_block(workload, block_iterations, sampler))
-        last = blocks[-1] if blocks else None
-        return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
+        return _result(given, None, GIVEN, blocks[-1] if blocks else None)
     least_s = max([MIN_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
     on_step(Step("warm-up", 1))
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
@@ -123,9 +134,15 @@ def warm_up(
         following = _block(workload, iterations, sampler)
         total += iterations
         if iterations == block.iterations and following.agrees_with(block):
-            return WarmUp(total, True, CRITERION, following.iteration_s, following.power_w)
+            return _result(total, True, CRITERION, following)
         block = following
-    return WarmUp(total, False, CRITERION, block.iteration_s, block.power_w)
+    return _result(total, False, CRITERION, block)
+
+
+def _result(total: int, settled: bool | None, criterion: str, last: _Block | None) -> WarmUp:
+    if last is None:
+        return WarmUp(total, settled, criterion, None, None)
+    return WarmUp(total, settled, criterion, last.iteration_s, last.power_w, last.phase_s)
 
 
 def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
@@ -134,15 +151,18 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     with sampler.at_work():
         workload.work(iterations)
     timeline = workload.timeline()
+    phases_s = [fmean(end - start for start, end in spans) / 1e9 for spans in phase_spans(timeline).values()]
+    # Decoding a single token takes no time.
+    phase_s = min(filter(None, phases_s), default=None)
     power_w, blur = 0.0, 0.0
     for series in sampler.series:
         ticks = series.ticks_between(timeline.start_ns, timeline.end_ns)
         if len(ticks) < MIN_TICKS:
-            return _Block(iterations, timeline.duration_s, None, 0.0)
+            return _Block(iterations, timeline.duration_s, None, 0.0, phase_s)
         first, last = ticks[0], ticks[-1]
         power_w += power_between(first, last)
         blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
-    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur)
+    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur, phase_s)
 
 
 def calibrate_iterations(
@@ -150,8 +170,9 @@ def calibrate_iterations(
 ) -> int:
     """Return the iterations of each round, as many as the target needs and the budget allows.
 
-    Rounds last at least 100 ms, 200 ms with a slow counter, and have at least one iteration. Measures a quiet
-    gap. Returns 1 without a warm-up, since the duration of an iteration is then unknown.
+    Rounds last at least 100 ms, 200 ms with a slow counter, and have at least one iteration. If a phase is
+    shorter than two ticks, all rounds together have 20 iterations. Measures a quiet gap. Returns 1 without a
+    warm-up, since the duration of an iteration is then unknown.
 
     Args:
         warmup: Result of the warm-up.
@@ -174,8 +195,10 @@ def calibrate_iterations(
     needed_s = max(needed, default=0.0)
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
     ticking = [series for series in sampler.series if series.domain.max_age_s is None]
-    slow = any((series.period_s or 0.0) >= SLOW_TICK_S for series in ticking)
-    round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slow else MIN_ROUND_S)
+    slowest_s = max((series.period_s or 0.0 for series in ticking), default=0.0)
+    if warmup.phase_s is not None and warmup.phase_s < SHORT_PHASE_TICKS * slowest_s:
+        needed_s = max(needed_s, math.ceil(PHASE_ITERATIONS / rounds) * warmup.iteration_s)
+    round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slowest_s >= SLOW_TICK_S else MIN_ROUND_S)
     return max(1, math.ceil(round_s / warmup.iteration_s - 1e-6))
 
 

@@ -52,8 +52,11 @@ ANY_POWER = 3.0
 #: The same for the change of power from the start of each segment of a label to its end.
 ANY_TREND = 0.6
 
+#: Shortest window or phase that is solved, in ticks.
+SHORTEST_TICKS = 1 / 20
+
 #: Widths of the parts into which the course is divided from either end of a segment, in ticks.
-WIDTHS = (1 / 20, 1 / 10, 1 / 5, 2 / 5)
+WIDTHS = (SHORTEST_TICKS, 1 / 10, 1 / 5, 2 / 5)
 
 #: Ticks that are kept on either side of a mark; those further inside a segment tell nothing about its ends.
 KEPT_TICKS = 3
@@ -139,7 +142,7 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     if period_s is None or series.tick_before(start_ns) is None or series.tick_after(end_ns) is None:
         return None
     tick_ns = period_s * 1e9
-    if end_ns - start_ns < WIDTHS[0] * tick_ns:
+    if end_ns - start_ns < SHORTEST_TICKS * tick_ns:
         return None
     reach_ns = round(NEAR_TICKS * tick_ns)
     # The middle of a long window is known from its ticks, whatever happened in it.

@@ -95,6 +95,17 @@ def test_a_phase_too_short_to_resolve_has_no_energy() -> None:
     assert result.energy_j == pytest.approx(320, abs=1)
 
 
+def test_a_phase_below_a_twentieth_of_a_tick_has_no_energy_however_often_it_is_repeated() -> None:
+    short_ns, starts = round(0.9 * MS), [START + i * 50 * MS for i in range(20)]
+    steps = [step for start in starts for step in ((start, 500.0), (start + short_ns, 200.0))]
+    wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
+    parts = [iteration(start, start + 50 * MS, start + short_ns) for start in starts]
+    prefill, decode = account_round(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)]).phases
+    assert prefill.energy_j is None
+    assert prefill.reason == "not resolvable: 0.9 ms phase, 20 ms tick"
+    assert decode.energy_j == pytest.approx(20 * 0.0491 * 200, rel=0.05)
+
+
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
 def test_a_gap_with_too_few_ticks_gives_a_reason_instead_of_energy(gaps: tuple[int, int]) -> None:
     result = account_round(measured_round(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])

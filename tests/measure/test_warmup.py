@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -92,6 +94,17 @@ def test_without_warm_up_rounds_have_one_iteration() -> None:
     assert calibrate_iterations(found, 6, 0.1, 0.02, 20.0, Sampler([])) == 1
 
 
+@dataclass
+class ReadSeries:
+    """In place of a sampler: series that were read before."""
+
+    series: list[Series]
+
+    @contextmanager
+    def reading_closely(self) -> Iterator[None]:
+        yield
+
+
 class TestCalibration:
     """Idle power 100 W, busy 500 W; the counter ticks every 100 ms and is read every millisecond."""
 
@@ -117,6 +130,23 @@ class TestCalibration:
         # Two ticks, each known within 50 ms, at 100 W.
         expected_s = 2 * 100 * 0.05 / 12**0.5 / (500 * 0.001 * 6**0.5)
         assert self.required_s(blurred, 0.002) == pytest.approx(expected_s, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("phase_s", "rounds", "iterations"),
+        [(0.04, 6, 4), (0.04, 10, 2), (0.19, 4, 5), (0.2, 6, 2), (None, 6, 2)],
+    )
+    def test_a_phase_shorter_than_two_ticks_is_repeated_twenty_times(
+        self, phase_s: float | None, rounds: int, iterations: int
+    ) -> None:
+        sampler = cast(Sampler, ReadSeries([self.series()]))
+        # Three ticks take 0.3 s.
+        warmed_up = WarmUp(5, True, CRITERION, 0.2, 500.0, phase_s)
+        assert calibrate_iterations(warmed_up, rounds, 0.0, 0.02, 60.0, sampler) == iterations
+
+    def test_repetitions_of_a_short_phase_stay_within_the_budget(self) -> None:
+        sampler = cast(Sampler, ReadSeries([self.series()]))
+        warmed_up = WarmUp(5, True, CRITERION, 1.0, 500.0, 0.04)
+        assert calibrate_iterations(warmed_up, 5, 0.0, 0.02, 10.0, sampler) == 2
 
     def test_more_rounds_may_be_shorter(self) -> None:
         part_time = self.series(0.25)
