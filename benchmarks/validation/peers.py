@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import partial
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from .stability import measure_step_s, measure_window
 from .work import Steps, lease_board, make_steps
 
 if TYPE_CHECKING:
-    from accuracy_tools import Answer, Tool
+    from accuracy_tools import Ask, Tool
 
 BUDGET_S = 44.0
 
@@ -73,21 +74,16 @@ class CounterAtBothEnds:
         if not known:
             raise RuntimeError("the board has no energy counter")
         self._read: Any = self._session.make_reader(handle, known[0])
-        self._energy_j = 0.0
 
-    def begin(self) -> None:
+    def begin(self, window: str = "burst") -> None:
         """Read the counter at the start."""
         self._start_j = self._read()
 
-    def end(self) -> None:
-        """Read the counter at the end."""
-        self._energy_j = self._read() - self._start_j
-
-    def answer(self) -> Answer:
-        """Return the difference of the two readings."""
+    def end(self) -> Ask:
+        """Read the counter at the end. Returns what gives the difference of the two readings."""
         from accuracy_tools import Answer
 
-        return Answer(self._energy_j)
+        return partial(Answer, self._read() - self._start_j)
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -139,12 +135,11 @@ def _measure_windows(notebook: Notebook, work: Steps, each_s: float, tools: list
             for tool in tools:
                 tool.begin()
             work.run(count)
-            for tool in reversed(tools):
-                tool.end()
+            asks = [tool.end() for tool in reversed(tools)]
             # Idle power between windows, so that a window does not affect the readings of the next one.
             time.sleep(REST_S)
-            for tool in tools:
-                found[seconds][tool.name].append((count, tool.answer().energy_j))
+            for tool, ask in zip(tools, reversed(asks), strict=True):
+                found[seconds][tool.name].append((count, ask().energy_j))
     for tool in tools:
         tool.close()
     return found

@@ -58,13 +58,13 @@ def compute_errors(entry: Mapping[str, Any]) -> Figures:
 
 
 def compute_all_errors(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str, Figures]]]:
-    """Return the errors by sensor, seconds of work and tool."""
+    """Return the errors by sensor, work (seconds or loop) and tool."""
     return {
         sensor: {
-            seconds: {tool: compute_errors(by_tool[tool]) for tool in TOOLS}
-            for seconds, by_tool in by_time.items()
+            work: {tool: compute_errors(by_tool[tool]) for tool in TOOLS if tool in by_tool}
+            for work, by_tool in by_work.items()
         }
-        for sensor, by_time in results.items()
+        for sensor, by_work in results.items()
     }
 
 
@@ -81,6 +81,19 @@ def markdown(found: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
         _table(found, OURS, _within),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def loops_markdown(found: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
+    """Render the errors of windows in loops: of single readings, of their sum, and whether 2u holds."""
+    tools = [tool for tool in TOOLS if tool != OURS[0]]
+    titles = [*tools, *(f"{tool}: all together" for tool in tools), "within 2u"]
+    lines = [f"| sensor | loop | {' | '.join(titles)} |", f"| --- | --- |{' ---: |' * len(titles)}"]
+    for sensor, by_loop in found.items():
+        for loop, by_tool in by_loop.items():
+            cells = [_single(by_tool[tool]) for tool in tools] + [_of_all(by_tool[tool]) for tool in tools]
+            cells.append(_within(by_tool[OURS[1]]))
+            lines.append(f"| {SENSOR_NAMES[sensor]} | {loop} | {' | '.join(cells)} |")
+    return "Windows in a loop:\n\n" + "\n".join(lines) + "\n"
 
 
 def _table(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_world
-from accuracy_figures import compute_all_errors, markdown
+from accuracy_figures import compute_all_errors, loops_markdown, markdown
 
 from tests.nvml_sim import build_library
 
@@ -101,7 +101,8 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:
         results = run_workers(python, Path(directory), args.repeats, args.seed)
     wall_s = time.monotonic() - begin_s
-    found = compute_all_errors(results)
+    found = compute_all_errors({sensor: each["bursts"] for sensor, each in results.items()})
+    loops = compute_all_errors({sensor: each["loops"] for sensor, each in results.items()})
     content = {
         "world": {
             name: value
@@ -113,10 +114,11 @@ def main(argv: Sequence[str]) -> None:
         "wall_s": wall_s,
         "cores_others_used": other_cores(before, wall_s),
         "figures": found,
+        "loops": loops,
         "results": results,
     }
     args.json.write_text(json.dumps(content, indent=1) + "\n")
-    tables = markdown(found)
+    tables = f"{markdown(found)}\n{loops_markdown(loops)}"
     print(f"\n{tables}\n{wall_s:.0f} s; other processes used {content['cores_others_used']:.2f} cores")
     if args.markdown:
         args.markdown.write_text(tables)

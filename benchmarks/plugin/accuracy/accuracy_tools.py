@@ -6,7 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Protocol
@@ -33,16 +35,18 @@ class Answer:
     reason: str | None = None
 
 
+#: Gives the answer of a window that has ended. Called some ticks later.
+Ask = Callable[[], Answer]
+
+
 class Tool(Protocol):
-    """One tool, ready to measure. ``answer`` is called some ticks after ``end``."""
+    """One tool, ready to measure."""
 
     name: str
 
-    def begin(self) -> None: ...
+    def begin(self, window: str = "burst") -> None: ...
 
-    def end(self) -> None: ...
-
-    def answer(self) -> Answer: ...
+    def end(self) -> Ask: ...
 
     def close(self) -> None: ...
 
@@ -55,17 +59,17 @@ class OurWindow:
     def __init__(self, uuid: str) -> None:
         self._measuring = measure([uuid])
         self._measuring.start()
-        self._window: Window | None = None
+        self._open = ""
 
-    def begin(self) -> None:
-        self._measuring.begin("burst")
+    def begin(self, window: str = "burst") -> None:
+        self._open = window
+        self._measuring.begin(window)
 
-    def end(self) -> None:
-        self._window = self._measuring.end("burst")
+    def end(self) -> Ask:
+        return partial(self._answer, self._measuring.end(self._open))
 
-    def answer(self) -> Answer:
-        assert self._window is not None
-        found = self._window.record
+    def _answer(self, window: Window) -> Answer:
+        found = window.record
         return Answer(found.energy_j, found.energy_u_j, found.reason)
 
     def close(self) -> None:
@@ -79,16 +83,12 @@ class Zeus:
         self.name = "Zeus, approx_instant_energy" if approximate else "Zeus"
         monitor = import_module("zeus.monitor").ZeusMonitor
         self._monitor: Any = monitor(gpu_indices=[0], cpu_indices=[], approx_instant_energy=approximate)
-        self._energy_j = 0.0
 
-    def begin(self) -> None:
+    def begin(self, window: str = "burst") -> None:
         self._monitor.begin_window("burst", sync_execution=False)
 
-    def end(self) -> None:
-        self._energy_j = self._monitor.end_window("burst", sync_execution=False).gpu_energy[0]
-
-    def answer(self) -> Answer:
-        return Answer(self._energy_j)
+    def end(self) -> Ask:
+        return partial(Answer, self._monitor.end_window("burst", sync_execution=False).gpu_energy[0])
 
     def close(self) -> None:
         pass
@@ -103,17 +103,13 @@ class CodeCarbon:
         tracker = import_module("codecarbon").OfflineEmissionsTracker
         self._tracker: Any = tracker(country_iso_code="USA", save_to_file=False, log_level="critical")
         self._task = 0
-        self._energy_j = 0.0
 
-    def begin(self) -> None:
+    def begin(self, window: str = "burst") -> None:
         self._task += 1
         self._tracker.start_task(f"burst {self._task}")
 
-    def end(self) -> None:
-        self._energy_j = self._tracker.stop_task(f"burst {self._task}").gpu_energy * J_PER_KWH
-
-    def answer(self) -> Answer:
-        return Answer(self._energy_j)
+    def end(self) -> Ask:
+        return partial(Answer, self._tracker.stop_task(f"burst {self._task}").gpu_energy * J_PER_KWH)
 
     def close(self) -> None:
         self._tracker.stop()
@@ -130,7 +126,7 @@ class PowerPolling:
         by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
         self._handle = by_index(0) if uuid is None else by_uuid(uuid)
         self._samples: list[tuple[float, float]] = []
-        self._start_s = self._end_s = 0.0
+        self._start_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
@@ -140,17 +136,17 @@ class PowerPolling:
             (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [INSTANT_POWER])
             self._samples.append((time.monotonic(), value.value.uiVal / 1000))
 
-    def begin(self) -> None:
+    def begin(self, window: str = "burst") -> None:
         self._start_s = time.monotonic()
 
-    def end(self) -> None:
-        self._end_s = time.monotonic()
+    def end(self) -> Ask:
+        return partial(self._answer, self._start_s, time.monotonic())
 
-    def answer(self) -> Answer:
+    def _answer(self, start_s: float, end_s: float) -> Answer:
         # Interpolation up to the end of the window needs the sample after it.
-        while self._samples[-1][0] <= self._end_s:
+        while self._samples[-1][0] <= end_s:
             time.sleep(POLL_S / 10)
-        return Answer(_trapezoids(self._samples, self._start_s, self._end_s))
+        return Answer(_trapezoids(self._samples, start_s, end_s))
 
     def close(self) -> None:
         self._stop.set()

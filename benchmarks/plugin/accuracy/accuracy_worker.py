@@ -13,8 +13,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from accuracy_tools import Answer, open_tools
-from accuracy_world import DURATIONS_S, TICK_NS, board, run_burst, use_world
+from accuracy_tools import Answer, Ask, Tool, open_tools
+from accuracy_world import (
+    DURATIONS_S,
+    IDLE_W,
+    LOOPS,
+    TICK_NS,
+    TURNS,
+    VARIED,
+    board,
+    run_burst,
+    run_part,
+    use_world,
+)
 
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
@@ -98,20 +109,47 @@ def measure_windows(world: World, repeats: int, random: Random) -> Iterator[tupl
                 tool.begin()
                 opened.append(time.monotonic_ns())
             run_burst(world, seconds)
-            closed: list[int] = []
-            for tool in reversed(tools):
-                closed.append(time.monotonic_ns())
-                tool.end()
+            ended = [(tool, time.monotonic_ns(), tool.end()) for tool in reversed(tools)]
             # Idle power between bursts, so that a burst does not affect the next reading.
             time.sleep(REST_S)
             # The time that a tool needs to open or close a window does not count against it.
-            for tool, start_ns, end_ns in zip(tools, opened, reversed(closed), strict=True):
+            for start_ns, (tool, end_ns, ask) in zip(opened, reversed(ended), strict=True):
                 true_j = world.true_energy_j(0, start_ns, end_ns)
-                readings[seconds][tool.name].append(_reading(tool.answer(), true_j))
+                readings[seconds][tool.name].append(_reading(ask(), true_j))
     for tool in tools:
         tool.close()
     for seconds, by_tool in readings.items():
         yield seconds, {name: {"readings": each} for name, each in by_tool.items()}
+
+
+def measure_loops(world: World, random: Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure the windows of each loop with all tools but the rounds at once, and ask them after the loop."""
+    tools = open_tools(world.board(0).uuid)
+    time.sleep(1.0)
+    for name, (parts, rest_s) in LOOPS.items():
+        readings: dict[str, list[dict[str, Any]]] = {tool.name: [] for tool in tools}
+        ended: list[tuple[Tool, int, int, Ask]] = []
+        for _ in range(TURNS):
+            for window, seconds, watts in parts:
+                varied_s = seconds * random.uniform(1 - VARIED, 1 + VARIED)
+                opened: list[int] = []
+                for tool in tools:
+                    # Each loop has windows of its own names.
+                    tool.begin(f"{window} of {name}")
+                    opened.append(time.monotonic_ns())
+                run_part(world, varied_s, watts)
+                if window == parts[-1][0] and rest_s:
+                    world.set_power(0, IDLE_W)
+                for tool, start_ns in zip(reversed(tools), reversed(opened), strict=True):
+                    ended.append((tool, start_ns, time.monotonic_ns(), tool.end()))
+            time.sleep(rest_s * random.uniform(1 - VARIED, 1 + VARIED))
+        world.set_power(0, IDLE_W)
+        time.sleep(REST_S)
+        for tool, start_ns, end_ns, ask in ended:
+            readings[tool.name].append(_reading(ask(), world.true_energy_j(0, start_ns, end_ns)))
+        yield name, {tool: {"readings": each} for tool, each in readings.items()}
+    for tool in tools:
+        tool.close()
 
 
 def _reading(answer: Answer, true_j: float) -> dict[str, Any]:
@@ -128,7 +166,8 @@ def main(sensor: str, library: Path, out: Path, repeats: int, seed: int) -> None
             print(f"{sensor}: rounds of {seconds:g} s done", flush=True)
         for seconds, by_tool in measure_windows(world, repeats, Random(seed)):
             results[f"{seconds:g}"].update(by_tool)
-    (out / "results.json").write_text(json.dumps(results))
+        loops = dict(measure_loops(world, Random(seed)))
+    (out / "results.json").write_text(json.dumps({"bursts": results, "loops": loops}))
     print(f"{sensor}: windows done", flush=True)
 
 

@@ -19,6 +19,30 @@ BUSY_W = 500.0
 #: Durations of the work (seconds).
 DURATIONS_S = (0.01, 0.03, 0.1, 0.25, 1.0)
 
+PREFILL_W, DECODE_W = 600.0, 250.0
+
+#: Loops of windows: name, seconds and watts of each window of a turn, and the rest after them (seconds).
+LOOPS: dict[str, tuple[tuple[tuple[str, float, float], ...], float]] = {
+    **{
+        f"{length} ms, rests of {rest} ms": ((("step", length / 1e3, BUSY_W),), rest / 1e3)
+        for length, rest in (
+            (50, 10),
+            (50, 50),
+            (50, 100),
+            (100, 10),
+            (100, 50),
+            (100, 100),
+            (300, 10),
+            (300, 50),
+        )
+    },
+    "prefill 40 ms + decode 160 ms": ((("prefill", 0.04, PREFILL_W), ("decode", 0.16, DECODE_W)), 0.0),
+    "prefill 150 ms + decode 500 ms": ((("prefill", 0.15, PREFILL_W), ("decode", 0.5, DECODE_W)), 0.0),
+}
+
+#: Turns of a loop, and the largest random change of each length, as a share.
+TURNS, VARIED = 20, 0.05
+
 TICK_NS = 100 * MS
 #: Largest delay of a tick: real boards were observed to vary by about a percent of the period.
 JITTER_NS = 1 * MS
@@ -58,6 +82,12 @@ def run_burst(world: World, seconds: float) -> None:
     # The simulated board is busy while this sleeps.
     time.sleep(seconds)
     world.set_power(0, IDLE_W)
+
+
+def run_part(world: World, seconds: float, watts: float) -> None:
+    """Draw ``watts`` for ``seconds``, and leave them for the next part to change."""
+    world.set_power(0, watts)
+    time.sleep(seconds)
 
 
 def provide_nvidia_smi(directory: Path) -> None:

@@ -76,6 +76,23 @@ SUITES = {
     "psygnal": PublicSuite(
         "psygnal==0.16.1", (), ".", ("tests/test_bench.py",), "calls of compiled classes and callbacks"
     ),
+    "deepdiff": PublicSuite(
+        "deepdiff==9.1.0",
+        ("cachebox<6", "orderly-set<6"),
+        ".",
+        ("tests/test_cache.py", "tests/test_lfucache.py"),
+        "test classes, from microseconds to a second",
+    ),
+    "janus": PublicSuite(
+        "janus==2.0.0", (), ".", ("tests/test_benchmarks.py",), "threads beside an event loop, up to seconds"
+    ),
+    "bitstring": PublicSuite(
+        "bitstring==5.0.0",
+        ("tibs<3",),
+        "tests",
+        ("test_benchmarks.py",),
+        "long calls in Python, up to seconds",
+    ),
 }
 
 
