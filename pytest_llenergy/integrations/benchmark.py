@@ -200,60 +200,39 @@ class RoundClock:
         self._meters = meters
         self._plain = plain
         self._stats: Any = None
-        #: When the last round ended, or one shortly before it (monotonic seconds).
-        self._last_s = 0.0
+        #: Returns when the last round ended (monotonic seconds).
+        self._last_s: Callable[[], float] = float
         self._ends: list[tuple[int, int]] = []
         self._begin_ns = time.monotonic_ns()
 
     def follow(self, stats: Any) -> None:
         """Record the end of each round that pytest-benchmark adds to ``stats`` from now on."""
         self._stats = stats
-        #: Whether durations tell how much time has passed, so that the clock is rarely needed.
-        self._quick = self._plain and stats.options.get("timer") in WALL_CLOCKS
-        noting = self._note_ends(stats.stats.data)
-        next(noting)
-        stats.stats.update = noting.send
+        data, between, clock, ends = stats.stats.data, self._meters.between, time.monotonic, self._ends
+        append, due_s, last_s = data.append, 0.0, 0.0
+
+        # Little more than the method that it replaces, and no objects but floats, which come from a free
+        # list: an integer or an attribute here makes a next round of one microsecond a hundredth slower.
+        def note(duration: float) -> None:
+            nonlocal due_s, last_s
+            append(duration)
+            last_s = clock()
+            if last_s >= due_s:
+                ends.append((len(data), round(last_s * 1e9)))
+                if last_s >= read_s:
+                    between()
+                due_s = last_s + EVERY_S
+
+        stats.stats.update, self._last_s = note, lambda: last_s
         self._meters.begin()
         self._begin_ns = time.monotonic_ns()
-
-    def _note_ends(self, data: list[float]) -> Generator[None, float, None]:
-        """Append the duration of each round that is sent, and note the ends of some.
-
-        What runs here makes the next round slower, which shows in rounds of less than a microsecond: hence a
-        generator, which keeps its frame, and neither the clock nor a new object in most rounds.
-        """
-        append, between, clock, ends, quick = (
-            data.append,
-            self._meters.between,
-            time.monotonic,
-            self._ends,
-            self._quick,
-        )
-        timed_s = due_s = at_s = 0.0
-        while True:
-            duration_s = yield
-            append(duration_s)
-            timed_s += duration_s
-            if timed_s < due_s:
-                continue
-            self._last_s = now_s = clock()
-            begin_s = self._begin_ns / 1e9
-            if now_s >= at_s:
-                ends.append((len(data), round(now_s * 1e9)))
-                # Without set-up, the first round begins at the first reading.
-                if not self._plain or now_s >= begin_s + EVERY_S:
-                    between()
-                at_s = now_s + EVERY_S
-            if quick:
-                due_s = timed_s + (at_s - now_s) * timed_s / max(now_s - begin_s, 1e-9)
+        # Without set-up, the first round begins at the first reading.
+        read_s = self._begin_ns / 1e9 + EVERY_S if self._plain else 0.0
 
     def end(self) -> None:
         """Read the meters, once the last round has ended."""
-        if not self._ends:
-            return
-        if vars(self._stats.stats).pop("update", None) is not None and self._quick:
-            self._last_s = time.monotonic()
-        self._meters.end()
+        if self._ends:
+            self._meters.end()
 
     def to_rounds(self) -> ForeignRounds:
         """Return all rounds.
@@ -265,7 +244,7 @@ class RoundClock:
             raise NoRoundsError
         count = len(self._stats.stats.data)
         if self._ends[-1][0] != count:
-            self._ends.append((count, round(self._last_s * 1e9)))
+            self._ends.append((count, round(self._last_s() * 1e9)))
         iterations, timer = self._stats.iterations, self._stats.options.get("timer")
         return ForeignRounds(
             durations_s=[each * iterations for each in self._stats.stats.data],
