@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from pytest_llenergy.errors import (
     WorkerPlacementError,
 )
 from pytest_llenergy.meters.base import MeterSpec
+from pytest_llenergy.meters.check_ahead import CounterCheck
 from pytest_llenergy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
 from pytest_llenergy.model.entry_points import LoadedEntryPoints, load_entry_points
 from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
@@ -70,7 +70,7 @@ class RunState:
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
         self._diagnoses: dict[tuple[str, bool], str] = {}
-        self._counter_check: threading.Thread | None = None
+        self._counter_check: CounterCheck | None = None
 
     @property
     def is_ab_session(self) -> bool:
@@ -200,34 +200,19 @@ class RunState:
         return self._diagnoses[key]
 
     def begin_counter_check(self) -> None:
-        """Check, in the background, the energy counters of the GPUs that tests may use.
-
-        The check takes one to three seconds once per boot, and no test should have to wait for it.
-        """
+        """Begin to check the energy counters of the GPUs that tests may use; later calls do nothing."""
         if self._counter_check is None and (not self.settings.meter or "nvml" in self.settings.meter):
-            self._counter_check = threading.Thread(
-                target=self._check_counters, name="llenergy-counter-check", daemon=True
-            )
-            self._counter_check.start()
-
-    def _check_counters(self) -> None:
-        from pytest_llenergy.meters.base import Targets
-        from pytest_llenergy.meters.nvml import open_nvml
-
-        # The test that uses a board reports what is wrong with it.
-        with suppress(LLEnergyError):
-            request = request_visible(self.settings.gpus, self.environment)
-            devices = select_devices(request, self.settings.gpus, self.environment)
-            for meter in open_nvml(Targets(devices.uuids)):
-                meter.close()
+            self._counter_check = CounterCheck(self.settings.gpus, self.environment)
 
     def await_counter_check(self) -> None:
         """Wait until ``begin_counter_check`` is done, if it was called."""
         if self._counter_check is not None:
-            self._counter_check.join()
+            self._counter_check.wait()
 
     def close(self) -> None:
         """Release every lease and stop all ranks."""
+        if self._counter_check is not None:
+            self._counter_check.stop()
         if "keeper" in self.__dict__:
             self.keeper.close()
         if "pool" in self.__dict__:

@@ -21,11 +21,6 @@ class Forked:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         outer, self._item = self._item, item
-        if is_measured(item):
-            from pytest_llenergy.session import state_of
-
-            # A fork in the middle of a call of the driver would inherit its locks.
-            state_of(item.config).await_counter_check()
         try:
             return (yield)
         finally:

@@ -12,6 +12,7 @@ from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.edges import power_between, quiet_power
+from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 
@@ -56,8 +57,8 @@ METER_SHARE = 0.5
 class WarmUp:
     """Result of a warm-up.
 
-    ``iteration_s``, ``power_w`` and ``phase_s``, the mean length of the shortest phase, are those of its last
-    block if known.
+    ``iteration_s``, ``power_w`` and ``phases_s``, the mean length of each phase, are those of its last block
+    if known.
     """
 
     iterations: int
@@ -65,7 +66,7 @@ class WarmUp:
     criterion: str
     iteration_s: float | None
     power_w: float | None
-    phase_s: float | None = None
+    phases_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Block:
     duration_s: float
     power_w: float | None
     blur: float
-    phase_s: float | None = None
+    phases_s: tuple[float, ...] = ()
 
     @property
     def iteration_s(self) -> float:
@@ -142,7 +143,7 @@ def warm_up(
 def _result(total: int, settled: bool | None, criterion: str, last: _Block | None) -> WarmUp:
     if last is None:
         return WarmUp(total, settled, criterion, None, None)
-    return WarmUp(total, settled, criterion, last.iteration_s, last.power_w, last.phase_s)
+    return WarmUp(total, settled, criterion, last.iteration_s, last.power_w, last.phases_s)
 
 
 def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
@@ -151,18 +152,18 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     with sampler.at_work():
         workload.work(iterations)
     timeline = workload.timeline()
-    phases_s = [fmean(end - start for start, end in spans) / 1e9 for spans in phase_spans(timeline).values()]
-    # Decoding a single token takes no time.
-    phase_s = min(filter(None, phases_s), default=None)
+    phases_s = tuple(
+        fmean(end - start for start, end in spans) / 1e9 for spans in phase_spans(timeline).values()
+    )
     power_w, blur = 0.0, 0.0
     for series in sampler.series:
         ticks = series.ticks_between(timeline.start_ns, timeline.end_ns)
         if len(ticks) < MIN_TICKS:
-            return _Block(iterations, timeline.duration_s, None, 0.0, phase_s)
+            return _Block(iterations, timeline.duration_s, None, 0.0, phases_s)
         first, last = ticks[0], ticks[-1]
         power_w += power_between(first, last)
         blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
-    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur, phase_s)
+    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur, phases_s)
 
 
 def calibrate_iterations(
@@ -196,7 +197,7 @@ def calibrate_iterations(
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
     ticking = [series for series in sampler.series if series.domain.max_age_s is None]
     slowest_s = max((series.period_s or 0.0 for series in ticking), default=0.0)
-    if warmup.phase_s is not None and warmup.phase_s < SHORT_PHASE_TICKS * slowest_s:
+    if any(SHORTEST_TICKS * slowest_s <= each < SHORT_PHASE_TICKS * slowest_s for each in warmup.phases_s):
         needed_s = max(needed_s, math.ceil(PHASE_ITERATIONS / rounds) * warmup.iteration_s)
     round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slowest_s >= SLOW_TICK_S else MIN_ROUND_S)
     return max(1, math.ceil(round_s / warmup.iteration_s - 1e-6))

@@ -132,20 +132,29 @@ class TestCalibration:
         assert self.required_s(blurred, 0.002) == pytest.approx(expected_s, rel=0.01)
 
     @pytest.mark.parametrize(
-        ("phase_s", "rounds", "iterations"),
-        [(0.04, 6, 4), (0.04, 10, 2), (0.19, 4, 5), (0.2, 6, 2), (None, 6, 2)],
+        ("phases_s", "rounds", "iterations"),
+        [
+            ((0.04, 0.16), 6, 4),
+            ((0.04, 0.16), 10, 2),
+            ((0.19,), 4, 5),
+            ((0.2,), 6, 2),
+            ((), 6, 2),
+            # Too short to have an energy, however often it is repeated.
+            ((0.0, 0.004, 0.2), 6, 2),
+            ((0.004, 0.15), 6, 4),
+        ],
     )
     def test_a_phase_shorter_than_two_ticks_is_repeated_twenty_times(
-        self, phase_s: float | None, rounds: int, iterations: int
+        self, phases_s: tuple[float, ...], rounds: int, iterations: int
     ) -> None:
         sampler = cast(Sampler, ReadSeries([self.series()]))
         # Three ticks take 0.3 s.
-        warmed_up = WarmUp(5, True, CRITERION, 0.2, 500.0, phase_s)
+        warmed_up = WarmUp(5, True, CRITERION, 0.2, 500.0, phases_s)
         assert calibrate_iterations(warmed_up, rounds, 0.0, 0.02, 60.0, sampler) == iterations
 
     def test_repetitions_of_a_short_phase_stay_within_the_budget(self) -> None:
         sampler = cast(Sampler, ReadSeries([self.series()]))
-        warmed_up = WarmUp(5, True, CRITERION, 1.0, 500.0, 0.04)
+        warmed_up = WarmUp(5, True, CRITERION, 1.0, 500.0, (0.04,))
         assert calibrate_iterations(warmed_up, 5, 0.0, 0.02, 10.0, sampler) == 2
 
     def test_more_rounds_may_be_shorter(self) -> None:

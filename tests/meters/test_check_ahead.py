@@ -59,6 +59,23 @@ def test_only_visible_boards_are_checked(
     assert [path.stem for path in found] == [f"nvml-{boards.board(1).uuid}"]
 
 
+def test_the_check_leaves_warnings_of_other_tests_alone(pytester: pytest.Pytester, boards: World) -> None:
+    pytester.makepyfile(
+        """
+        import warnings
+        import pytest
+
+        @pytest.mark.parametrize("number", range(30))
+        def test_warns(number):
+            with pytest.warns(UserWarning):
+                warnings.warn("expected")
+            warnings.warn(f"number {number}")
+        """
+    )
+    result = pytester.runpytest_subprocess("--energy-report=energy.json")
+    result.assert_outcomes(passed=30, warnings=30)
+
+
 def test_a_test_that_measures_is_enough(pytester: pytest.Pytester, boards: World) -> None:
     run(pytester).assert_outcomes(passed=1)
     assert len(list((Path(os.environ["LLENERGY_CACHE_DIR"]) / "meters").glob("nvml-*"))) == 2
