@@ -322,7 +322,7 @@ def render_summary(
     for title, group in groups.items():
         if title:
             console.print(Text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        tests = TableColumn("test", [record_label(record, names) for record in group], is_number=False)
+        tests = TableColumn("test", [_row_title(record, names) for record in group], is_number=False)
         columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
         for table in split_into_tables(tests, columns, width):
             console.print(table)
@@ -395,6 +395,12 @@ def list_notes(
 def has_values(record: Record) -> bool:
     """Whether the record has a row in the table."""
     return any(metric.value is not None for metric in record.metrics.values())
+
+
+def _row_title(record: Record, names: Mapping[str, str]) -> str:
+    """Return the label of a row, which says if the test failed after it was measured."""
+    label = record_label(record, names)
+    return f"{label} (failed)" if record.status == "failed" else label
 
 
 def record_label(record: Record, names: Mapping[str, str]) -> str:

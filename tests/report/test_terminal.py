@@ -289,6 +289,14 @@ def test_joules_have_si_steps_in_the_terminal_and_none_in_the_report() -> None:
     assert tiny.value_of("energy_j") == pytest.approx(5.0e-6, rel=0.01)
 
 
+def test_a_row_says_that_its_test_failed() -> None:
+    failed = record_of("t.py::test_bad", status="failed", reason="assert False", params={})
+    passed = record_of("t.py::test_good", params={})
+    lines = shown(failed, passed)
+    assert any(line.startswith("test_bad (failed) ") for line in lines)
+    assert not any("test_good (failed)" in line for line in lines)
+
+
 def test_colours_are_for_terminals() -> None:
     crashed = record_of("t.py::test_gone", status="crashed", reason="gone", rounds=[], metrics={})
     flagged = msgspec.structs.replace(RECORDS[0], flags=[LATE])
