@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     """Run the comparison, print the tables, write the files."""
     args = parse_arguments(argv)
     python = args.peer_python or peer_python(METERS)
-    print("five to six minutes with the default number of repeats", flush=True)
+    print("six to seven minutes with the default number of repeats", flush=True)
     before, begin_s = cpu_seconds(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:
         results = run_workers(python, Path(directory), args.repeats, args.seed)
