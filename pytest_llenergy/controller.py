@@ -57,9 +57,12 @@ class Controller:
         self._summary_error: str | None = None
 
     def pytest_sessionstart(self) -> None:
-        if self._settings.keeps_something:
-            from pytest_llenergy.session import state_of
+        if not self._settings.keeps_something:
+            return
+        from pytest_llenergy.session import state_of
+        from pytest_llenergy.xdist import OPTIONS_WITHOUT_TESTS
 
+        if not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS):
             # Beside collection, which imports much.
             state_of(self._config).begin_counter_check()
 
