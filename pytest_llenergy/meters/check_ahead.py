@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the energy counters of GPUs in a process of its own, while tests are collected and models load.
+"""Check the energy counters of GPUs in a process of its own, while tests are collected.
 
 The self-check takes one to three seconds once per boot, and no test should have to wait for it. A thread
 would share the interpreter's lock, the list of warning filters and the driver's locks with the tests.
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.meters.timeouts import CHECK_AHEAD_TIMEOUT_S, PROGRAM_END_TIMEOUT_S
 
 #: Devices of the driver's kernel module, on Linux and in the Windows subsystem for Linux.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -55,15 +56,21 @@ class CounterCheck:
             )
 
     def wait(self) -> None:
-        """Wait until the boards are checked. Does nothing in a fork."""
+        """Wait until the boards are checked, or give up. Does nothing in a fork."""
         if self._process is not None and self._pid == os.getpid():
-            self._process.wait()
+            try:
+                self._process.wait(CHECK_AHEAD_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.stop()
 
     def stop(self) -> None:
         """End the check, finished or not. Does nothing in a fork."""
         if self._process is not None and self._pid == os.getpid():
             self._process.kill()
-            self._process.wait()
+            # A process within a driver that never answers cannot be killed.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PROGRAM_END_TIMEOUT_S)
+            self._process = None
 
 
 def _may_have_boards(environment: Mapping[str, str]) -> bool:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+from pytest_llenergy.meters import check_ahead
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
@@ -25,6 +28,7 @@ SLOW_COLLECTION = """
         folder = Path(os.environ["LLENERGY_CACHE_DIR"]) / "meters"
         end_s = time.monotonic() + 20
         while time.monotonic() < end_s and len(list(folder.glob("nvml-*.json"))) < BOARDS:
+            # Another process writes the files.
             time.sleep(0.05)
         print(sorted(path.name for path in folder.glob("nvml-*.json")))
 """
@@ -79,6 +83,19 @@ def test_the_check_leaves_warnings_of_other_tests_alone(pytester: pytest.Pyteste
 def test_a_test_that_measures_is_enough(pytester: pytest.Pytester, boards: World) -> None:
     run(pytester).assert_outcomes(passed=1)
     assert len(list((Path(os.environ["LLENERGY_CACHE_DIR"]) / "meters").glob("nvml-*"))) == 2
+
+
+def test_a_check_that_hangs_is_given_up(boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_ahead, "PROGRAM", "import time\ntime.sleep(600)")
+    monkeypatch.setattr(check_ahead, "CHECK_AHEAD_TIMEOUT_S", 0.2)
+    started = check_ahead.CounterCheck(None, os.environ)
+    process = started._process
+    assert process is not None
+    started.wait()
+    assert process.returncode == -signal.SIGKILL
+    # Further calls do nothing.
+    started.wait()
+    started.stop()
 
 
 @pytest.mark.parametrize("args", [("--collect-only",), ("--energy-meter=estimate",)])

@@ -125,6 +125,7 @@ def measure_windows(world: World, repeats: int, random: Random) -> Iterator[tupl
 def measure_loops(world: World, random: Random) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure the windows of each loop with all tools but the rounds at once, and ask them after the loop."""
     tools = open_tools(world.board(0).uuid)
+    # Readers and running averages of the tools settle before the first window.
     time.sleep(1.0)
     for name, (parts, rest_s) in LOOPS.items():
         readings: dict[str, list[dict[str, Any]]] = {tool.name: [] for tool in tools}
@@ -142,8 +143,10 @@ def measure_loops(world: World, random: Random) -> Iterator[tuple[str, dict[str,
                     world.set_power(0, IDLE_W)
                 for tool, start_ns in zip(reversed(tools), reversed(opened), strict=True):
                     ended.append((tool, start_ns, time.monotonic_ns(), tool.end()))
+            # The simulated board rests meanwhile.
             time.sleep(rest_s * random.uniform(1 - VARIED, 1 + VARIED))
         world.set_power(0, IDLE_W)
+        # The counter ticks again after the last window, and loops do not affect each other.
         time.sleep(REST_S)
         for tool, start_ns, end_ns, ask in ended:
             readings[tool.name].append(_reading(ask(), world.true_energy_j(0, start_ns, end_ns)))

@@ -87,6 +87,7 @@ def run_burst(world: World, seconds: float) -> None:
 def run_part(world: World, seconds: float, watts: float) -> None:
     """Draw ``watts`` for ``seconds``, and leave them for the next part to change."""
     world.set_power(0, watts)
+    # The simulated board is busy while this sleeps.
     time.sleep(seconds)
 
 
