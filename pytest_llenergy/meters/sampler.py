@@ -30,9 +30,9 @@ TOGETHER_NS = 300_000
 #: How long, at most, counters are read closely to learn how they tick (nanoseconds).
 LEARNING_NS = 2_000_000_000
 
-#: CPU time of the reader up to which it learns while a workload runs (nanoseconds): enough for the first
-#: ticks of eight boards, too little for a meter whose readings take milliseconds.
-LEARNING_AT_WORK_NS = 20_000_000
+#: Time that learning may take from a workload that runs meanwhile (nanoseconds): enough for the first ticks
+#: of eight boards, or a dozen wake-ups beside a busy interpreter.
+LEARNING_AT_WORK_NS = 5_000_000
 
 #: The rest of this process counts as busy if it uses at least this share of a core.
 BUSY = 0.1
@@ -135,6 +135,7 @@ class Reader:
         self._put_off_to_ns = 0
         self._edges = 0
         self._edge_ns = 0
+        self._taken_ns = 0
 
     def begin(self) -> None:
         """Read each meter for the first time."""
@@ -158,24 +159,24 @@ class Reader:
         due = [each for each in self.meters if each.due_ns <= until_ns]
         for each in due:
             each.read(self._put_off_to_ns)
-        self._charge(now_ns, len(due))
+        self._charge(now_ns)
         wait_ns = 0 if self._learning(now_ns) else self.budget.wait_ns(self._longest_wait_ns(now_ns))
         self.asleep = wait_ns > self._every_tick_ns
         self._put_off_to_ns = now_ns + wait_ns
         return max(self._put_off_to_ns, min(each.due_ns for each in self.meters))
 
-    def _charge(self, now_ns: int, readings: int) -> None:
+    def _charge(self, now_ns: int) -> None:
         thread_ns, process_ns = self._thread_time(), self._process_time()
         cost_ns, elapsed_ns = thread_ns - self._thread_ns, now_ns - self._woken_ns
         busy = process_ns - self._process_ns - cost_ns > BUSY * elapsed_ns
-        self.budget.charge(cost_ns, elapsed_ns, readings, busy=busy)
+        self._taken_ns += self.budget.charge(cost_ns, elapsed_ns, busy=busy)
         self._woken_ns, self._thread_ns, self._process_ns = now_ns, thread_ns, process_ns
 
     def _learning(self, now_ns: int) -> bool:
         """Return whether to observe ticks closely, as at the start, so that fewer readings suffice later."""
         # Learn during work too: a window that opens right after its meter would miss its first ticks.
         early = now_ns - self.start_ns < LEARNING_NS
-        affordable = not self.budget.sparing or self._thread_ns < LEARNING_AT_WORK_NS
+        affordable = not self.budget.sparing or self._taken_ns < LEARNING_AT_WORK_NS
         return early and affordable and any(each.timetable.learning for each in self.meters)
 
     def _longest_wait_ns(self, now_ns: int) -> float:

@@ -218,10 +218,10 @@ class Timetable:
 #: Share of a core that the reader may use on average, and while a window is open or a round is at work.
 SHARE, SHARE_AT_WORK = 0.01, 0.0025
 
-#: Time that the workload's thread loses when it releases the interpreter's lock and takes it again (ns). An
-#: estimate: a loop in a virtual machine lost 0.8 % (± 0.5 %) to some 51 wake-ups a second, each of which took
-#: the lock twice.
-HANDOVER_NS = 75_000
+#: Time that a workload in this process loses to a wake-up besides the CPU time of the reader, as the
+#: interpreter's lock changes hands and caches refill (ns). In a virtual machine, a loop lost 0.44 to 0.57 ms
+#: to each wake-up, of which the reader used 0.23 ms (benchmarks/plugin/cost/cost_wakes.py).
+DISTURBED_NS = 300_000
 
 #: CPU time that may be saved and spent at once (ns): enough for one tick of each of eight boards; at work, of
 #: one board. Debt has the same limit, so that one slow reading does not put off the following ones for long.
@@ -292,30 +292,30 @@ class Budget:
     def _lifted(self) -> bool:
         return self._unlimited or (bool(self._close) and not self._at_work)
 
-    def charge(self, cost_ns: int, elapsed_ns: int, readings: int = 0, *, busy: bool = False) -> None:
-        """Charge the CPU time of a wake-up to the budget.
+    def charge(self, cost_ns: int, elapsed_ns: int, *, busy: bool = False) -> int:
+        """Charge the CPU time of a wake-up to the budget. Returns what it took from a workload (nanoseconds).
 
         Args:
             cost_ns: CPU time of the reader since the previous wake-up.
             elapsed_ns: Time since the previous wake-up.
-            readings: Number of readings.
             busy: Whether the rest of this process was at work in that time.
         """
         self._busy = busy
         if self._lifted:
-            return
+            return 0
         credit_ns = self._credit_ns + SHARE * elapsed_ns - cost_ns
         self._credit_ns = max(-CREDIT_NS, min(credit_ns, CREDIT_NS))
         if not self._at_work:
             self._credit_at_work_ns = CREDIT_AT_WORK_NS
-            return
+            return 0
         # If the workload runs in this process, the ticks after an edge are observed on credit.
         lowest_ns = -CREDIT_AT_WORK_NS
         if self.shares_process:
-            cost_ns += (1 + readings) * HANDOVER_NS
+            cost_ns += DISTURBED_NS
             lowest_ns = -CREDIT_NS
         credit_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - cost_ns
         self._credit_at_work_ns = max(lowest_ns, min(credit_ns, CREDIT_AT_WORK_NS))
+        return cost_ns
 
     def wait_ns(self, longest_ns: float) -> int:
         """Return how long to put off the next wake-up (nanoseconds), at most ``longest_ns``."""

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.sampler import UNOBSERVED_NS, Sampler
-from pytest_llenergy.meters.schedule import HANDOVER_NS, SHARE_AT_WORK
+from pytest_llenergy.meters.schedule import DISTURBED_NS, SHARE_AT_WORK
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 
@@ -29,8 +29,8 @@ TICK = 100 * MS
 BEGIN = EPOCH + 3 * S
 WAVE = Wave(((EPOCH - S, 100.0), (BEGIN, 400.0), (EPOCH + 100 * S, 400.0)))
 
-#: Cost of a wake-up that reads eight boards and hands over the lock each time (nanoseconds).
-WAKE_COST_NS = 1.5 * WAKE_NS + 8 * READ_NS + 9 * HANDOVER_NS
+#: Cost of a wake-up that reads eight boards, to a loop in the same process (nanoseconds).
+WAKE_COST_NS = 1.5 * WAKE_NS + 8 * READ_NS + DISTURBED_NS
 
 
 def simulate_work(
@@ -55,6 +55,14 @@ class TestWakeUps:
     def test_wake_ups_during_a_busy_loop_stay_within_their_share(self) -> None:
         _, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=True)
         assert len(moments) * WAKE_COST_NS / (30 * S) == pytest.approx(SHARE_AT_WORK, rel=0.2)
+
+    @pytest.mark.parametrize("boards", [1, 8])
+    def test_learning_takes_little_from_a_busy_loop(self, boards: int) -> None:
+        work = (EPOCH, EPOCH + 3 * S)
+        _, moments = simulate_work([work], held=True, boards=boards)
+        assert len(moments) <= 7 * 3
+        _, moments = simulate_work([work], held=False, boards=boards)
+        assert len(moments) > 10 * 3
 
     def test_without_lock_handovers_hardly_a_tick_is_missed(self) -> None:
         series, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=False)
