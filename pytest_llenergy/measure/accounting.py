@@ -198,9 +198,9 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
     doubt = None
     # A part-time sensor shows an edge elsewhere within its tick.
-    if solved_together(series, timeline) and whole.u_j is not None and series.domain.coverage >= 1:
+    if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
         edges = (timeline.start_ns, timeline.end_ns)
-        doubt = doubt_quiet_edges(series, *edges, before, after, whole.u_j)
+        doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
         if doubt is not None:
             whole = solve_round(series, *edges, before, after)
     phases = phase_energies(series, spans, timeline, whole, before, after)

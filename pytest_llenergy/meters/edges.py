@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
 
@@ -133,7 +133,7 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
     edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
     steps = tuple(power_between(a, b) for a, b in pairwise(ticks))
     blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
-    fluctuation_w = _fluctuation(steps, blur_w)
+    fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
     return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
 
 
@@ -169,7 +169,7 @@ def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
 
 
 def doubt_quiet_edges(
-    series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, u_j: float
+    series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, variances: Variances
 ) -> str | None:
     """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
 
@@ -183,8 +183,10 @@ def doubt_quiet_edges(
         end_ns: End of the work (monotonic nanoseconds).
         before: Quiet gap before the work.
         after: Quiet gap after the work.
-        u_j: Standard uncertainty of the energy between quiet edges (J).
+        variances: Variances of the energy between quiet edges.
     """
+    # Power that still falls fluctuates too: it must not hide itself.
+    u_j = math.sqrt(variances.total - variances.outside)
     for gap, steps, side in ((before, before.steps[::-1], "before"), (after, after.steps, "after")):
         if len(steps) < MIN_STEPS:
             continue
@@ -286,9 +288,11 @@ def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, di
     # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
     # well, in the direction that increases the error.
     reach = distance_s / quiet.length_s
+    # Fluctuations that are faster than the ticks are larger over a part of one.
+    lasting_s = max(distance_s, quiet.length_s / max(1, len(quiet.steps)))
     return Variances(
         edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
-        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + (quiet.fluctuation_w * distance_s) ** 2,
+        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + quiet.fluctuation_w**2 * distance_s * lasting_s,
         resolution=resolution_variance(series) * reach**2 / 2,
     )
 
@@ -331,16 +335,32 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
 
-def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
-    """Return the standard deviation (W) of the power from tick to tick that their times do not explain."""
-    n = len(steps)
-    if n < 2:
-        return 0.0
+def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
+    """Return both gaps around a window with the fluctuation that their steps show together."""
+    first, second = (
+        replace(gap, fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
+        for gap in (before, after)
+    )
+    return first, second
+
+
+def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> float:
+    """Return the standard deviation (W) of the power from tick to tick that their times do not explain.
+
+    Args:
+        groups: Powers between the ticks of each gap, whose means may differ.
+        blur_w: Standard uncertainty of a power from the times of its ticks.
+        n: Number of powers in the gap next to the edge.
+    """
     from statistics import variance
 
-    # The variance of the difference between one more step and the mean of these steps.
-    unexplained = variance(steps) * (1 + 1 / n) - blur_w**2
-    return student_factor(n - 1) * math.sqrt(max(0.0, unexplained))
+    degrees = sum(len(steps) - 1 for steps in groups)
+    if n < 1 or degrees < 1:
+        return 0.0
+    scatter = sum((len(steps) - 1) * variance(steps) for steps in groups if len(steps) > 1) / degrees
+    # The variance of the difference between one more step and the mean of the gap.
+    unexplained = scatter * (1 + 1 / n) - blur_w**2
+    return student_factor(degrees) * math.sqrt(max(0.0, unexplained))
 
 
 def power_between(first: Tick, last: Tick) -> float:

@@ -139,7 +139,8 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         marks: Starts and ends of all windows, in time order.
     """
     period_s = series.period_s
-    if period_s is None or series.tick_before(start_ns) is None or series.tick_after(end_ns) is None:
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns)
+    if period_s is None or before is None or after is None:
         return None
     tick_ns = period_s * 1e9
     if end_ns - start_ns < SHORTEST_TICKS * tick_ns:
@@ -155,6 +156,15 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     lefts = series.ticks_around(min(moments_ns), KEPT_TICKS + 1)[0] or series.ticks
     rights = series.ticks_around(max(moments_ns), KEPT_TICKS + 1)[1] or series.ticks
     first_ns, last_ns = lefts[0].earliest_ns, rights[-1].latest_ns
+    # Power is not even beyond the nearest marks that are not solved.
+    first, last = (
+        bisect_left(marks, min(moments_ns), key=_time_ns),
+        bisect_right(marks, max(moments_ns), key=_time_ns),
+    )
+    if first > 0 and marks[first - 1].time_ns < before.earliest_ns:
+        first_ns = max(first_ns, marks[first - 1].time_ns)
+    if last < len(marks) and marks[last].time_ns > after.latest_ns:
+        last_ns = min(last_ns, marks[last].time_ns)
     own = (Mark(start_ns, begins=True), Mark(end_ns, begins=False))
     segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
     target = [

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainEnergy, Terms
 
-#: Student's t for one standard deviation (p = 68.27 %) by degrees of freedom: GUM (JCGM 100:2008),
+#: Half of Student's t for two standard deviations (p = 95.45 %) by degrees of freedom: GUM (JCGM 100:2008),
 #: table G.2.
-STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
+STUDENT = {1: 6.98, 2: 2.26, 3: 1.65, 4: 1.43, 5: 1.32, 6: 1.26, 7: 1.22, 8: 1.19, 9: 1.16, 10: 1.14}
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,5 @@ def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> fl
 
 
 def student_factor(degrees: float) -> float:
-    """Return the factor that widens a standard uncertainty from few values: 1 + 1/(2ν) beyond the table."""
-    return STUDENT.get(int(degrees), 1 + 0.5 / degrees) if degrees >= 1 else STUDENT[1]
+    """Return the factor that widens a standard uncertainty from few values: 1 + 5/(4ν) beyond the table."""
+    return STUDENT.get(int(degrees), 1 + 1.25 / degrees) if degrees >= 1 else STUDENT[1]

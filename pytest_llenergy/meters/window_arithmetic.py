@@ -22,6 +22,7 @@ from pytest_llenergy.meters.edges import (
     mean_powers,
     power_between,
     resolution_variance,
+    share_fluctuation,
     short_window_energy,
 )
 from pytest_llenergy.meters.joint_solution import window_energy
@@ -85,6 +86,8 @@ def energy_between(
     elif before is None and after is None and (solved := _solve_window(series, start_ns, end_ns, marks)):
         energy = solved
     else:
+        if before and after:
+            before, after = share_fluctuation(before, after)
         start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
         end = energy_at_end(series, end_ns, after) if after else energy_at_edge(series, end_ns)
         if start is None or end is None:

@@ -79,7 +79,7 @@ class TestQuietEdges:
         reach = head_s / before.length_s
         expected = before.watts * 0.008 / math.sqrt(12)
         assert math.sqrt(start.variances.edges) == pytest.approx(expected * (1 + reach))
-        outside = math.hypot(expected * reach, before.fluctuation_w * head_s)
+        outside = math.hypot(expected * reach, before.fluctuation_w * math.sqrt(head_s * TICK / S))
         assert math.sqrt(start.variances.outside) == pytest.approx(outside)
 
     def test_a_gap_with_one_tick_gives_no_idle_power(self) -> None:
@@ -89,7 +89,9 @@ class TestQuietEdges:
     def test_fluctuating_idle_power_is_more_uncertain(self) -> None:
         steps = [(EPOCH - S + index * TICK, 50.0 + 20 * (index % 2)) for index in range(30)]
         series = read_at(Sensor(Wave(tuple(steps)), TICK), fine())
-        assert quiet(series, EPOCH, EPOCH + S).fluctuation_w == pytest.approx(11.9, rel=0.1)
+        # Nine steps, a standard deviation of 10.5 W, and Student's factor for eight degrees of freedom.
+        expected_w = 1.19 * math.sqrt(10.5**2 * (1 + 1 / 9))
+        assert quiet(series, EPOCH, EPOCH + S).fluctuation_w == pytest.approx(expected_w, rel=0.05)
         steady = read_at(Sensor(WAVE, TICK), fine())
         assert quiet(steady, EPOCH - S // 2, START).fluctuation_w == pytest.approx(0, abs=0.1)
 

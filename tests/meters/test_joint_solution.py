@@ -103,7 +103,7 @@ def test_a_prefill_shorter_than_a_tick_is_told_from_decode(
         assert all(abs(each.score) <= 3.5 for each in results)
         errors = [abs((each.energy.energy_j or 0.0) / each.true_j - 1) for each in results]
         assert median(errors) <= 0.05
-        assert all(each.energy.u_j <= 0.15 * each.true_j for each in results if each.energy.u_j)
+        assert median((each.energy.u_j or 0.0) / each.true_j for each in results) <= 0.12
 
 
 def test_iterations_in_step_with_the_counter_leave_the_phases_uncertain() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
@@ -99,8 +99,9 @@ class TestTimetable:
         series, _, readings = read_rarely(sensor, 30, wait_ms * MS, closely_s=3)
         after = [tick for tick in series.ticks if tick.earliest_ns > EPOCH + 33 * S]
         assert len(after) >= 18
-        assert max(tick.gap_s for tick in after) < 0.005
-        assert median(tick.gap_s for tick in after) < 0.0025
+        # The first ones may come before the first reading near them.
+        assert max(tick.gap_s for tick in after[2:]) < 0.008
+        assert median(tick.gap_s for tick in after) < 0.003
         assert readings < 120
 
     def test_a_counter_with_postponed_readings_is_still_read_at_every_tick(self) -> None:
@@ -126,6 +127,22 @@ class TestTimetable:
         for tick, moment_ns in rarely:
             assert tick.earliest_ns <= moment_ns <= tick.latest_ns
         assert median(tick.gap_s for tick, _ in rarely) < 0.05
+
+    def test_a_tick_that_came_early_or_was_read_late_is_narrowed(self) -> None:
+        """The reader sleeps for 40 ms next to some ticks, and others come before the first reading near them."""
+        sensor = Sensor(WAVE, 100 * MS, jitter_ns=5 * MS)
+        series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
+        timetable, now_ns = Timetable([series], 0.01), EPOCH
+        while now_ns < EPOCH + 60 * S:
+            series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+            now_ns = timetable.next_ns(now_ns) + rng.randrange(40 * MS if rng.random() < 0.1 else MS // 2)
+        errors_s = [
+            (tick.time_ns - moment_ns) / S
+            for tick, moment_ns in ticks_with_truth(series, sensor)
+            if tick.earliest_ns > EPOCH + 3 * S
+        ]
+        assert abs(fmean(errors_s)) < 0.0004
+        assert max(map(abs, errors_s)) < 0.02
 
     def test_ticks_of_a_counter_never_read_closely_are_not_narrowed(self) -> None:
         sensor = Sensor(WAVE, 100 * MS)

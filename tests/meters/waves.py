@@ -86,7 +86,7 @@ class Sensor:
         return round((tick_j - before_j) / ((tick_ns - before_ns) / S), 3)
 
     def _moment(self, k: int) -> int:
-        late_ns = Random(k).randrange(self.jitter_ns) if self.jitter_ns else 0
+        late_ns = Random(f"{k} {self.phase_ns}").randrange(self.jitter_ns) if self.jitter_ns else 0
         return k * self.latch_ns + self.phase_ns + late_ns
 
     def _next(self, last_ns: int, energy_j: float) -> tuple[int, float]:
