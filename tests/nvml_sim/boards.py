@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from . import layout
 from .shapes import Burst
 
 GIB = 1 << 30
@@ -38,6 +40,21 @@ class MigInstance:
     compute_instance: int = 0
     gpu_slices: int = 1
     compute_slices: int = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with a board from `start_ns` until `end_ns`, by default for good.
+
+    `"offset"`: the counter is `offset_mj` off at its ticks in that time, unless a reset is in between.
+    `"stall"`: the counter does not tick in that time, and catches up at the next tick; `"loss"`: it goes on
+    from where it stood, and the energy of that time is missing. `"lost"`: every query fails as for `lost`.
+    """
+
+    kind: Literal["offset", "stall", "loss", "lost"]
+    start_ns: int
+    end_ns: int = layout.NEVER_NS
+    offset_mj: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import layout
-from .boards import Board, MigInstance, Process
-from .shapes import Burst, Noise, Power, Ramp
+from .boards import Board, Fault, MigInstance, Process
+from .shapes import Burst, Decay, Noise, Power, Ramp
 from .waveform import Segment
 
 
@@ -28,6 +28,9 @@ def segment_of(power: Power, start_ns: int) -> Segment:
     if isinstance(power, Ramp):
         from_mw, to_mw = milliwatts(power.from_w), milliwatts(power.to_w)
         return Segment(start_ns, from_mw, to_mw, power.duration_ns, kind=layout.STEP_RAMP)
+    if isinstance(power, Decay):
+        from_mw, to_mw = milliwatts(power.from_w), milliwatts(power.to_w)
+        return Segment(start_ns, from_mw, to_mw, power.half_ns, kind=layout.STEP_DECAY)
     if isinstance(power, Noise):
         low_mw, high_mw = milliwatts(power.low_w), milliwatts(power.high_w)
         noise = (power.period_ns, 0, power.seed, layout.STEP_NOISE)
@@ -46,8 +49,13 @@ def read_step(step: layout.Step) -> Segment:
     return Segment(*(getattr(step, name) for name in Segment._fields))
 
 
+def fault_of(fault: Fault) -> layout.Fault:
+    """Return the record of a fault."""
+    return layout.Fault(fault.start_ns, fault.end_ns, fault.offset_mj, _FAULTS[fault.kind])
+
+
 def encode(board: Board, previous: layout.State | None = None) -> layout.State:
-    """Return the state record of a board, with the steps, resets and freezing time of `previous`.
+    """Return the state record of a board, with the steps, resets, faults and freezing time of `previous`.
 
     If the board freezes only now, the caller sets the freezing time.
     """
@@ -56,6 +64,7 @@ def encode(board: Board, previous: layout.State | None = None) -> layout.State:
     if previous is not None:
         state.step_count, state.reset_count = previous.step_count, previous.reset_count
         state.resets[:] = previous.resets
+        state.fault_count = previous.fault_count
         if board.frozen:
             state.frozen_at_ns = previous.frozen_at_ns
     for name in _AS_IS:
@@ -133,6 +142,12 @@ _FLAGS = {
     layout.FLAG_NO_PERMISSION: "no_permission",
     layout.FLAG_DELAY_BEFORE: "call_delay_before",
     layout.FLAG_PROCESSES: "processes_supported",
+}
+_FAULTS = {
+    "offset": layout.FAULT_OFFSET,
+    "stall": layout.FAULT_STALL,
+    "loss": layout.FAULT_LOSS,
+    "lost": layout.FAULT_LOST,
 }
 # Fields with the same name and value in `State` and `Board`.
 _AS_IS = (

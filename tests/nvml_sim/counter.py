@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -46,10 +47,16 @@ def ticks_of(state: layout.State, index: int) -> Ticks | None:
 
 
 def counter_mj(
-    state: layout.State, waveform: Waveform, index: int, at_ns: int, scope: int = SCOPE_GPU
+    state: layout.State,
+    waveform: Waveform,
+    index: int,
+    at_ns: int,
+    scope: int = SCOPE_GPU,
+    faults: Sequence[layout.Fault] = (),
 ) -> int:
     """Return an ideal read of the counter at an instant, in mJ."""
-    at_ns = min(at_ns, state.frozen_at_ns)
+    ticks = ticks_of(state, index)
+    at_ns = _shown_ns(faults, ticks, min(at_ns, state.frozen_at_ns))
     origin_ns = waveform.start_ns
     offset_mj: int = state.energy_offset_mj
     for reset in state.resets[: state.reset_count]:
@@ -59,15 +66,39 @@ def counter_mj(
     gain_ppm: int = state.energy_gain_ppm
     if scope == SCOPE_MODULE:
         gain_ppm = gain_ppm * state.module_factor_ppm // 1_000_000
-    counted_pj = _counted_pj(state, waveform, ticks_of(state, index), origin_ns, at_ns)
+    update_ns = _update_ns(ticks, at_ns)
+    counted_pj = _counted_pj(state, waveform, ticks, origin_ns, at_ns)
+    for fault in faults:
+        if fault.kind == layout.FAULT_LOSS and fault.end_ns <= update_ns:
+            edges = (fault.start_ns - 1, fault.end_ns - 1)
+            before_pj, after_pj = (_counted_pj(state, waveform, ticks, origin_ns, edge) for edge in edges)
+            counted_pj -= after_pj - before_pj
+        elif fault.kind == layout.FAULT_OFFSET and fault.start_ns >= origin_ns:
+            offset_mj += fault.offset_mj if fault.start_ns <= update_ns < fault.end_ns else 0
     # The counter is an unsigned 64-bit number, so negative values wrap around as in C.
     return (offset_mj + int(counted_pj * gain_ppm // 10**15)) % (1 << 64)
+
+
+def _update_ns(ticks: Ticks | None, at_ns: int) -> int:
+    """Return when the counter was last updated, up to an instant."""
+    return at_ns if ticks is None else ticks.tick_ns(ticks.last(at_ns))
+
+
+def _shown_ns(faults: Sequence[layout.Fault], ticks: Ticks | None, at_ns: int) -> int:
+    """Return an instant at which the counter last ticked as at this one: not while it stands still."""
+    for fault in reversed(faults):
+        stands = fault.kind in (layout.FAULT_STALL, layout.FAULT_LOSS)
+        if stands and fault.start_ns <= _update_ns(ticks, at_ns) < fault.end_ns:
+            at_ns = fault.start_ns - 1
+    return at_ns
 
 
 def _counted_pj(
     state: layout.State, waveform: Waveform, ticks: Ticks | None, origin_ns: int, at_ns: int
 ) -> Fraction:
     window_ns = state.sensor_window_ns
+    if at_ns <= origin_ns:
+        return Fraction(0)
     if ticks is not None and 0 < window_ns < ticks.latch_ns:
         return _seen_pj(waveform, ticks, window_ns, origin_ns, at_ns)
     end_ns = at_ns if ticks is None else ticks.tick_ns(ticks.last(at_ns))

@@ -7,13 +7,14 @@ import ctypes
 from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 
 MAGIC = int.from_bytes(b"NVMLSIM1", "little")
-VERSION = 4
+VERSION = 5
 MAX_BOARDS = 16
 MAX_STEPS = 4096
 MAX_PROCESSES = 32
 MAX_MIG = 8
 MAX_UNSUPPORTED = 16
-MAX_RESETS = 8
+MAX_RESETS = 32
+MAX_FAULTS = 64
 THROTTLE_FIELDS = (74, 76, 269, 270, 271)
 
 PROCESS_COMPUTE = 0
@@ -35,6 +36,14 @@ STEP_CONSTANT = 0
 STEP_BURST = 1
 STEP_RAMP = 2
 STEP_NOISE = 3
+STEP_DECAY = 4
+#: A decay ends after this many periods.
+DECAY_PERIODS = 24
+
+FAULT_OFFSET = 0
+FAULT_STALL = 1
+FAULT_LOSS = 2
+FAULT_LOST = 3
 
 NEVER_NS = (1 << 63) - 1
 NO_INSTANCE = 0xFFFFFFFF
@@ -83,6 +92,18 @@ class Reset(ctypes.Structure):
     _fields_ = (
         ("at_ns", c_int64),
         ("offset_mj", c_int64),
+    )
+
+
+class Fault(ctypes.Structure):
+    """Something wrong from `start_ns` to `end_ns`, of a `FAULT_*` kind; boards.py defines them."""
+
+    _fields_ = (
+        ("start_ns", c_int64),
+        ("end_ns", c_int64),
+        ("offset_mj", c_int64),
+        ("kind", c_uint32),
+        ("padding", c_uint32),
     )
 
 
@@ -149,6 +170,7 @@ class State(ctypes.Structure):
         ("process_count", c_uint32),
         ("mig_count", c_uint32),
         ("reset_count", c_uint32),
+        ("fault_count", c_uint32),
         ("unsupported", c_uint32 * MAX_UNSUPPORTED),
         ("memory_reserved_mib", c_uint32),
         ("resets", Reset * MAX_RESETS),
@@ -169,6 +191,7 @@ class BoardRecord(ctypes.Structure):
         ("writing", c_uint64),
         ("slots", State * 2),
         ("steps", Step * MAX_STEPS),
+        ("faults", Fault * MAX_FAULTS),
     )
 
 
@@ -177,6 +200,7 @@ C_NAMES: dict[str, type[ctypes.Structure]] = {
     "Header": Header,
     "Step": Step,
     "Reset": Reset,
+    "Fault": Fault,
     "Process": Process,
     "Mig": Mig,
     "State": State,

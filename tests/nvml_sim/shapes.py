@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LONGEST_RAMP_NS = 86_400_000_000_000
+LONGEST_HALF_NS = 10_000_000_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,24 @@ class Ramp:
 
 
 @dataclass(frozen=True)
+class Decay:
+    """Power that halves its distance to `to_w` in every `half_ns`, at most 10 s, as after work.
+
+    It falls, or rises, in a straight line within each of 24 such periods, and is `to_w` from then on. Its
+    energy and power are rounded down as those of a ramp.
+    """
+
+    from_w: float
+    to_w: float
+    half_ns: int
+
+    def __post_init__(self) -> None:
+        # Beyond 10 s, the energy of all periods would overflow the 128 bits of the C side.
+        if not 0 < self.half_ns <= LONGEST_HALF_NS:
+            raise ValueError(f"a decay halves within 1 ns to 10 s, got {self}")
+
+
+@dataclass(frozen=True)
 class Noise:
     """Power drawn anew every `period_ns`, uniformly over the whole mW from `low_w` to `high_w` inclusive.
 
@@ -57,5 +76,5 @@ class Noise:
             raise ValueError(f"noise needs a positive period, low_w <= high_w, a 64-bit seed, got {self}")
 
 
-Power = float | Burst | Ramp | Noise
+Power = float | Burst | Decay | Ramp | Noise
 """Constant power in watts, or a shape."""

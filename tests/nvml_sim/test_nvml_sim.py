@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from .boards import GIB, Board, MigInstance, Process
+from .boards import GIB, Board, Fault, MigInstance, Process
 from .layout import THROTTLE_FIELDS
 from .shapes import Burst
 from .world import World
@@ -171,6 +171,18 @@ def test_every_query_of_a_lost_board_fails(tmp_path: Path, nvml_attach: Attach) 
     for lookup in lookups:
         with pytest.raises(nvml.NVMLError_GpuIsLost):
             lookup()
+
+
+def test_a_board_can_be_lost_for_a_while(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path)
+    handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
+    now_ns = time.monotonic_ns()
+    world.add_fault(0, Fault("lost", now_ns, now_ns + 20 * MS))
+    world.add_fault(0, Fault("lost", now_ns + 3600_000 * MS))
+    with pytest.raises(nvml.NVMLError_GpuIsLost):
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    time.sleep(0.02)
+    assert nvml.nvmlDeviceGetTotalEnergyConsumption(handle) > 0
 
 
 def test_mig_instances_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Attach) -> None:

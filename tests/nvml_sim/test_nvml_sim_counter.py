@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Literal
 
 import pytest
 
-from .boards import Board
+from .boards import Board, Fault
 from .instant_reads import counter_mj, power_mw
 from .shapes import Burst, Noise, Power
 from .world import World
@@ -26,6 +27,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 START = 1000 * SECOND
 PART_TIME = Board(power_w=100.0, energy_offset_mj=0, sensor_window_ns=25 * MS)
+KINDS: list[Literal["offset", "stall", "loss"]] = ["offset", "stall", "loss"]
 JITTERED = Board(power_w=400.0, latch_ns=20 * MS, latch_phase_ns=7, latch_jitter_ns=19 * MS)
 
 
@@ -142,6 +144,10 @@ def test_c_and_python_agree_on_any_counter(tmp_path: Path, nvml_attach: Attach, 
         world.set_power(1, rng.choice(powers), at_ns=at_ns)
         if rng.random() < 0.1:
             world.reset_counter(1, at_ns=at_ns)
+        if rng.random() < 0.2:
+            kind = rng.choice(KINDS)
+            world.add_fault(1, Fault(kind, at_ns, at_ns + rng.randrange(1, 30 * MS), rng.randrange(10**6)))
+            at_ns += 30 * MS
         # Times in any order, many after the next step: cached sums must not be relied on.
         for look_ns in (rng.randrange(START - SECOND, at_ns + SECOND) for _ in range(4)):
             assert counter_mj(nvml, 1, look_ns) == world.counter_mj(1, look_ns)
@@ -210,9 +216,9 @@ def test_resets_out_of_order_or_too_many_are_refused(tmp_path: Path) -> None:
     world.reset_counter(0, at_ns=START + 8)
     with pytest.raises(ValueError, match="time order"):
         world.reset_counter(0, at_ns=START + 7)
-    for at_ns in range(START + 9, START + 16):
+    for at_ns in range(START + 9, START + 40):
         world.reset_counter(0, at_ns=at_ns)
-    with pytest.raises(ValueError, match="already has 8 resets"):
+    with pytest.raises(ValueError, match="already has 32 resets"):
         world.reset_counter(0)
 
 
@@ -223,6 +229,54 @@ def test_an_offset_makes_the_counter_step_back(tmp_path: Path, nvml_attach: Atta
     before = counter_mj(nvml, 0, at_ns)
     world.update(0, energy_offset_mj=world.board(0).energy_offset_mj - 300)
     assert counter_mj(nvml, 0, at_ns) == world.counter_mj(0, at_ns) == before - 300
+
+
+@pytest.mark.parametrize("window_ms", [0, 25])
+@pytest.mark.parametrize(
+    ("fault", "rises_mj"),
+    [
+        # The rise over each tick of 100 ms at 100 W. A fault applies to the ticks at 1.2 and 1.3 s.
+        (Fault("offset", START + 1150 * MS, START + 1350 * MS, 50_000), [10_000, 60_000, 10_000, -40_000]),
+        (Fault("offset", START + 1150 * MS, offset_mj=-50_000), [10_000, -40_000, 10_000, 10_000]),
+        (Fault("stall", START + 1150 * MS, START + 1350 * MS), [10_000, 0, 0, 30_000]),
+        (Fault("loss", START + 1150 * MS, START + 1350 * MS), [10_000, 0, 0, 10_000]),
+    ],
+)
+def test_a_fault_applies_to_the_ticks_in_its_time(
+    tmp_path: Path, nvml_attach: Attach, window_ms: int, fault: Fault, rises_mj: list[int]
+) -> None:
+    world = world_of(tmp_path, Board(power_w=100.0, sensor_window_ns=window_ms * MS))
+    world.add_fault(0, fault)
+    nvml = nvml_attach(world)
+    for offset_ms in (0, 99):
+        moments = [START + SECOND + tick * 100 * MS + offset_ms * MS for tick in range(5)]
+        shown_mj = [world.counter_mj(0, at) for at in moments]
+        assert [after - before for before, after in itertools.pairwise(shown_mj)] == rises_mj
+        assert [counter_mj(nvml, 0, at) for at in moments] == shown_mj
+    world.reset_counter(0, at_ns=START + 2 * SECOND)
+    assert counter_mj(nvml, 0, START + 3 * SECOND) == world.counter_mj(0, START + 3 * SECOND) == 100_000
+
+
+def test_a_continuous_counter_can_stand_still(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(power_w=100.0, latch_ns=0, energy_offset_mj=0))
+    world.add_fault(0, Fault("stall", START + SECOND, START + 2 * SECOND))
+    world.add_fault(0, Fault("loss", START + 3 * SECOND, START + 4 * SECOND))
+    nvml = nvml_attach(world)
+    moments = [START + ms * MS for ms in (1000, 1999, 2000, 3999, 5000)]
+    assert [counter_mj(nvml, 0, at) for at in moments] == [99_999, 99_999, 200_000, 299_999, 400_000]
+    assert [world.counter_mj(0, at) for at in moments] == [99_999, 99_999, 200_000, 299_999, 400_000]
+
+
+def test_faults_out_of_order_or_too_many_are_refused(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Board())
+    world.add_fault(0, Fault("stall", START, START + 8))
+    for start_ns, end_ns in ((START + 7, START + 9), (START + 9, START + 9)):
+        with pytest.raises(ValueError, match="must follow one another"):
+            world.add_fault(0, Fault("stall", start_ns, end_ns))
+    for number in range(63):
+        world.add_fault(0, Fault("offset", START + 9 + number))
+    with pytest.raises(ValueError, match="already has 64 faults"):
+        world.add_fault(0, Fault("offset", START + SECOND))
 
 
 def test_the_module_reads_a_multiple_of_the_gpu(tmp_path: Path, nvml_attach: Attach) -> None:

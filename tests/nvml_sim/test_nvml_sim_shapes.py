@@ -13,7 +13,7 @@ import pytest
 from .boards import Board
 from .draw import draw
 from .instant_reads import counter_mj, power_mw
-from .shapes import Burst, Noise, Power, Ramp
+from .shapes import Burst, Decay, Noise, Power, Ramp
 from .world import World
 
 Attach = Callable[[World], ModuleType]
@@ -52,6 +52,25 @@ def test_a_ramp_rises_linearly_and_then_holds(
     assert counter_mj(nvml, 0, START + SECOND // 2) == half_j * 1000
     assert counter_mj(nvml, 0, START + SECOND) == full_j * 1000
     assert power_mw(nvml, 0, START + SECOND // 2) == 50_000
+
+
+@pytest.mark.parametrize(("first", "last", "shown_w"), [(500, 100, [500, 400, 300, 200, 150]), (0, 64, [0, 16, 32, 48, 56])])
+def test_a_decay_halves_its_distance_in_each_period(
+    tmp_path: Path, nvml_attach: Attach, first: float, last: float, shown_w: list[float]
+) -> None:
+    world = world_of(tmp_path, (0, Decay(first, last, SECOND)))
+    moments = [START + at * SECOND // 2 for at in (0, 1, 2, 4, 6)]
+    assert [world.true_power_w(0, at) for at in moments] == shown_w
+    # Three quarters of the difference in the first period, half as much in the second, and so on.
+    above_j = (first - last) * 0.75
+    assert world.true_energy_j(0, START, START + SECOND) == last + above_j
+    assert world.true_energy_j(0, START + SECOND, START + 3 * SECOND) == 2 * last + above_j * 0.75
+    assert world.true_energy_j(0, START, START + 40 * SECOND) == pytest.approx(40 * last + 2 * above_j)
+    assert world.true_power_w(0, START + 24 * SECOND) == last
+    nvml = nvml_attach(world)
+    for at in (*moments, START + 90 * SECOND):
+        assert counter_mj(nvml, 0, at) == int(world.true_energy_j(0, START, at) * 1000)
+        assert power_mw(nvml, 0, at) == world.true_power_w(0, at) * 1000
 
 
 def test_a_ramp_is_cut_off_by_the_next_step(tmp_path: Path) -> None:
@@ -100,6 +119,7 @@ def test_c_and_python_agree_on_any_waveform(tmp_path: Path, nvml_attach: Attach,
             rng.uniform(0, 900),
             Burst(50.0, high_w, period_ns, rng.random()),
             Ramp(rng.uniform(0, 900), high_w, rng.randrange(1, SECOND)),
+            Decay(rng.uniform(0, 900), high_w, rng.choice([1, MS, 10 * SECOND])),
             Noise(100.0, high_w, period_ns, seed=rng.getrandbits(64)),
         ]
         world.set_power(0, rng.choice(shapes), at_ns=at_ns)
@@ -122,6 +142,8 @@ def test_a_counter_equals_the_truth_in_millijoules(tmp_path: Path) -> None:
     [
         lambda: Ramp(0, 100, 0),
         lambda: Ramp(0, 100, 86_400 * SECOND + 1),
+        lambda: Decay(0, 100, 0),
+        lambda: Decay(0, 100, 10 * SECOND + 1),
         lambda: Noise(0, 100, 0),
         lambda: Noise(100, 99, MS),
         lambda: Noise(0, 100, MS, seed=-1),

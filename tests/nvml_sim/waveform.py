@@ -12,7 +12,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from .draw import draw
-from .layout import STEP_BURST, STEP_CONSTANT, STEP_NOISE, STEP_RAMP
+from .layout import DECAY_PERIODS, STEP_BURST, STEP_CONSTANT, STEP_DECAY, STEP_NOISE, STEP_RAMP
 
 _BLOCK = 64
 _extending = Lock()
@@ -22,8 +22,9 @@ class Segment(NamedTuple):
     """Power from `start_ns` (CLOCK_MONOTONIC) until the next segment, by `kind`, a `layout.STEP_*`.
 
     Constant: `low_mw`. Burst: `high_mw` for `high_ns` of each `period_ns`, then `low_mw`. Ramp: from
-    `low_mw` to `high_mw` over `period_ns`, and `high_mw` from then on. Noise: in each `period_ns` a new
-    draw, with `seed`, from `low_mw` to `high_mw`.
+    `low_mw` to `high_mw` over `period_ns`, and `high_mw` from then on. Decay: from `low_mw` half of the way
+    to `high_mw` in each of `DECAY_PERIODS` `period_ns`, and `high_mw` from then on. Noise: in each
+    `period_ns` a new draw, with `seed`, from `low_mw` to `high_mw`.
     """
 
     start_ns: int
@@ -41,12 +42,18 @@ class Segment(NamedTuple):
             return self.high_mw if spent % self.period_ns < self.high_ns else self.low_mw
         if self.kind == STEP_RAMP:
             return self.low_mw + (self.high_mw - self.low_mw) * min(spent, self.period_ns) // self.period_ns
+        if self.kind == STEP_DECAY:
+            halvings, rest = divmod(spent, self.period_ns)
+            if halvings >= DECAY_PERIODS:
+                return self.high_mw
+            fall = (self.low_mw - self.high_mw) * (2 * self.period_ns - rest)
+            return self.high_mw + fall // (2 * self.period_ns << halvings)
         if self.kind == STEP_NOISE:
             return _level(self.seed, self.low_mw, self.high_mw, spent // self.period_ns)
         return self.low_mw
 
     def energy_pj(self, until_ns: int) -> int:
-        """Return the energy in pJ from the segment's start to a time within it; ramps are rounded down."""
+        """Return the energy in pJ from the segment's start to a time within it, rounded down."""
         spent = until_ns - self.start_ns
         if self.kind == STEP_BURST:
             periods, rest = divmod(spent, self.period_ns)
@@ -56,6 +63,12 @@ class Segment(NamedTuple):
             run, hold = min(spent, self.period_ns), max(spent - self.period_ns, 0)
             triangle = (self.high_mw - self.low_mw) * run * run // (2 * self.period_ns)
             return self.low_mw * run + triangle + self.high_mw * hold
+        if self.kind == STEP_DECAY:
+            halvings, rest = divmod(min(spent, DECAY_PERIODS * self.period_ns), self.period_ns)
+            # Three quarters of the first period, half of that in the next one, and so on.
+            area = 6 * self.period_ns**2 * (2**halvings - 1) + (4 * self.period_ns - rest) * rest
+            above = (self.low_mw - self.high_mw) * area // (4 * self.period_ns << halvings)
+            return spent * self.high_mw + above
         if self.kind == STEP_NOISE:
             periods, rest = divmod(spent, self.period_ns)
             return self._levels_before(periods) * self.period_ns + self.power_mw(until_ns) * rest

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 
 from . import codec, counter, layout
-from .boards import Board
+from .boards import Board, Fault
 from .shapes import Power
 from .waveform import Waveform
 
-__all__ = ["NO_PERMISSION", "WORLD_VARIABLE", "Board", "World"]
+__all__ = ["NO_PERMISSION", "WORLD_VARIABLE", "Board", "Fault", "World"]
 
 WORLD_VARIABLE = "NVML_SIM_WORLD"
 NO_PERMISSION = 4
@@ -143,7 +143,7 @@ class World:
 
         This simulates a reload of the driver. The counter reads 0 until the next tick, and from then on
         the energy since the reset. The present `energy_offset_mj` of the board no longer applies, but
-        later changes to it do. At most 8 resets, in time order.
+        later changes to it do. At most 32 resets, in time order.
         """
         with self._locked(index) as (record, state):
             count: int = state.reset_count
@@ -158,6 +158,25 @@ class World:
                 state.reset_count = count + 1
                 _publish(record, state)
         return start_ns
+
+    def add_fault(self, index: int, fault: Fault) -> None:
+        """Add a fault, usually one to come: a past one changes what readers may have read. At most 64.
+
+        Each starts when the previous one has ended, or later. An offset for good ends nothing: others may
+        follow.
+        """
+        with self._locked(index) as (record, state):
+            count: int = state.fault_count
+            if count == layout.MAX_FAULTS:
+                raise ValueError(f"board {index} already has {layout.MAX_FAULTS} faults")
+            last = record.faults[count - 1] if count else layout.Fault()
+            is_over = last.end_ns <= fault.start_ns or last.end_ns == layout.NEVER_NS
+            if not last.start_ns <= fault.start_ns < fault.end_ns or not is_over:
+                raise ValueError(f"faults must follow one another, and last: {fault}")
+            with _writing(record):
+                record.faults[count] = codec.fault_of(fault)
+                state.fault_count = count + 1
+                _publish(record, state)
 
     def update(self, index: int, **fields: object) -> None:
         """Change fields of a live board by their names in `Board`; use `set_power` for the power."""
@@ -197,7 +216,9 @@ class World:
         This uses the present fields of the board, whatever they were at that time, and all resets until
         then. A part-time sensor costs some microseconds for each tick since the world's start.
         """
-        return counter.counter_mj(self._state(index), self._waveform(index), index, at_ns, scope)
+        state = self._state(index)
+        faults = self._records[index].faults[: state.fault_count]
+        return counter.counter_mj(state, self._waveform(index), index, at_ns, scope, faults)
 
     def tick_ns(self, index: int, k: int) -> int:
         """Return the instant of the counter's tick k; ValueError if it moves continuously."""

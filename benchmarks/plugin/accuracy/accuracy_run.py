@@ -23,9 +23,9 @@ from tests.nvml_sim import build_library
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peer_environment import METERS, peer_python
+from stand_in import cpu_seconds, make_environment, other_cores
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -40,20 +40,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the errors as .svg or .png")
     return parser.parse_args(argv)
-
-
-def make_environment(scratch: Path, library: Path) -> dict[str, str]:
-    """Return the environment of a worker: the stand-in as NVML, no user settings, no other GPU."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-    return {
-        **kept,
-        "PYTHONPATH": str(ROOT),
-        "LD_LIBRARY_PATH": str(library.parent),
-        "PATH": f"{scratch / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(scratch),
-        "LLENERGY_CACHE_DIR": str(scratch / "cache"),
-        "LLENERGY_LOCK_DIR": str(scratch / "locks"),
-    }
 
 
 def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[str, Any]:
@@ -75,21 +61,6 @@ def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[st
             log_text = (scratch / sensor / "log").read_text()
             raise SystemExit(f"the worker of the {sensor} sensor failed:\n{log_text[-4000:]}")
     return {sensor: json.loads((scratch / sensor / "results.json").read_text()) for sensor in workers}
-
-
-def other_cores(before: tuple[float, float], wall_s: float) -> float:
-    """Return the cores used by other processes since ``before``, a value of ``cpu_seconds()``."""
-    busy_s, own_s = cpu_seconds()
-    return max(0.0, (busy_s - before[0]) - (own_s - before[1])) / wall_s
-
-
-def cpu_seconds() -> tuple[float, float]:
-    """Return the CPU seconds of the host, including stolen ones, and of this run."""
-    import psutil
-
-    times, own = psutil.cpu_times(), os.times()
-    busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-    return busy_s, sum(own[:4])
 
 
 def main(argv: Sequence[str]) -> None:

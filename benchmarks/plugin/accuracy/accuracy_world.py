@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
 from pathlib import Path
 
 from tests.nvml_sim import Board, World
-from tests.nvml_sim.world import WORLD_VARIABLE
 
 MS = 1_000_000
 
@@ -68,12 +65,6 @@ def board(sensor: str) -> Board:
         power_latch_ns=TICK_NS,
         power_window_ns=window_ns,
     )
-
-
-def use_world(world: World, library: Path) -> None:
-    """Make this world the NVML of this process and its children."""
-    ctypes.CDLL(str(library))
-    os.environ[WORLD_VARIABLE] = str(world.path)
 
 
 def run_burst(world: World, seconds: float) -> None:

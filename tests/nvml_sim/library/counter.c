@@ -172,6 +172,56 @@ static Wide counted(SensorSum *known, Waveform *wave, const Sensor *sensor, int6
     return seen_until(known, sensor, wave, k);
 }
 
+/* When the counter was last updated, up to an instant. */
+static int64_t update_ns(const Ticks *ticks, int64_t at_ns)
+{
+    return ticks->latch_ns > 0 ? tick_ns(ticks, last_tick(ticks, at_ns)) : at_ns;
+}
+
+static int touches(const Fault *fault, int64_t at_ns)
+{
+    return fault->start_ns <= at_ns && at_ns < fault->end_ns;
+}
+
+/* A counter that stands still shows what it did before. Faults are in time order. */
+static int64_t shown_ns(const View *view, const Ticks *ticks, int64_t at_ns)
+{
+    for (uint32_t i = view->state.fault_count; i-- > 0;) {
+        const Fault *fault = &view->board->faults[i];
+        if ((fault->kind == FAULT_STALL || fault->kind == FAULT_LOSS) &&
+            touches(fault, update_ns(ticks, at_ns)))
+            at_ns = fault->start_ns - 1;
+    }
+    return at_ns;
+}
+
+/* The energy of the stretches in which the counter stood still and that it lost. */
+static Wide lost(const View *view, SensorSum *known, Waveform *wave, const Sensor *sensor, int64_t at_ns)
+{
+    Wide sum = 0;
+    int64_t over;
+    for (uint32_t i = 0; i < view->state.fault_count; i++) {
+        const Fault *fault = &view->board->faults[i];
+        if (fault->kind == FAULT_LOSS && fault->end_ns <= update_ns(&sensor->ticks, at_ns))
+            sum += counted(known, wave, sensor, fault->end_ns - 1, &over) -
+                   counted(known, wave, sensor, fault->start_ns - 1, &over);
+    }
+    return sum;
+}
+
+/* By how much the counter is off since its origin. */
+static int64_t fault_mj(const View *view, const Sensor *sensor, int64_t at_ns)
+{
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < view->state.fault_count; i++) {
+        const Fault *fault = &view->board->faults[i];
+        if (fault->kind == FAULT_OFFSET && fault->start_ns >= sensor->origin_ns &&
+            touches(fault, update_ns(&sensor->ticks, at_ns)))
+            sum += fault->offset_mj;
+    }
+    return sum;
+}
+
 static uint64_t gain_ppm(const State *state, uint32_t gain, uint32_t scope)
 {
     return scope == SCOPE_MODULE ? (uint64_t)gain * state->module_factor_ppm / 1000000 : gain;
@@ -180,24 +230,26 @@ static uint64_t gain_ppm(const State *state, uint32_t gain, uint32_t scope)
 unsigned long long energy_mj(const View *view, uint32_t scope)
 {
     const State *state = &view->state;
-    const int64_t at = view->now_ns < state->frozen_at_ns ? view->now_ns : state->frozen_at_ns;
+    const Ticks ticks = {state->latch_ns, state->latch_phase_ns, state->latch_jitter_ns, view->index};
+    const int64_t unfrozen = view->now_ns < state->frozen_at_ns ? view->now_ns : state->frozen_at_ns;
+    const int64_t at = shown_ns(view, &ticks, unfrozen);
     const Reset *reset = last_reset(state, at);
     int64_t origin = view->board->steps[0].start_ns, over;
     if (reset != NULL && reset->at_ns > origin)
         origin = reset->at_ns;
-    const Sensor sensor = {{state->latch_ns, state->latch_phase_ns, state->latch_jitter_ns, view->index},
-                           state->sensor_window_ns,
-                           origin};
+    const Sensor sensor = {ticks, state->sensor_window_ns, origin};
 
     Memo *memo = lock_memo(view->index);
     Waveform wave = {view->board->steps, state->step_count, &memo->steps};
-    const Wide sum = counted(&memo->sensor, &wave, &sensor, at, &over);
+    const Wide gone = lost(view, &memo->sensor, &wave, &sensor, at);
+    const Wide sum = counted(&memo->sensor, &wave, &sensor, at, &over) - gone;
     unlock_memo(memo);
 
     /* mW x ns x ppm: divide once, at the end, so that the value is the floor of the exact product. */
     const Wide unit = (Wide)1000000000000000 * over;
     const uint64_t counted_mj = (uint64_t)(sum * (Wide)gain_ppm(state, state->energy_gain_ppm, scope) / unit);
-    return counted_mj + (uint64_t)state->energy_offset_mj - (uint64_t)(reset != NULL ? reset->offset_mj : 0);
+    const int64_t offset_mj = state->energy_offset_mj - (reset != NULL ? reset->offset_mj : 0);
+    return counted_mj + (uint64_t)(offset_mj + fault_mj(view, &sensor, at));
 }
 
 /* --- the power readings ----------------------------------------------------------------------------- */

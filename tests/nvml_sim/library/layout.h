@@ -10,7 +10,7 @@
  *
  * Publication: a board's state has two slots and `seq` selects one. The writer fills the other slot
  * and bumps `seq`, so a stalled writer never blocks a reader and a reader that was overtaken retries.
- * Steps are only ever appended, beyond the count that the published state holds.
+ * Steps and faults are only ever appended, beyond the count that the published state holds.
  */
 #ifndef NVML_SIM_LAYOUT_H
 #define NVML_SIM_LAYOUT_H
@@ -20,13 +20,15 @@
 #include <stdint.h>
 
 #define WORLD_MAGIC UINT64_C(0x314D49534C4D564E)
-#define WORLD_VERSION 4u
+#define WORLD_VERSION 5u
 #define MAX_BOARDS 16u
 #define MAX_STEPS 4096u
 #define MAX_PROCESSES 32u
 #define MAX_MIG 8u
 #define MAX_UNSUPPORTED 16u
-#define MAX_RESETS 8u
+#define MAX_RESETS 32u
+#define MAX_FAULTS 64u
+#define DECAY_PERIODS 24
 #define THROTTLE_FIELDS 5u
 
 enum {
@@ -42,7 +44,9 @@ enum {
     FLAG_PROCESSES = 512
 };
 
-enum { STEP_CONSTANT = 0, STEP_BURST = 1, STEP_RAMP = 2, STEP_NOISE = 3 };
+enum { STEP_CONSTANT = 0, STEP_BURST = 1, STEP_RAMP = 2, STEP_NOISE = 3, STEP_DECAY = 4 };
+
+enum { FAULT_OFFSET = 0, FAULT_STALL = 1, FAULT_LOSS = 2, FAULT_LOST = 3 };
 
 typedef struct {
     uint64_t magic;
@@ -63,11 +67,11 @@ typedef struct {
 
 typedef struct {
     int64_t start_ns;
-    int64_t period_ns; /* burst and noise: the period; ramp: the duration */
+    int64_t period_ns; /* burst and noise: the period; ramp: the duration; decay: time to halve */
     int64_t high_ns;   /* burst: the high part, which comes first in each period */
     uint64_t seed;     /* noise */
-    uint32_t low_mw;   /* constant: the power; ramp: at its start */
-    uint32_t high_mw;  /* ramp: at its end and from then on */
+    uint32_t low_mw;   /* constant: the power; ramp and decay: at its start */
+    uint32_t high_mw;  /* ramp and decay: at its end and from then on */
     uint32_t kind;
     uint32_t padding;
 } Step;
@@ -76,6 +80,15 @@ typedef struct {
     int64_t at_ns;
     int64_t offset_mj; /* the energy offset that no longer applies from then on */
 } Reset;
+
+/* Something wrong from start to end: boards.py says what each kind does. */
+typedef struct {
+    int64_t start_ns;
+    int64_t end_ns;
+    int64_t offset_mj;
+    uint32_t kind;
+    uint32_t padding;
+} Fault;
 
 typedef struct {
     uint64_t used_memory;
@@ -129,6 +142,7 @@ typedef struct {
     uint32_t process_count;
     uint32_t mig_count;
     uint32_t reset_count;
+    uint32_t fault_count;
     uint32_t unsupported[MAX_UNSUPPORTED];
     uint32_t memory_reserved_mib;
     Reset resets[MAX_RESETS];
@@ -145,6 +159,7 @@ typedef struct {
     _Atomic uint64_t writing;
     State slots[2];
     Step steps[MAX_STEPS];
+    Fault faults[MAX_FAULTS];
 } Board;
 
 #define AT(type, field, offset) _Static_assert(offsetof(type, field) == (offset), #type "." #field)
@@ -176,6 +191,12 @@ AT(Step, padding, 44);
 SIZE(Reset, 16);
 AT(Reset, at_ns, 0);
 AT(Reset, offset_mj, 8);
+SIZE(Fault, 32);
+AT(Fault, start_ns, 0);
+AT(Fault, end_ns, 8);
+AT(Fault, offset_mj, 16);
+AT(Fault, kind, 24);
+AT(Fault, padding, 28);
 SIZE(Process, 24);
 AT(Process, used_memory, 0);
 AT(Process, pid, 8);
@@ -190,7 +211,7 @@ AT(Mig, compute_instance, 20);
 AT(Mig, gpu_slices, 24);
 AT(Mig, compute_slices, 28);
 AT(Mig, uuid, 32);
-SIZE(State, 2456);
+SIZE(State, 2848);
 AT(State, energy_offset_mj, 0);
 AT(State, latch_ns, 8);
 AT(State, latch_phase_ns, 16);
@@ -224,20 +245,22 @@ AT(State, unsupported_count, 228);
 AT(State, process_count, 232);
 AT(State, mig_count, 236);
 AT(State, reset_count, 240);
-AT(State, unsupported, 244);
-AT(State, memory_reserved_mib, 308);
-AT(State, resets, 312);
-AT(State, processes, 440);
-AT(State, migs, 1208);
-AT(State, uuid, 2232);
-AT(State, name, 2328);
-AT(State, pci_bus_id, 2424);
-SIZE(Board, 201544);
+AT(State, fault_count, 244);
+AT(State, unsupported, 248);
+AT(State, memory_reserved_mib, 312);
+AT(State, resets, 320);
+AT(State, processes, 832);
+AT(State, migs, 1600);
+AT(State, uuid, 2624);
+AT(State, name, 2720);
+AT(State, pci_bus_id, 2816);
+SIZE(Board, 204376);
 AT(Board, seq, 0);
 AT(Board, calls, 8);
 AT(Board, writing, 16);
 AT(Board, slots, 24);
-AT(Board, steps, 4936);
+AT(Board, steps, 5720);
+AT(Board, faults, 202328);
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a lock inside an atomic could not be shared between processes");
 
 #endif

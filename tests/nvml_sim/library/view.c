@@ -154,6 +154,16 @@ static void sleep_until(int64_t deadline_ns)
     }
 }
 
+static int is_lost(const View *view)
+{
+    for (uint32_t i = 0; i < view->state.fault_count; i++) {
+        const Fault *fault = &view->board->faults[i];
+        if (fault->kind == FAULT_LOST && fault->start_ns <= view->now_ns && view->now_ns < fault->end_ns)
+            return 1;
+    }
+    return (view->state.flags & FLAG_LOST) != 0;
+}
+
 nvmlReturn_t fill_view(View *view)
 {
     take_snapshot(view);
@@ -165,7 +175,7 @@ nvmlReturn_t fill_view(View *view)
         if (before)
             take_snapshot(view);
     }
-    if (state->flags & FLAG_LOST)
+    if (is_lost(view))
         return GPU_IS_LOST;
     if (state->flags & FLAG_NO_PERMISSION)
         return NO_PERMISSION;

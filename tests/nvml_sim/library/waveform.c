@@ -57,6 +57,13 @@ static Wide step_energy(const Step *step, NoiseSums *noise, uint64_t spent)
         const Wide triangle = floor_div(rise * run * run, 2 * (Wide)period);
         return spent * (Wide)step->low_mw + triangle + (spent - run) * rise;
     }
+    case STEP_DECAY: {
+        /* What is above the end halves in each period, in a straight line; rounded down as a ramp. */
+        const uint64_t run = spent < DECAY_PERIODS * period ? spent : DECAY_PERIODS * period;
+        const uint64_t whole = run / period, rest = run % period;
+        const Wide area = 6 * (Wide)period * period * ((1 << whole) - 1) + (4 * (Wide)period - rest) * rest;
+        return spent * (Wide)step->high_mw + floor_div(-rise * area, 4 * (Wide)period << whole);
+    }
     case STEP_NOISE: {
         const uint64_t whole = spent / period;
         return (Wide)levels_before(step, noise, whole) * period +
@@ -75,6 +82,14 @@ static uint32_t step_power(const Step *step, int64_t spent)
         if (spent >= step->period_ns)
             return step->high_mw;
         return (uint32_t)(step->low_mw + floor_div(rise * spent, step->period_ns));
+    }
+    case STEP_DECAY: {
+        const Wide fall = (Wide)step->low_mw - step->high_mw;
+        const int64_t whole = spent / step->period_ns, rest = spent % step->period_ns;
+        if (whole >= DECAY_PERIODS)
+            return step->high_mw;
+        const Wide above = floor_div(fall * (2 * step->period_ns - rest), 2 * (Wide)step->period_ns << whole);
+        return (uint32_t)(step->high_mw + above);
     }
     case STEP_NOISE: return noise_level(step, (uint64_t)(spent / step->period_ns));
     default: return step->low_mw;

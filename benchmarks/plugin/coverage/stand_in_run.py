@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check windows, loops, rounds, phases and metrics in worlds of exactly known energy, in real time.
+
+Each world is a simulated board or eight (``stand_in_worlds.py``), read through pynvml by the plugin's reader.
+See the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from stand_in import cpu_seconds, make_environment, other_cores
+from stand_in_worlds import WORLDS
+
+from tests.nvml_sim import build_library
+
+KINDS = ("windows", "loops", "rounds", "phases", "metrics")
+
+#: Promised share of numbers within two standard uncertainties, and largest bias in standard uncertainties.
+COVERED, BIAS = 0.95, 0.2
+
+#: A cell misses a promise if chance would do so less often than this.
+CHANCE = 0.01
+
+#: Flags that say nothing about errors of a number: about the host of this benchmark, and about its precision.
+NO_WARNING = {"contended", "stolen", "foreign-unknown", "unread-meter"}
+NO_WARNING |= {"few-ticks", "too-short", "imprecise", "target-missed"}
+
+Result = dict[str, Any]
+Figures = dict[str, Any]
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=WORLDS, metavar="WORLD", help="a world; repeatable")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="processes per world (3)")
+    parser.add_argument("--jobs", type=int, default=10, metavar="N", help="processes at a time (10)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of lengths and faults (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every result with its truth")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to FILE too")
+    parser.add_argument("--from-json", type=Path, metavar="FILE", help="print the tables of an earlier run")
+    return parser.parse_args(argv)
+
+
+def run_workers(worlds: Iterable[str], repeats: int, jobs: int, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Measure each world in several processes, which mostly sleep."""
+    with tempfile.TemporaryDirectory(prefix="stand-in-") as directory:
+        scratch = Path(directory)
+        library = build_library(scratch / "library")
+
+        def measure(task: tuple[int, str]) -> tuple[str, dict[str, Any]]:
+            repeat, world = task
+            out = scratch / f"{list(WORLDS).index(world)}-{repeat}"
+            out.mkdir()
+            script = str(HERE / "stand_in_worker.py")
+            command = [sys.executable, script, world, str(library), str(out), f"{world} {seed} {repeat}"]
+            environment = make_environment(out, library) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise SystemExit(f"{world}: {done.stderr[-4000:]}")
+            return world, json.loads((out / "results.json").read_text())
+
+        tasks = [(repeat, world) for repeat in range(repeats) for world in worlds]
+        found: dict[str, list[dict[str, Any]]] = {}
+        with ThreadPoolExecutor(jobs) as pool:
+            for number, (world, parts) in enumerate(pool.map(measure, tasks), 1):
+                found.setdefault(world, []).append(parts)
+                print(f"{number} of {len(tasks)}: {world}", file=sys.stderr, flush=True)
+    return found
+
+
+def collect_results(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Result]]:
+    """Return the results of one world by kind.
+
+    The truth of a metric is what the usual lengths draw, and what the rounds drew beyond their random lengths
+    on average: the wake-up of a sleep comes late, power falls slowly, a neighbour draws power.
+    """
+    found: dict[str, list[Result]] = {kind: [] for kind in KINDS}
+    for part in parts:
+        for result in part["results"]:
+            found[result["kind"]].append(result)
+    tests = [test for part in parts for test in part["tests"]]
+    measured = [test for test in tests if "metrics" in test]
+    for test in measured:
+        for metric in test["metrics"]:
+            beyond_j = fmean(each for one in measured for each in one["beyond_j"][metric["what"]])
+            found["metrics"].append({**metric, "true_j": metric["usual_j"] + beyond_j, "invalid": None})
+    for test in tests:
+        if "raised" in test:
+            found["metrics"].append({"what": "test", "energy_j": None, "reason": test["raised"], "flags": []})
+    return found
+
+
+def compute_figures(results: Sequence[Result]) -> Figures:
+    """Return the figures of one cell. An invalid number is no result."""
+    valid = [each for each in results if each["energy_j"] is not None and each.get("invalid") is None]
+    reasons = Counter(shorten(each.get("invalid") or each["reason"]) for each in results if each not in valid)
+    figures: Figures = {"n": len(results), "numbers": len(valid), "reasons": dict(reasons.most_common(3))}
+    scored = [each for each in valid if each["u_j"]]
+    if not scored:
+        return figures
+    scores = [(each["energy_j"] - each["true_j"]) / each["u_j"] for each in scored]
+    silent = [abs(score) for each, score in zip(scored, scores, strict=True) if not set(each["flags"]) - NO_WARNING]
+    within, silent_within = (sum(score <= 2 for score in some) for some in (list(map(abs, scores)), silent))
+    blur = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.inf
+    return {
+        **figures,
+        "scored": len(scored),
+        "within_2u": within / len(scores),
+        "bias_u": fmean(scores),
+        "median_u": median(map(abs, scores)),
+        "worst_u": max(map(abs, scores)),
+        "median_error": median(abs(each["energy_j"] / each["true_j"] - 1) for each in scored),
+        "flagged": len(scored) - len(silent),
+        "unflagged": len(silent),
+        "unflagged_within_2u": silent_within / len(silent) if silent else None,
+        "too_few_within": is_below(within, len(scores)),
+        "silently_wrong": is_below(silent_within, len(silent)),
+        "biased": abs(fmean(scores)) - 2.6 * blur > BIAS,
+    }
+
+
+def is_below(within: int, n: int) -> bool:
+    """Return whether so few of ``n`` would be within two uncertainties by chance less often than ``CHANCE``."""
+    return sum(math.comb(n, k) * COVERED**k * (1 - COVERED) ** (n - k) for k in range(within + 1)) < CHANCE
+
+
+def shorten(reason: str) -> str:
+    """Return a reason without what differs from result to result."""
+    text = re.sub(r"(gpu:)?GPU-[0-9a-f-]+", "GPU", reason)
+    text = re.sub(r"^\d+ of \d+ rounds: ", "", text)
+    return re.sub(r"-?\d[\d.,]*", "N", text)
+
+
+def markdown(found: Mapping[str, Mapping[str, Figures]]) -> str:
+    """Render how right the numbers are, and how many results have none."""
+    head = f"|world|{'|'.join(KINDS)}|"
+    rule = f"|---|{'---:|' * len(KINDS)}"
+    right = [head, rule, *(f"|{name}|{'|'.join(_right(row[kind]) for kind in KINDS)}|" for name, row in found.items())]
+    null = [f"{head}most frequent reason|", f"{rule}---|"]
+    for name, row in found.items():
+        reasons = Counter[str]()
+        for each in row.values():
+            reasons.update(each["reasons"])
+        most = next((reason for reason, _ in reasons.most_common(1)), "")
+        null.append(f"|{name}|{'|'.join(_null(row[kind]) for kind in KINDS)}|{most}|")
+    return (
+        "Share of the numbers within 2u, mean error/u, median |error|/u (**bold**: fewer than 95 % within 2u; "
+        "*!*: without a flag):\n\n" + "\n".join(right) + "\n\n"
+        "Share of results without a number, and share of the numbers with a flag:\n\n" + "\n".join(null) + "\n"
+    )
+
+
+def _right(each: Figures) -> str:
+    if not each["n"]:
+        return "-"
+    if "within_2u" not in each:
+        return "no number"
+    share = f"{each['within_2u']:.0%}"
+    share = f"**{share}**" if each["too_few_within"] else share
+    bias = f"**{each['bias_u']:+.2f}**" if each["biased"] else f"{each['bias_u']:+.2f}"
+    return f"{share}{' *!*' if each['silently_wrong'] else ''}, {bias}, {each['median_u']:.2f}"
+
+
+def _null(each: Figures) -> str:
+    if not each["n"]:
+        return "-"
+    none = f"{1 - each['numbers'] / each['n']:.0%}"
+    return f"{none}, {each['flagged'] / each['scored']:.0%}" if each.get("scored") else none
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure the worlds, print the tables, write the files."""
+    args = parse_arguments(argv)
+    if args.from_json is not None:
+        content = json.loads(args.from_json.read_text())
+    else:
+        before, begin_s = cpu_seconds(), time.monotonic()
+        parts = run_workers(args.only or WORLDS, args.repeats, args.jobs, args.seed)
+        wall_s = time.monotonic() - begin_s
+        content = {
+            "seed": args.seed,
+            "repeats": args.repeats,
+            "jobs": args.jobs,
+            "host": {"cpus": os.cpu_count(), "python": platform.python_version()},
+            "wall_s": wall_s,
+            "cores_others_used": other_cores(before, wall_s),
+            "parts": {world: parts[world] for world in WORLDS if world in parts},
+        }
+    found = {
+        world: {kind: compute_figures(results) for kind, results in collect_results(parts).items()}
+        for world, parts in content["parts"].items()
+    }
+    if args.json is not None:
+        args.json.write_text(json.dumps({"figures": found, **content}, indent=1) + "\n")
+    tables = markdown(found)
+    print(f"\n{tables}\n{content['wall_s']:.0f} s; other processes used {content['cores_others_used']:.2f} cores")
+    if args.markdown is not None:
+        args.markdown.write_text(tables)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
