@@ -8,11 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.nvml_sim import World
 from tests.nvml_sim.world import WORLD_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_environment(scratch: Path, library: Path) -> dict[str, str]:

@@ -54,7 +54,9 @@ def test_a_ramp_rises_linearly_and_then_holds(
     assert power_mw(nvml, 0, START + SECOND // 2) == 50_000
 
 
-@pytest.mark.parametrize(("first", "last", "shown_w"), [(500, 100, [500, 400, 300, 200, 150]), (0, 64, [0, 16, 32, 48, 56])])
+@pytest.mark.parametrize(
+    ("first", "last", "shown_w"), [(500, 100, [500, 400, 300, 200, 150]), (0, 64, [0, 16, 32, 48, 56])]
+)
 def test_a_decay_halves_its_distance_in_each_period(
     tmp_path: Path, nvml_attach: Attach, first: float, last: float, shown_w: list[float]
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure windows, loops and tests with phases in one world of ``stand_in_run.py``; write them with the truth."""
+"""Measure windows, loops and tests with phases in one world of ``stand_in_run.py``, and write the truth."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _run_window(stage: Stage, energy: Any, name: str, seconds: float) -> Window:
 
 
 def measure_rounds(stage: Stage) -> Iterator[dict[str, Any]]:
-    """Measure tests of rounds with phases. Yields for each test its metrics, and its joules beyond the drawn."""
+    """Measure tests of rounds with phases. Yields the metrics of each, and its joules beyond the drawn."""
     plan = RoundPlan(ROUNDS, 2, gap_s=0.25, target=0.02, budget_s=0.0, iterations=ITERATIONS, exact=True)
     for _ in range(stage.rank.setting.tests):
         stage.settle()

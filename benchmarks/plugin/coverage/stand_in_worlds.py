@@ -143,7 +143,9 @@ class Rank:
             before_w, self._watts = self._watts, IDLE_W
             if not self.setting.half_ns:
                 return self._apply()
-            return self._set([Decay(watts, IDLE_W, self.setting.half_ns) for watts in self._boards_w(before_w)])
+            return self._set(
+                [Decay(watts, IDLE_W, self.setting.half_ns) for watts in self._boards_w(before_w)]
+            )
 
     def mean_w(self, watts: float) -> float:
         """Return the power of all boards together."""
@@ -191,7 +193,9 @@ class Rank:
             thread.join()
 
 
-def add_faults(rank: Rank, random: Random, start_ns: int, length_s: float, count: int) -> list[tuple[int, int]]:
+def add_faults(
+    rank: Rank, random: Random, start_ns: int, length_s: float, count: int
+) -> list[tuple[int, int]]:
     """Schedule up to ``count`` faults of the setting at random moments of a stretch; return when."""
     setting, world = rank.setting, rank.world
     if setting.fault is None and not setting.resets:
