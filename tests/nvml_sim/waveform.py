@@ -66,7 +66,7 @@ class Segment(NamedTuple):
         if self.kind == STEP_DECAY:
             halvings, rest = divmod(min(spent, DECAY_PERIODS * self.period_ns), self.period_ns)
             # Three quarters of the first period, half of that in the next one, and so on.
-            area = 6 * self.period_ns**2 * (2**halvings - 1) + (4 * self.period_ns - rest) * rest
+            area = 6 * self.period_ns**2 * ((1 << halvings) - 1) + (4 * self.period_ns - rest) * rest
             above = (self.low_mw - self.high_mw) * area // (4 * self.period_ns << halvings)
             return spent * self.high_mw + above
         if self.kind == STEP_NOISE:
