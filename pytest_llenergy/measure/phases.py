@@ -8,7 +8,13 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_llenergy.meters.edges import Quiet
-from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS, Segment, solve_jointly, solve_window
+from pytest_llenergy.meters.joint_solution import (
+    SHORTEST_TICKS,
+    Segment,
+    solve_jointly,
+    solve_window,
+    widen_for_few,
+)
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
@@ -139,7 +145,10 @@ def _solve_phases(
         Segment(parts[-1][1], after.last.latest_ns, 1),
     ]
     targets = [[number for number, each in enumerate(segments) if each.label == name] for name in spans]
-    solved = dict(zip(spans, solve_jointly(series, segments, targets), strict=True))
+    solved = {
+        name: widen_for_few(energy, len(target))
+        for name, energy, target in zip(spans, solve_jointly(series, segments, targets), targets, strict=True)
+    }
     missed_s = (1 - series.domain.coverage) * (series.period_s or 0.0)
     if missed_s:
         # Each border is a step within a tick that the sensor sees in part, as in ``coverage_variance``.

@@ -29,7 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean, pvariance
 
 from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
 from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student_factor
@@ -48,8 +48,8 @@ BLUNT, BLUNT_S = 4.0, 0.002
 #: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
 TREND = 4.0
 
-#: Steps between ticks that a gap needs to show a trend.
-MIN_STEPS = 3
+#: Power next to the work differs from the rest of a quiet gap if by this many times their scatter.
+UNSTEADY = 3.0
 
 #: Share by which power may go up and down unobserved between two ticks, at an edge under load.
 HIDDEN = 0.6
@@ -187,12 +187,14 @@ def doubt_quiet_edges(
     """
     # Power that still falls fluctuates too: it must not hide itself.
     u_j = math.sqrt(variances.total - variances.outside)
-    for gap, steps, side in ((before, before.steps[::-1], "before"), (after, after.steps, "after")):
-        if len(steps) < MIN_STEPS:
-            continue
-        rest_w = fmean(steps[1:])
-        excess_w, noise_w = abs(steps[0] - rest_w), max(gap.blur_w, pstdev(steps[1:]))
-        if excess_w > TREND * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
+    sides = ((before, before.steps[::-1], after, "before"), (after, after.steps, before, "after"))
+    for gap, steps, other, side in sides:
+        # A short gap is compared with the one on the other side.
+        rest = steps[1:] or other.steps
+        rest_w = fmean(rest)
+        excess_w = abs(steps[0] - rest_w)
+        noise_w = max(gap.blur_w, _scatter([rest, other.steps]))
+        if excess_w > UNSTEADY * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
             return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
     inside = series.ticks_between(start_ns, end_ns)
     powers_w = [power_between(a, b) for a, b in pairwise(inside)]
@@ -352,15 +354,18 @@ def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> fl
         blur_w: Standard uncertainty of a power from the times of its ticks.
         n: Number of powers in the gap next to the edge.
     """
-    from statistics import variance
-
-    degrees = sum(len(steps) - 1 for steps in groups)
-    if n < 1 or degrees < 1:
+    if n < 1:
         return 0.0
-    scatter = sum((len(steps) - 1) * variance(steps) for steps in groups if len(steps) > 1) / degrees
     # The variance of the difference between one more step and the mean of the gap.
-    unexplained = scatter * (1 + 1 / n) - blur_w**2
-    return student_factor(degrees) * math.sqrt(max(0.0, unexplained))
+    unexplained = _scatter(groups) ** 2 * (1 + 1 / n) - blur_w**2
+    return student_factor(sum(len(steps) - 1 for steps in groups)) * math.sqrt(max(0.0, unexplained))
+
+
+def _scatter(groups: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation of values around the means of their groups, 0 without repeated values."""
+    squares = sum(pvariance(values) * len(values) for values in groups if values)
+    degrees = sum(len(values) - 1 for values in groups)
+    return math.sqrt(squares / degrees) if degrees > 0 else 0.0
 
 
 def power_between(first: Tick, last: Tick) -> float:

@@ -196,10 +196,6 @@ def solve_window(
 ) -> Energy:
     """Return the energy of a target, with the width that few repetitions leave.
 
-    They do not show how power changes at their edges. What a tick at an edge holds beyond the powers on its
-    sides then lies within the target or outside it, rather than half in each: the variance is twice that of a
-    normal distribution.
-
     Args:
         series: Trace of the domain.
         segments: Consecutive segments, from before the target until after it.
@@ -208,6 +204,16 @@ def solve_window(
     """
     unlike = target if len(target) <= MOST_UNLIKE else ()
     (energy,) = solve_jointly(series, segments, [target], unlike)
+    return widen_for_few(energy, repeats)
+
+
+def widen_for_few(energy: Energy, repeats: int) -> Energy:
+    """Widen the energy of work that was repeated a few times only.
+
+    That does not show how power changes at its edges. What a tick at an edge holds beyond the powers on its
+    sides then lies within the work or outside it, rather than half in each: the variance is up to twice that
+    of a normal distribution.
+    """
     factor = 1 + min(1.0, REPEATED / max(1, repeats))
     return replace(energy, variances=replace(energy.variances, shape=factor * energy.variances.shape))
 

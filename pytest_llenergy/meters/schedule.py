@@ -153,20 +153,25 @@ class Timetable:
         if len(self._series) == 1:
             leader.ticks[-1] = narrowed
 
-    def _locate(self, tick: Tick) -> Tick:
-        """Number a tick and fit the line to it. Returns the tick, narrowed if readings were put off."""
-        period_ns = self.period_ns
-        gap_ns = tick.latest_ns - tick.earliest_ns
-        last_ns = self._predict(self._index)
+    def _number(self, tick: Tick) -> tuple[int, float]:
+        """Return the number of a tick, and how far around its prediction it may lie (nanoseconds).
+
+        If it was due at the time of the reading, it may be the tick before that.
+        """
+        period_ns, last_ns = self.period_ns, self._predict(self._index)
         # Several ticks may lie between the readings; the value read is that of the last one.
         passed = max(1, math.floor((tick.latest_ns - last_ns) / period_ns))
         reach_ns = self._reach(self._index + passed)
-        if gap_ns <= period_ns / 2:
-            latest_ns = float(tick.latest_ns)
-            index = self._index + max(1, round((tick.time_ns - last_ns) / period_ns))
+        if tick.latest_ns - tick.earliest_ns <= period_ns / 2:
+            number = round((tick.time_ns - last_ns) / period_ns)
         else:
-            latest_ns = tick.latest_ns + reach_ns
-            index = self._index + max(1, math.floor((latest_ns - last_ns) / period_ns))
+            number = math.floor((tick.latest_ns + reach_ns - last_ns) / period_ns)
+        return self._index + max(1, number), reach_ns
+
+    def _locate(self, tick: Tick) -> Tick:
+        """Number a tick and fit the line to it. Returns the tick, narrowed if readings were put off."""
+        period_ns, gap_ns = self.period_ns, tick.latest_ns - tick.earliest_ns
+        index, reach_ns = self._number(tick)
         expected_ns = self._predict(index)
         close = gap_ns <= self._margin_ns or not (self._fitted or self._nominal or gap_ns > period_ns / 2)
         # A tick that was due at the time of the reading may not have come yet, unless the previous tick came

@@ -26,6 +26,9 @@ JUMP = 1.5
 #: either side by this factor: a device at its limit does not stay there for so short a time.
 SPIKE = 1.5
 
+#: And if one tick alone surely holds less than this share of the lowest power so far.
+DIP = 0.5
+
 #: A counter that went back may have been wrong for this long before, or for this long from then on (ns).
 GLITCH_NS = 1_000_000_000
 
@@ -35,6 +38,9 @@ STALL_PERIODS = 2.0
 #: After that it has caught up if it shows this share of the power of the ticks on either side; otherwise
 #: energy may be missing.
 CAUGHT_UP = 0.9
+
+#: Ticks after a stall that this takes.
+JUDGED_TICKS = 3
 
 #: Ticks on either side of a moment from which the power there is computed.
 NEIGHBOURS = 3
@@ -102,6 +108,8 @@ class Series:
         # When the present value was first read; when the counter last went back, and by how much.
         self._moved_ns = 0
         self._fell: tuple[int, float] | None = None
+        # Lowest power of a tick so far.
+        self._lowest_w = math.inf
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
@@ -183,6 +191,16 @@ class Series:
             if watts > max(limit_w, SPIKE * around_w):
                 shown = f"showed {watts:.0f} W for {longest_s * 1e3:.0f} ms and {around_w:.0f} W around it"
                 self._disagree(first, ticks[3], f"{shown}, of a device that may draw {limit_w:.0f} W")
+        # Energy that went missing leaves a tick with less than the device draws at rest.
+        shortest_s = (ticks[3].earliest_ns - ticks[2].latest_ns) / 1e9
+        dip_w = (ticks[3].energy_j - ticks[2].energy_j) / max(shortest_s, 1e-9)
+        # A device that sleeps stays at its lower power.
+        if dip_w < DIP * self._lowest_w and after_w >= CAUGHT_UP * self._lowest_w:
+            shown = f"showed {dip_w:.0f} W for a tick, of a device that draws {self._lowest_w:.0f} W at rest"
+            self._disagree(ticks[2], ticks[3], f"{shown}; energy may be missing")
+        else:
+            longest_s = (ticks[3].latest_ns - ticks[2].earliest_ns) / 1e9
+            self._lowest_w = min(self._lowest_w, (ticks[3].energy_j - ticks[2].energy_j) / longest_s)
         # The first tick after a stall may come out of turn, so it counts together with the next one.
         around_w = max(ticks[1].watts_since(ticks[0]), after_w)
         caught_up = ticks[3].watts_since(ticks[1]) >= CAUGHT_UP * around_w
@@ -233,7 +251,21 @@ class Series:
             begins_in_time = after is None or outage.start_ns < after.latest_ns
             if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
                 return outage.reason
+        if self.has_open_stall and self.latest_stall_s(start_ns, end_ns):
+            stood_s = self.latest_stall_s(start_ns, end_ns)
+            return (
+                f"{self.meter}: the counter of {self.domain.name} stood still for {stood_s * 1e3:.0f} ms; "
+                "whether it has caught up is not known yet"
+            )
         return None
+
+    @property
+    def has_open_stall(self) -> bool:
+        """Whether too few ticks have come after a stall to know whether the counter has caught up."""
+        if not self.stalls:
+            return False
+        ended_ns = self.stalls[-1][1]
+        return sum(tick.latest_ns >= ended_ns for tick in self.ticks[-JUDGED_TICKS:]) < JUDGED_TICKS
 
     def _out_until(self, end_ns: int) -> None:
         self.outages[-1] = self.outages[-1]._replace(end_ns=end_ns)

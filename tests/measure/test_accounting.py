@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from pytest_llenergy.measure.accounting import account_round, inter_token_latency_s, time_to_first_token_s
+from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.window_arithmetic import energy_between
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
@@ -287,6 +290,45 @@ def test_power_that_still_falls_after_the_work_widens_the_round_and_flags_it(lat
         assert result.energy_u_j is not None
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
         assert "edge-not-quiet" in [flag.name for flag in result.flags]
+
+
+@pytest.mark.parametrize("gap_ms", [250, 350])
+def test_short_gaps_show_that_power_still_falls(gap_ms: int) -> None:
+    """A gap of two or three ticks is compared with the other gap, and with itself."""
+    decay = [(END + n * MS, 50 + 350 * math.exp(-n / 50)) for n in range(1000)]
+    wave = Wave(((START - 3 * S, 50.0), (START, 400.0), *decay, (END + 9 * S, 50.0)))
+    gaps = (START - gap_ms * MS, END + gap_ms * MS)
+    for phase in range(5):
+        sensor = Sensor(wave, 100 * MS, phase * 20 * MS)
+        series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
+        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        if result.energy_j is None or result.energy_u_j is None:
+            continue
+        assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
+        assert "edge-not-quiet" in [flag.name for flag in result.flags]
+
+
+def test_idle_power_that_fluctuates_is_part_of_the_uncertainty() -> None:
+    """By a fifth, every 5 to 50 ms, around work of 200 ms: two or three steps show how much."""
+    scores = []
+    for seed in range(80):
+        rng = Random(seed)
+        start_ns = START + rng.randrange(100 * MS)
+        end_ns, moment_ns, steps = start_ns + 200 * MS, START - 3 * S, []
+        while moment_ns < END + 2 * S:
+            moment_ns += rng.randrange(5, 50) * MS
+            steps.append(
+                (moment_ns, 400.0 if start_ns <= moment_ns < end_ns else 80 * (1 + rng.gauss(0, 0.2)))
+            )
+        wave = Wave(tuple(sorted([*steps, (start_ns, 400.0), (end_ns, 80.0), (END + 9 * S, 80.0)])))
+        sensor = Sensor(wave, 100 * MS, rng.randrange(100 * MS))
+        series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
+        before = quiet_power(series, start_ns - 350 * MS, start_ns)
+        after = quiet_power(series, end_ns, end_ns + 350 * MS)
+        energy = energy_between(series, start_ns, end_ns, before, after)
+        assert energy.energy_j is not None
+        scores.append(abs(energy.energy_j - wave.joules(start_ns, end_ns)) / (energy.u_j or 1.0))
+    assert sum(score <= 2 for score in scores) >= 0.9 * len(scores)
 
 
 def test_quiet_gaps_of_steady_power_are_not_doubted() -> None:

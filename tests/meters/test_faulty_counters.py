@@ -164,3 +164,52 @@ def test_a_single_tick_above_the_power_limit_is_wrong() -> None:
     )
     assert series.reason_between(510 * MS, 590 * MS) is None
     assert series_of(*readings).outages == []
+
+
+def test_a_single_tick_far_below_the_idle_power_is_wrong() -> None:
+    """500 W for half a second at an idle power of 100 W, where the counter jumps back by a whole tick."""
+    readings = [(ms, 10.0 * (ms // 100)) for ms in range(0, 500, 5)]
+    readings += [
+        (ms, 40.0 + 50.0 * (ms // 100 - 4) - (47.0 if ms >= 800 else 0.0)) for ms in range(500, 1300, 5)
+    ]
+    series = series_of(*readings, highest_w=LIMIT_W)
+    assert series.reason_between(710 * MS, 790 * MS) == (
+        "nvml: the counter of gpu:GPU-a showed 32 W for a tick, of a device that draws 95 W at rest; energy "
+        "may be missing"
+    )
+    assert series.reason_between(1010 * MS, 1090 * MS) is None
+
+
+def test_a_device_that_falls_asleep_is_not_wrong() -> None:
+    readings = [
+        (ms, 10.0 * (ms // 100) if ms < 700 else 60.0 + 2.0 * (ms // 100 - 6)) for ms in range(0, 1500, 5)
+    ]
+    assert series_of(*readings).outages == []
+
+
+def test_a_window_with_a_stall_has_no_result_before_the_counter_is_known_to_have_caught_up() -> None:
+    """The counter stands still from 500 to 850 ms; three ticks after that show whether it has caught up."""
+    ticks = {
+        0: 0.0,
+        100: 30.0,
+        200: 60.0,
+        300: 90.0,
+        400: 120.0,
+        500: 150.0,
+        850: 255.0,
+        900: 270.0,
+        1000: 300.0,
+    }
+    series, shown_j = Series("nvml", domain(period_s=0.1)), 0.0
+    for time_ms in range(0, 1001, 5):
+        shown_j = ticks.get(time_ms, shown_j)
+        series.add(time_ms * MS, time_ms * MS, shown_j)
+        if time_ms == 950:
+            assert series.has_open_stall
+            assert series.reason_between(550 * MS, 750 * MS) == (
+                "nvml: the counter of gpu:GPU-a stood still for 345 ms; whether it has caught up is not "
+                "known yet"
+            )
+            assert series.reason_between(110 * MS, 390 * MS) is None
+    assert not series.has_open_stall
+    assert series.reason_between(550 * MS, 750 * MS) is None

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean, median
 
 import pytest
 
 from pytest_llenergy.meters.joint_solution import Segment, segments_between, solve_jointly
-from pytest_llenergy.meters.trace import Mark
+from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.uncertainty import Variances
 from pytest_llenergy.meters.window_arithmetic import energy_between
 
@@ -90,6 +91,25 @@ def test_the_window_around_thousands_of_others_needs_only_its_edges() -> None:
     assert len(segments) < 30
     energy = energy_between(series, EPOCH, end_ns, marks=marks)
     assert energy.energy_j == pytest.approx(wave.joules(EPOCH, end_ns), rel=0.001)
+
+
+@pytest.mark.parametrize(("length_ms", "rest_ms"), [(50, 50), (100, 50), (100, 100), (300, 10)])
+def test_a_loop_of_even_power_read_at_its_ticks_is_exact(length_ms: int, rest_ms: int) -> None:
+    """At its ends too, where marks that are not solved, and the power around the loop, are near."""
+
+    def read(rng: Random, wave: Wave, work: Sequence[tuple[int, int]], latch_ms: int) -> Series:
+        sensor = Sensor(wave, latch_ms * MS, rng.randrange(latch_ms * MS))
+        numbers = range((work[0][0] - 2 * S) // (latch_ms * MS), (work[-1][1] + S) // (latch_ms * MS))
+        ticks = [sensor.phase_ns + number * latch_ms * MS for number in numbers]
+        return read_at(
+            sensor, (each for tick in ticks for each in (tick - 1, tick)), domain(period_s=latch_ms / 1e3)
+        )
+
+    for seed in range(4):
+        results = loop(Random(seed), even, length_ms, rest_ms, read=read)
+        found = [each for each in results if each.energy.energy_j is not None]
+        assert len(found) >= 0.8 * len(results)
+        assert all(abs((each.energy.energy_j or 0.0) / each.true_j - 1) < 0.005 for each in found)
 
 
 @pytest.mark.parametrize("ramp", [False, True])

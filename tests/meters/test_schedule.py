@@ -129,7 +129,7 @@ class TestTimetable:
         assert median(tick.gap_s for tick, _ in rarely) < 0.05
 
     def test_a_tick_that_came_early_or_was_read_late_is_narrowed(self) -> None:
-        """The reader sleeps for 40 ms next to some ticks, and others come before the first reading near them."""
+        """The reader oversleeps next to some ticks, and others come before the first reading near them."""
         sensor = Sensor(WAVE, 100 * MS, jitter_ns=5 * MS)
         series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
         timetable, now_ns = Timetable([series], 0.01), EPOCH

@@ -74,8 +74,24 @@ def burst(rng: Random, start_ns: int, end_ns: int, next_ns: int) -> Steps:
 WORLDS: tuple[World, ...] = (even, uneven, late, tail, burst)
 
 
-def loop(rng: Random, world: World, length_ms: int, rest_ms: int, latch_ms: int = 100) -> list[Result]:
-    """Return the windows of a loop, and their sum as the last result."""
+def read_beside_work(rng: Random, wave: Wave, work: Sequence[tuple[int, int]], latch_ms: int) -> Series:
+    """Read a counter that ticks up to a twentieth of its period late, as a reader beside the work does."""
+    sensor = Sensor(wave, latch_ms * MS, rng.randrange(latch_ms * MS), latch_ms * MS // 20)
+    spells = [Spell(start_ns, end_ns, at_work=True) for start_ns, end_ns in work]
+    spells.append(Spell(work[-1][1], work[-1][1] + S, at_work=False))
+    first_ns, last_ns = work[0][0] - 2 * S, work[-1][1] + S
+    return simulate_reader([sensor], rng, first_ns, last_ns, domain(period_s=latch_ms / 1e3), spells)
+
+
+def loop(
+    rng: Random,
+    world: World,
+    length_ms: int,
+    rest_ms: int,
+    latch_ms: int = 100,
+    read: Callable[[Random, Wave, Sequence[tuple[int, int]], int], Series] = read_beside_work,
+) -> list[Result]:
+    """Return the windows of a loop."""
     now_ns = EPOCH + rng.randrange(latch_ms * MS)
     windows: list[tuple[int, int]] = []
     steps: Steps = [(EPOCH - 4 * S, IDLE_W)]
@@ -89,7 +105,7 @@ def loop(rng: Random, world: World, length_ms: int, rest_ms: int, latch_ms: int 
     wave = Wave(
         (*(step for step in steps if step[0] <= last_ns), (last_ns + 1, IDLE_W), (now_ns + 9 * S, 0.0))
     )
-    series = _read(rng, wave, windows, latch_ms)
+    series = read(rng, wave, windows, latch_ms)
     marks = [Mark(start, begins=True, name="step") for start, _ in windows]
     marks += [Mark(end, begins=False, name="step") for _, end in windows]
     results = []
@@ -123,7 +139,7 @@ def phases(
         now_ns = end_ns
     wave = Wave((*steps, (now_ns, IDLE_W), (now_ns + 9 * S, 0.0)))
     start_ns = parts[0].start_ns
-    series = _read(rng, wave, [(start_ns, now_ns)], latch_ms)
+    series = read_beside_work(rng, wave, [(start_ns, now_ns)], latch_ms)
     gap_ns = 4 * latch_ms * MS
     before = quiet_power(series, start_ns - gap_ns, start_ns)
     after = quiet_power(series, now_ns, now_ns + gap_ns)
@@ -146,12 +162,3 @@ def phases(
 
 def _vary(rng: Random, length_ms: int) -> int:
     return round(length_ms * MS * (1 + rng.uniform(-VARIATION, VARIATION)))
-
-
-def _read(rng: Random, wave: Wave, work: Sequence[tuple[int, int]], latch_ms: int) -> Series:
-    """Read a counter that ticks up to a twentieth of its period late, as a reader beside the work does."""
-    sensor = Sensor(wave, latch_ms * MS, rng.randrange(latch_ms * MS), latch_ms * MS // 20)
-    spells = [Spell(start_ns, end_ns, at_work=True) for start_ns, end_ns in work]
-    spells.append(Spell(work[-1][1], work[-1][1] + S, at_work=False))
-    first_ns, last_ns = work[0][0] - 2 * S, work[-1][1] + S
-    return simulate_reader([sensor], rng, first_ns, last_ns, domain(period_s=latch_ms / 1e3), spells)
