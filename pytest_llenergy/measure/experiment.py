@@ -45,7 +45,7 @@ from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
-from pytest_llenergy.meters.trace import JUDGED_TICKS, Series, Trace
+from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import Power
 from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round, Times
 
@@ -173,7 +173,7 @@ def measure(
             on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch, processes))
             if any(series.has_open_stall for series in sampler.series):
-                sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S, JUDGED_TICKS)
+                sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
             rounds.append(account_round(measured[-1], sampler.series, selection.reasons, rest))
         measuring_s = time.monotonic() - start_s
     rounds = widen_by_scatter(add_comparison_flags(rounds, measured), sampler.series)

@@ -193,7 +193,10 @@ def doubt_quiet_edges(
         rest = steps[1:] or other.steps
         rest_w = fmean(rest)
         excess_w = abs(steps[0] - rest_w)
-        noise_w = max(gap.blur_w, _scatter([rest, other.steps]))
+        # By the times of three ticks: the first, the second and the last of the gap.
+        n = max(1, len(steps) - 1)
+        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2)
+        noise_w = max(blur_w, _scatter([rest, other.steps]))
         if excess_w > UNSTEADY * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
             return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
     inside = series.ticks_between(start_ns, end_ns)

@@ -313,7 +313,7 @@ class Sampler:
             self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
-        """Sleep until every counter has ticked after a moment.
+        """Sleep until every counter has ticked after a moment, and is known to have caught up after a stall.
 
         Args:
             after_ns: The moment (monotonic nanoseconds).
@@ -336,7 +336,7 @@ class Sampler:
                 # Do not wait again for a counter that has already stood still for this long.
                 stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
-                    series.has_ticked_after(after_ns, ticks)
+                    (series.has_ticked_after(after_ns, ticks) and not series.has_open_stall)
                     or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):

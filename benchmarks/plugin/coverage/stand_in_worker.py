@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -220,11 +222,14 @@ def measure_rounds(stage: Stage) -> Iterator[dict[str, Any]]:
 def _add_test(stage: Stage, workload: Generation, found: Experiment) -> dict[str, Any]:
     beyond_j: dict[str, list[float]] = {"energy_j": [], **{f"{name}_energy_j": [] for name in PHASES}}
     timelines, drawn = workload.timelines[-ROUNDS:], workload.drawn_j[-ROUNDS:]
-    for round_, timeline, drawn_j in zip(found.rounds, timelines, drawn, strict=True):
+    outlying = [flag for flag in found.flags if flag.name == "outlying-rounds"]
+    named = {int(number) for flag in outlying for number in re.findall(r"round (\d+)", flag.detail)}
+    for number, round_, timeline, drawn_j in zip(count(1), found.rounds, timelines, drawn, strict=False):
         span_ns = (timeline.start_ns, timeline.end_ns)
         true_j = stage.rank.true_j(*span_ns)
         energy = (round_.energy_j, round_.energy_u_j, round_.reason)
-        stage.add("rounds", "round", energy, span_ns, true_j, round_.flags)
+        flags = [*round_.flags, *(outlying if number in named else [])]
+        stage.add("rounds", "round", energy, span_ns, true_j, flags)
         beyond_j["energy_j"].append((true_j - sum(drawn_j.values())) / ITERATIONS)
         spans = phase_spans(timeline)
         for phase in round_.phases:
@@ -232,8 +237,8 @@ def _add_test(stage: Stage, workload: Generation, found: Experiment) -> dict[str
             answer = (phase.energy_j, phase.energy_u_j, phase.reason)
             stage.add("phases", phase.name, answer, span_ns, phase_j, round_.flags)
             beyond_j[f"{phase.name}_energy_j"].append((phase_j - drawn_j[phase.name]) / ITERATIONS)
-    flags = {flag.name for flag in found.flags if flag.severity == "warning"}
-    flags |= {flag.name for round_ in found.rounds for flag in round_.flags if flag.severity == "warning"}
+    warnings = {flag.name for flag in found.flags if flag.severity == "warning"}
+    warnings |= {flag.name for round_ in found.rounds for flag in round_.flags if flag.severity == "warning"}
     usual_j = {f"{name}_energy_j": stage.rank.mean_w(watts) * s for name, (watts, s) in PHASES.items()}
     usual_j["energy_j"] = sum(usual_j.values())
     metrics = [
@@ -243,7 +248,7 @@ def _add_test(stage: Stage, workload: Generation, found: Experiment) -> dict[str
             "u_j": found.metrics[name].uncertainty,
             "reason": found.metrics[name].reason,
             "usual_j": joules,
-            "flags": sorted(flags),
+            "flags": sorted(warnings),
         }
         for name, joules in usual_j.items()
     ]
