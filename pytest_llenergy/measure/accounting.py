@@ -18,7 +18,7 @@ from pytest_llenergy.measure.phases import (
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
 from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
-from pytest_llenergy.meters.edges import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
+from pytest_llenergy.meters.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Attributed,

@@ -29,7 +29,7 @@ from pytest_llenergy.measure.rounds import (
     MeasuredRound,
 )
 from pytest_llenergy.meters.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
-from pytest_llenergy.meters.edges import Quiet, quiet_power
+from pytest_llenergy.meters.quiet_gaps import Quiet, quiet_power
 from pytest_llenergy.meters.trace import Mark, Series, Trace
 from pytest_llenergy.meters.uncertainty import (
     Energy,

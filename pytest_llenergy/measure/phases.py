@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_llenergy.meters.edges import Quiet
 from pytest_llenergy.meters.joint_solution import (
     SHORTEST_TICKS,
     Segment,
@@ -15,6 +14,7 @@ from pytest_llenergy.meters.joint_solution import (
     solve_window,
     widen_for_few,
 )
+from pytest_llenergy.meters.quiet_gaps import Quiet
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable

@@ -14,7 +14,7 @@ from statistics import median
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.edges import Quiet, energy_at_end, energy_at_start, quiet_power
+from pytest_llenergy.meters.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
 

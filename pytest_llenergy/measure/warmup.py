@@ -11,8 +11,8 @@ from statistics import fmean
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
-from pytest_llenergy.meters.edges import power_between, quiet_power
 from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS
+from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 
@@ -161,7 +161,7 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
         if len(ticks) < MIN_TICKS:
             return _Block(iterations, timeline.duration_s, None, 0.0, phases_s)
         first, last = ticks[0], ticks[-1]
-        power_w += power_between(first, last)
+        power_w += last.watts_since(first)
         blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
     return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur, phases_s)
 

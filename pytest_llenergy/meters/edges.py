@@ -4,9 +4,7 @@
 A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the cumulative
 energy *at* each edge is inferred from the ticks around it:
 
-- A **quiet edge** has idle power on its outer side, measured in the quiet gap there. The nearest tick outside
-  the window is taken, and the idle power between it and the edge accounted for:
-  E(t) = C(tick) ± P_idle · |t − tick|.
+- A **quiet edge** has idle power on its outer side, measured in the quiet gap there (``quiet_gaps.py``).
 - An **edge under load** lies between two ticks, and only the mean power between them is known. The powers of
   the neighbouring ticks are extrapolated from both sides to the moment at which both agree with the counter,
   as if power had changed once in between.
@@ -26,30 +24,15 @@ of length g, gives P · g/√12.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, pvariance
 
+from pytest_llenergy.meters.quiet_gaps import resolution_variance
 from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
-from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student_factor
-
-#: Ticks that a quiet gap needs for its power to count.
-MIN_GAP_TICKS = 2
+from pytest_llenergy.meters.uncertainty import Energy, Reading, Variances
 
 #: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load. The
 #: worst is one full swing exactly at the edge, which ``_join_sides`` accounts for; this is for the rest.
 SHAPE = 0.5
-
-#: A tick in a quiet gap whose time is this many times less certain than the best one's, plus this many
-#: seconds, is left out.
-BLUNT, BLUNT_S = 4.0, 0.002
-
-#: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
-TREND = 4.0
-
-#: Power next to the work differs from the rest of a quiet gap if by this many times their scatter.
-UNSTEADY = 3.0
 
 #: Share by which power may go up and down unobserved between two ticks, at an edge under load.
 HIDDEN = 0.6
@@ -65,154 +48,6 @@ INSIDE = 2
 
 #: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
 AROUND = 1 / 16
-
-
-@dataclass(frozen=True)
-class Quiet(Power):
-    """The power of a quiet gap, between its first and its last tick.
-
-    Attributes:
-        fluctuation_w: Standard deviation of the power from tick to tick that the ticks' times do not explain.
-        steps: Mean power between neighbouring ticks (W).
-        blur_w: Standard uncertainty of a step from the times of its ticks.
-    """
-
-    first: Tick
-    last: Tick
-    fluctuation_w: float
-    steps: tuple[float, ...]
-    blur_w: float
-
-    @property
-    def length_s(self) -> float:
-        """Time between the two ticks (seconds)."""
-        return (self.last.time_ns - self.first.time_ns) / 1e9
-
-    def power_at_edge(self, steps: Sequence[float], distance_s: float) -> float:
-        """Return the power (W) between an edge and the nearest tick, ``distance_s`` away.
-
-        This is the mean of the gap, unless power still rises or falls by more than the times of the ticks
-        explain, as while a board cools down or lowers its clock: then the trend is extrapolated to the edge.
-        ``steps`` begin at that tick.
-        """
-        if len(steps) < 2 or abs(steps[0] - steps[1]) <= TREND * self.blur_w:
-            return self.watts
-        step_s = self.length_s / len(steps)
-        return max(0.0, steps[0] + (steps[0] - steps[1]) * (1 + distance_s / step_s) / 2)
-
-
-def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
-    """Return the mean power between the first and the last tick of a quiet gap; ``None`` with too few ticks.
-
-    The readings of a running average belong to the gap only once its smear is over.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the gap (monotonic nanoseconds).
-        end_ns: End of the gap (monotonic nanoseconds).
-    """
-    ticks = series.without_common_delay(series.ticks_between(start_ns + series.smear_ns, end_ns))
-    if series.domain.max_age_s is None:
-        sharp = _select_sharp(ticks)
-        # Uncertain ticks are better than none.
-        ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
-    return quiet_power_from_ticks(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
-
-
-def _select_sharp(ticks: Sequence[Tick]) -> list[Tick]:
-    """Leave out ticks whose time is much less certain than that of others, since no reading was near them."""
-    limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
-    return [tick for tick in ticks if tick.gap_s <= limit_s]
-
-
-def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
-    """Return the mean power from the first to the last of consecutive ticks."""
-    first, last = ticks[0], ticks[-1]
-    watts = power_between(first, last)
-    elapsed_s = (last.time_ns - first.time_ns) / 1e9
-    edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
-    steps = tuple(power_between(a, b) for a, b in pairwise(ticks))
-    blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
-    fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
-    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
-
-
-def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the start of a window that follows a quiet gap.
-
-    Args:
-        series: Trace of the domain.
-        time_ns: Start of the window (monotonic nanoseconds).
-        quiet: The gap before it.
-    """
-    tick = quiet.last
-    head_s = (time_ns - tick.time_ns) / 1e9
-    return Reading(
-        tick.energy_j + quiet.watts * head_s, quiet_edge_variances(series, quiet, tick, quiet.first, head_s)
-    )
-
-
-def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the end of a window that precedes a quiet gap.
-
-    Args:
-        series: Trace of the domain.
-        time_ns: End of the window (monotonic nanoseconds).
-        quiet: The gap after it.
-    """
-    tick = quiet.first
-    tail_s = (tick.time_ns - time_ns) / 1e9
-    watts = quiet.power_at_edge(quiet.steps, tail_s)
-    return Reading(
-        tick.energy_j - watts * tail_s, quiet_edge_variances(series, quiet, tick, quiet.last, tail_s)
-    )
-
-
-def doubt_quiet_edges(
-    series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, variances: Variances
-) -> str | None:
-    """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
-
-    Power may still fall after the work. That shows in the gap, or as more energy at the end of the work than
-    its power explains, and matters only if it moves more than two standard uncertainties. The start is not
-    checked: work often begins with a peak, as prefill.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the work (monotonic nanoseconds).
-        end_ns: End of the work (monotonic nanoseconds).
-        before: Quiet gap before the work.
-        after: Quiet gap after the work.
-        variances: Variances of the energy between quiet edges.
-    """
-    # Power that still falls fluctuates too: it must not hide itself.
-    u_j = math.sqrt(variances.total - variances.outside)
-    sides = ((before, before.steps[::-1], after, "before"), (after, after.steps, before, "after"))
-    for gap, steps, other, side in sides:
-        # A short gap is compared with the one on the other side.
-        rest = steps[1:] or other.steps
-        rest_w = fmean(rest)
-        excess_w = abs(steps[0] - rest_w)
-        # By the times of three ticks: the first, the second and the last of the gap.
-        n = max(1, len(steps) - 1)
-        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2)
-        noise_w = max(blur_w, _scatter([rest, other.steps]))
-        if excess_w > UNSTEADY * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
-            return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
-    inside = series.ticks_between(start_ns, end_ns)
-    powers_w = [power_between(a, b) for a, b in pairwise(inside)]
-    if not powers_w:
-        return None
-    highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
-    energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
-    length_s = (end_ns - inside[-1].time_ns) / 1e9
-    blur_j = max(powers_w) * inside[-1].gap_s / math.sqrt(12)
-    if energy_j - highest_w * length_s > 2 * math.hypot(u_j, blur_j):
-        return (
-            f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "
-            f"{min(powers_w):.0f} to {max(powers_w):.0f} W"
-        )
-    return None
 
 
 def energy_under_load(series: Series, time_ns: int) -> Reading | None:
@@ -234,9 +69,9 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     if tick is not None:
         return Reading(tick.energy_j, Variances(edges=(highest_w * tick.gap_s) ** 2 / 12 + smear))
     head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
-    mean_w = power_between(before, after)
-    left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
-    right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
+    mean_w = after.watts_since(before)
+    left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
+    right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
     from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
     blur_j = mean_w * math.hypot(before.gap_s, after.gap_s) / math.sqrt(12)
     energy_j = _join_sides(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
@@ -265,7 +100,7 @@ def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
     away_s = (time_ns - near.time_ns) / 1e9
     if abs(away_s) > UNBRACKETED_TICKS * period_s:
         return None
-    watts = power_between(ticks[0], ticks[-1])
+    watts = ticks[-1].watts_since(ticks[0])
     return Reading(near.energy_j + watts * away_s, Variances(edges=(watts * away_s) ** 2 / 3))
 
 
@@ -277,29 +112,7 @@ def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
         start_ns: Start of the interval (monotonic nanoseconds).
         end_ns: End of the interval (monotonic nanoseconds).
     """
-    return [power_between(a, b) for a, b in pairwise(series.ticks_between(start_ns, end_ns))]
-
-
-def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
-    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap.
-
-    Args:
-        series: Trace of the domain.
-        quiet: The gap next to the edge.
-        near: The tick of the gap that is nearest to the edge.
-        far: The tick at its other end.
-        distance_s: Time from the nearest tick to the edge (seconds).
-    """
-    # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
-    # well, in the direction that increases the error.
-    reach = distance_s / quiet.length_s
-    # Fluctuations that are faster than the ticks are larger over a part of one.
-    lasting_s = max(distance_s, quiet.length_s / max(1, len(quiet.steps)))
-    return Variances(
-        edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
-        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + quiet.fluctuation_w**2 * distance_s * lasting_s,
-        resolution=resolution_variance(series) * reach**2 / 2,
-    )
+    return [b.watts_since(a) for a, b in pairwise(series.ticks_between(start_ns, end_ns))]
 
 
 def find_tick_at(series: Series, time_ns: int) -> Tick | None:
@@ -340,47 +153,6 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
 
-def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
-    """Return both gaps around a window with the fluctuation that their steps show together."""
-    first, second = (
-        replace(gap, fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
-        for gap in (before, after)
-    )
-    return first, second
-
-
-def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> float:
-    """Return the standard deviation (W) of the power from tick to tick that their times do not explain.
-
-    Args:
-        groups: Powers between the ticks of each gap, whose means may differ.
-        blur_w: Standard uncertainty of a power from the times of its ticks.
-        n: Number of powers in the gap next to the edge.
-    """
-    if n < 1:
-        return 0.0
-    # The variance of the difference between one more step and the mean of the gap.
-    unexplained = _scatter(groups) ** 2 * (1 + 1 / n) - blur_w**2
-    return student_factor(sum(len(steps) - 1 for steps in groups)) * math.sqrt(max(0.0, unexplained))
-
-
-def _scatter(groups: Sequence[Sequence[float]]) -> float:
-    """Return the standard deviation of values around the means of their groups, 0 without repeated values."""
-    squares = sum(pvariance(values) * len(values) for values in groups if values)
-    degrees = sum(len(values) - 1 for values in groups)
-    return math.sqrt(squares / degrees) if degrees > 0 else 0.0
-
-
-def power_between(first: Tick, last: Tick) -> float:
-    """Return the mean power (W) from one tick to another."""
-    return (last.energy_j - first.energy_j) / ((last.time_ns - first.time_ns) / 1e9)
-
-
-def resolution_variance(series: Series) -> float:
-    """Return the variance (J²) of two readings, each truncated to a step of the counter."""
-    return series.domain.resolution_j**2 / 6
-
-
 def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
     """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges.
 
@@ -419,9 +191,9 @@ def short_window_energy(series: Series, start_ns: int, end_ns: int) -> Energy:
         side = "after" if lefts else "before"
         return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
     before, after = lefts[-1], rights[0]
-    mean_w = power_between(before, after)
-    left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
-    right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
+    mean_w = after.watts_since(before)
+    left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
+    right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
     middle = series.ticks_between(start_ns, end_ns)
     if middle:
         limits = [

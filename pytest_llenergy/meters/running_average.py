@@ -23,13 +23,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from pytest_llenergy.meters.edges import (
-    HIDDEN,
+from pytest_llenergy.meters.edges import HIDDEN, energy_under_load, mean_powers
+from pytest_llenergy.meters.quiet_gaps import (
     Quiet,
     energy_at_end,
     energy_at_start,
-    energy_under_load,
-    mean_powers,
     quiet_power,
     resolution_variance,
 )

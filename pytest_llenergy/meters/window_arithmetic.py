@@ -13,19 +13,20 @@ from itertools import pairwise
 
 from pytest_llenergy.meters.attribution import CpuUse, Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import (
-    Quiet,
-    energy_at_end,
-    energy_at_start,
     energy_under_load,
     extrapolated_energy,
     is_short_window,
     mean_powers,
-    power_between,
-    resolution_variance,
-    share_fluctuation,
     short_window_energy,
 )
 from pytest_llenergy.meters.joint_solution import window_energy
+from pytest_llenergy.meters.quiet_gaps import (
+    Quiet,
+    energy_at_end,
+    energy_at_start,
+    resolution_variance,
+    share_fluctuation,
+)
 from pytest_llenergy.meters.running_average import averaged_energy
 from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.uncertainty import (
@@ -161,7 +162,7 @@ def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
     if not series.domain.integrated:
         return 0.0
     ticks = series.ticks_spanning(start_ns, end_ns, EDGE_TICKS)
-    steps = pairwise(power_between(a, b) for a, b in pairwise(ticks))
+    steps = pairwise(b.watts_since(a) for a, b in pairwise(ticks))
     changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
     if series.domain.max_age_s is None:
         return sum((change_w * tick.gap_s) ** 2 for change_w, tick, _ in changes) / 12

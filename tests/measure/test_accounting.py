@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.measure.accounting import account_round, inter_token_latency_s, time_to_first_token_s
-from pytest_llenergy.meters.edges import quiet_power
+from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import energy_between
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline

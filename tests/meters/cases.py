@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean, median
 
-from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.power_readings import refresh_with_period
+from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 

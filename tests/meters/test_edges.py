@@ -10,15 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.meters.edges import (
-    Quiet,
-    energy_at_end,
-    energy_at_start,
-    energy_under_load,
-    extrapolated_energy,
-    is_short_window,
-    quiet_power,
-)
+from pytest_llenergy.meters.edges import energy_under_load, extrapolated_energy, is_short_window
+from pytest_llenergy.meters.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.joint_solution import Segment, solve_jointly
+from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable

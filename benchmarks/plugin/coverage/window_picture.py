@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from drawing import BLUE, GREY, ORANGE, RED, configure_pyplot, save_picture
 
-from pytest_llenergy.meters.edges import quiet_power
+from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import energy_between
 from tests.meters.watching import Spell, simulate_reader
