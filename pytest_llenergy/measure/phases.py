@@ -20,6 +20,9 @@ from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 from pytest_llenergy.model.timeline import Timeline
 
+#: Shortest phase that is solved, in ticks, if the sensor sees only a part of each tick.
+SHORTEST_TICKS_PART_TIME = 1 / 2
+
 
 def phase_spans(timeline: Timeline) -> dict[str, list[tuple[int, int]]]:
     """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
@@ -77,14 +80,15 @@ def phase_energies(
     """Return the energy of each phase, summed over its iterations.
 
     Only the outermost edges of a round are quiet. A counter that ticks is solved for all phases together,
-    and then a phase shorter than ``SHORTEST_TICKS`` has no energy.
+    and then a phase shorter than ``SHORTEST_TICKS``, or ``SHORTEST_TICKS_PART_TIME``, has no energy.
     """
     means_s = {name: fmean(end - start for start, end in parts) / 1e9 for name, parts in spans.items()}
     if spans and before is not None and after is not None and solved_together(series, timeline):
         energies = _solve_phases(series, spans, before, after, whole)
         tick_s = series.period_s or 0.0
+        least = SHORTEST_TICKS if series.domain.coverage >= 1 else SHORTEST_TICKS_PART_TIME
         for name, mean_s in means_s.items():
-            if 0 < mean_s < SHORTEST_TICKS * tick_s:
+            if 0 < mean_s < least * tick_s:
                 reason = f"not resolvable: {mean_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick"
                 energies[name] = Energy(None, reason=reason)
     else:

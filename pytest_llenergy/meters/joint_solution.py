@@ -73,6 +73,9 @@ NEAR_TICKS = 24
 #: Marks on either side of an edge that are solved with it.
 MOST_MARKS = 100
 
+#: Label of all windows, where those of one name are few.
+ANY_WINDOW = "any window"
+
 #: Segments of a label from which the course of power at its edges can be learned.
 REPEATED = 4
 
@@ -129,8 +132,9 @@ def segments_between(
 def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy | None:
     """Return the energy of a window, solved with the windows around it that share its ticks.
 
-    Returns ``None`` without a tick on each side of the window, and for a window with fewer than ``INSIDE``
-    ticks inside and fewer than ``REPEATED`` segments of its name around it.
+    Windows of other names count too if fewer than ``REPEATED`` have its own. Returns ``None`` without a tick
+    on each side of the window, and for a window with fewer than ``INSIDE`` ticks inside and fewer than
+    ``REPEATED`` windows around it.
 
     Args:
         series: Trace of the domain.
@@ -172,11 +176,25 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         for number, segment in enumerate(segments)
         if segment.start_ns >= start_ns - SAME_NS and segment.end_ns <= end_ns + SAME_NS
     ]
-    labels = Counter(segment.label for segment in segments)
-    repeats = min((labels[segments[number].label] for number in target), default=0)
+    repeats = _count_alike(segments, target)
+    if repeats < REPEATED:
+        # Windows of other names show as well how power changes at the edges of windows.
+        segments = [
+            each._replace(label=ANY_WINDOW)
+            if number in target or (isinstance(each.label, tuple) and each.label)
+            else each
+            for number, each in enumerate(segments)
+        ]
+        repeats = _count_alike(segments, target)
     if not target or (repeats < REPEATED and len(series.ticks_between(start_ns, end_ns)) < INSIDE):
         return None
     return solve_window(series, segments, target, repeats)
+
+
+def _count_alike(segments: Sequence[Segment], target: Sequence[int]) -> int:
+    """Return how many segments have the label of a target, of the rarest if it has several."""
+    labels = Counter(segment.label for segment in segments)
+    return min((labels[segments[number].label] for number in target), default=0)
 
 
 def _marks_near(marks: Sequence[Mark], time_ns: int, reach_ns: int) -> list[Mark]:

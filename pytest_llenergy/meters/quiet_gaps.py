@@ -37,6 +37,7 @@ class Quiet(Power):
     Attributes:
         fluctuation_w: Standard deviation of the power from tick to tick that the ticks' times do not explain.
         steps: Mean power between neighbouring ticks (W).
+        lengths_s: Time between these ticks (seconds).
         blur_w: Standard uncertainty of a step from the times of its ticks.
     """
 
@@ -44,6 +45,7 @@ class Quiet(Power):
     last: Tick
     fluctuation_w: float
     steps: tuple[float, ...]
+    lengths_s: tuple[float, ...]
     blur_w: float
 
     @property
@@ -95,9 +97,10 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
     edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
     steps = tuple(b.watts_since(a) for a, b in pairwise(ticks))
+    lengths_s = tuple((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(ticks))
     blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
     fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
-    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
+    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, lengths_s, blur_w)
 
 
 def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
@@ -156,9 +159,10 @@ def doubt_quiet_edges(
         excess_w = abs(steps[0] - rest_w)
         # By the times of three ticks: the first, the second and the last of the gap.
         n = max(1, len(steps) - 1)
-        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2)
+        mean_s, first_s = gap.length_s / len(steps), gap.lengths_s[0 if side == "after" else -1]
+        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2) * mean_s / first_s
         noise_w = max(blur_w, _scatter([rest, other.steps]))
-        if excess_w > UNSTEADY * noise_w and excess_w * gap.length_s / len(steps) > 2 * u_j:
+        if excess_w > UNSTEADY * noise_w and excess_w * first_s > 2 * u_j:
             return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
     inside = series.ticks_between(start_ns, end_ns)
     powers_w = [b.watts_since(a) for a, b in pairwise(inside)]
@@ -167,7 +171,15 @@ def doubt_quiet_edges(
     highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
     energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
     length_s = (end_ns - inside[-1].time_ns) / 1e9
-    blur_j = max(powers_w) * inside[-1].gap_s / math.sqrt(12)
+    # The last tick bounds both the end and, if that step has the highest power, what is expected of the end.
+    top = powers_w.index(max(powers_w))
+    share = length_s / ((inside[top + 1].time_ns - inside[top].time_ns) / 1e9)
+    gaps_s = [inside[-1].gap_s, share * inside[top].gap_s]
+    if top == len(powers_w) - 1:
+        gaps_s[0] *= 1 + share
+    else:
+        gaps_s.append(share * inside[top + 1].gap_s)
+    blur_j = max(powers_w) * math.hypot(*gaps_s) / math.sqrt(12)
     if energy_j - highest_w * length_s > 2 * math.hypot(u_j, blur_j):
         return (
             f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "

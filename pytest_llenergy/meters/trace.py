@@ -26,14 +26,16 @@ JUMP = 1.5
 #: either side by this factor: a device at its limit does not stay there for so short a time.
 SPIKE = 1.5
 
-#: And if one tick alone surely holds less than this share of the lowest power so far.
-DIP = 0.5
+#: And if one tick alone holds less than ``DIP`` times the lowest power so far. A device that saves power
+#: between bursts of work raises this alarm once, since that is then the lowest power; but next to nothing,
+#: ``NOTHING`` times the lowest power, is always wrong.
+DIP, NOTHING = 0.25, 0.05
 
 #: A counter that went back may have been wrong for this long before, or for this long from then on (ns).
 GLITCH_NS = 1_000_000_000
 
 #: A counter that stood still for more than this many periods, while it was read, has missed a tick.
-STALL_PERIODS = 2.0
+STALL_PERIODS = 1.5
 
 #: After that it has caught up if it shows this share of the power of the ticks on either side; otherwise
 #: energy may be missing.
@@ -191,16 +193,16 @@ class Series:
             if watts > max(limit_w, SPIKE * around_w):
                 shown = f"showed {watts:.0f} W for {longest_s * 1e3:.0f} ms and {around_w:.0f} W around it"
                 self._disagree(first, ticks[3], f"{shown}, of a device that may draw {limit_w:.0f} W")
-        # Energy that went missing leaves a tick with less than the device draws at rest.
+        # Energy that went missing leaves a tick with less than the device draws at rest. One that sleeps
+        # stays at its lower power.
         shortest_s = (ticks[3].earliest_ns - ticks[2].latest_ns) / 1e9
         dip_w = (ticks[3].energy_j - ticks[2].energy_j) / max(shortest_s, 1e-9)
-        # A device that sleeps stays at its lower power.
         if dip_w < DIP * self._lowest_w and after_w >= CAUGHT_UP * self._lowest_w:
-            shown = f"showed {dip_w:.0f} W for a tick, of a device that draws {self._lowest_w:.0f} W at rest"
+            shown = f"showed {dip_w:.0f} W for a tick, of a device that drew {self._lowest_w:.0f} W or more"
             self._disagree(ticks[2], ticks[3], f"{shown}; energy may be missing")
-        else:
-            longest_s = (ticks[3].latest_ns - ticks[2].earliest_ns) / 1e9
-            self._lowest_w = min(self._lowest_w, (ticks[3].energy_j - ticks[2].energy_j) / longest_s)
+        longest_s = (ticks[3].latest_ns - ticks[2].earliest_ns) / 1e9
+        lowest_w = (ticks[3].energy_j - ticks[2].energy_j) / longest_s
+        self._lowest_w = min(self._lowest_w, max(lowest_w, NOTHING / DIP * min(self._lowest_w, after_w)))
         # The first tick after a stall may come out of turn, so it counts together with the next one.
         around_w = max(ticks[1].watts_since(ticks[0]), after_w)
         caught_up = ticks[3].watts_since(ticks[1]) >= CAUGHT_UP * around_w

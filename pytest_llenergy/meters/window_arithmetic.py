@@ -19,7 +19,7 @@ from pytest_llenergy.meters.edges import (
     mean_powers,
     short_window_energy,
 )
-from pytest_llenergy.meters.joint_solution import window_energy
+from pytest_llenergy.meters.joint_solution import REPEATED, SAME_NS, window_energy
 from pytest_llenergy.meters.quiet_gaps import (
     Quiet,
     energy_at_end,
@@ -120,9 +120,18 @@ def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         energy = window_energy(series, start_ns, end_ns, marks)
         if energy is not None:
             return energy
-    return (
-        short_window_energy(series, start_ns, end_ns) if is_short_window(series, start_ns, end_ns) else None
-    )
+    if not is_short_window(series, start_ns, end_ns):
+        return None
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns)
+    if before is not None and after is not None:
+        shared = [mark for mark in marks if before.time_ns < mark.time_ns < after.time_ns]
+        if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):
+            reason = (
+                f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window that shares a tick with another, "
+                f"and fewer than {REPEATED} windows"
+            )
+            return Energy(None, reason=reason)
+    return short_window_energy(series, start_ns, end_ns)
 
 
 def energy_between_readings(series: Series, start_ns: int, end_ns: int) -> Energy:

@@ -15,7 +15,7 @@ from pytest_llenergy.meters.uncertainty import Variances
 from pytest_llenergy.meters.window_arithmetic import energy_between
 
 from .waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
-from .worlds import WORLDS, World, even, loop, phases
+from .worlds import WORLDS, World, even, loop, phases, uneven
 
 SEEDS = 8
 
@@ -110,6 +110,27 @@ def test_a_loop_of_even_power_read_at_its_ticks_is_exact(length_ms: int, rest_ms
         found = [each for each in results if each.energy.energy_j is not None]
         assert len(found) >= 0.8 * len(results)
         assert all(abs((each.energy.energy_j or 0.0) / each.true_j - 1) < 0.005 for each in found)
+
+
+@pytest.mark.parametrize(("length_ms", "rest_ms"), [(100, 100), (100, 50), (80, 20)])
+@pytest.mark.parametrize("world", [even, uneven])
+def test_windows_of_different_names_are_solved_together(world: World, length_ms: int, rest_ms: int) -> None:
+    results = [
+        each
+        for seed in range(SEEDS)
+        for each in loop(Random(seed), world, length_ms, rest_ms, named="batch {}".format)
+    ]
+    found = [each for each in results if each.energy.energy_j is not None]
+    assert len(found) >= 0.8 * len(results)
+    assert fmean(abs(each.score) <= 2 for each in found) >= 0.95
+    assert abs(fmean((each.energy.energy_j or 0.0) / each.true_j - 1 for each in found)) < 0.04
+
+
+def test_a_few_short_windows_that_share_ticks_have_no_energy() -> None:
+    results = [each for seed in range(10) for each in loop(Random(seed), even, 60, 20, repeats=3)]
+    reasons = {each.energy.reason for each in results}
+    assert all(reason is not None and "window" in reason for reason in reasons)
+    assert any("shares a tick with another, and fewer than 4 windows" in (reason or "") for reason in reasons)
 
 
 @pytest.mark.parametrize("ramp", [False, True])

@@ -90,12 +90,14 @@ def loop(
     rest_ms: int,
     latch_ms: int = 100,
     read: Callable[[Random, Wave, Sequence[tuple[int, int]], int], Series] = read_beside_work,
+    repeats: int = REPEATS,
+    named: Callable[[int], str] = lambda number: "step",
 ) -> list[Result]:
-    """Return the windows of a loop."""
+    """Return the windows of a loop, which have a name by number."""
     now_ns = EPOCH + rng.randrange(latch_ms * MS)
     windows: list[tuple[int, int]] = []
     steps: Steps = [(EPOCH - 4 * S, IDLE_W)]
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         end_ns = now_ns + _vary(rng, length_ms)
         next_ns = end_ns + _vary(rng, rest_ms)
         steps += world(rng, now_ns, end_ns, next_ns)
@@ -106,8 +108,8 @@ def loop(
         (*(step for step in steps if step[0] <= last_ns), (last_ns + 1, IDLE_W), (now_ns + 9 * S, 0.0))
     )
     series = read(rng, wave, windows, latch_ms)
-    marks = [Mark(start, begins=True, name="step") for start, _ in windows]
-    marks += [Mark(end, begins=False, name="step") for _, end in windows]
+    marks = [Mark(start, begins=True, name=named(number)) for number, (start, _) in enumerate(windows)]
+    marks += [Mark(end, begins=False, name=named(number)) for number, (_, end) in enumerate(windows)]
     results = []
     for start_ns, end_ns in windows:
         energy = energy_between(series, start_ns, end_ns, marks=sorted(marks))
