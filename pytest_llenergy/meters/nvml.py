@@ -169,6 +169,7 @@ class Sources(NamedTuple):
         power: The power reading to integrate if the counter is rejected.
         averaging_s: Seconds over which ``nvmlDeviceGetPowerUsage`` averages.
         limit_w: Enforced power limit, if the driver reports it.
+        no_power: Answer of the driver to the first query of power, if none has a value.
     """
 
     board: BoardHandle
@@ -177,6 +178,7 @@ class Sources(NamedTuple):
     power: Quantity | None
     averaging_s: float
     limit_w: float | None
+    no_power: str = ""
 
     @property
     def watched(self) -> Quantity | None:
@@ -220,6 +222,7 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
         power=powers[0] if powers else None,
         averaging_s=averaging_time_s(board.name, architecture),
         limit_w=None if limit is None else limit / 1000,
+        no_power="" if powers else answers[POWERS[0].label],
     )
 
 
@@ -293,7 +296,7 @@ def _poll_period_s(domain: Domain) -> float:
 def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
     what = f"energy counter rejected: {result.reason}" if sources.counter else "no energy counter"
     if sources.power is None:
-        raise MeterError(f"nvml: {sources.board.uuid}: {what}; the driver reports no power to integrate")
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; no power to integrate: {sources.no_power}")
     if sources.power == sources.watched and result.mean_w == 0:
         raise MeterError(f"nvml: {sources.board.uuid}: {what}; {sources.power.label} reads 0 W")
     return sources.power

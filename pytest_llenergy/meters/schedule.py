@@ -191,7 +191,9 @@ class Timetable:
         moment_ns = tick.time_ns if close else min(max(expected_ns, tick.earliest_ns), tick.latest_ns)
         away_ns = abs(moment_ns - expected_ns)
         if early and index == self._index + 2 and away_ns <= reach_ns and len(self._series) == 1:
-            self._series[0].ticks[-2] = early
+            ticks = self._series[0].ticks
+            if ticks[-2].energy_j == early.energy_j:
+                ticks[-2] = early
         self._index = index
         if away_ns > MAX_DEVIATION_MARGINS * reach_ns:
             self._restart(tick)

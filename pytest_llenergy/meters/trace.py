@@ -253,8 +253,8 @@ class Series:
             begins_in_time = after is None or outage.start_ns < after.latest_ns
             if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
                 return outage.reason
-        if self.has_open_stall and self.latest_stall_s(start_ns, end_ns):
-            stood_s = self.latest_stall_s(start_ns, end_ns)
+        stood_s = _longest_s(self.stalls[-1:], start_ns, end_ns)
+        if stood_s and self.has_open_stall:
             return (
                 f"{self.meter}: the counter of {self.domain.name} stood still for {stood_s * 1e3:.0f} ms; "
                 "whether it has caught up is not known yet"

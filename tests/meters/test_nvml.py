@@ -304,7 +304,7 @@ def test_a_rejected_counter_without_power_is_an_error(attach_boards: Callable[..
         only_domain(world, STILL)
     assert str(raised.value) == (
         f"nvml: {world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew "
-        "60 W; the driver reports no power to integrate"
+        "60 W; no power to integrate: Not Supported"
     )
 
 
