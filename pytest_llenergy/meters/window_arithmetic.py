@@ -123,7 +123,7 @@ def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     if not is_short_window(series, start_ns, end_ns):
         return None
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
-    if before is not None and after is not None:
+    if series.domain.max_age_s is None and before is not None and after is not None:
         shared = [mark for mark in marks if before.time_ns < mark.time_ns < after.time_ns]
         if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):
             reason = (
