@@ -7,9 +7,11 @@ The formula for an edge depends on what lies outside it: a quiet gap, load, or n
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 
 from pytest_llenergy.meters.attribution import CpuUse, Split, attribution_flags, choose_split
 from pytest_llenergy.meters.edges import (
@@ -19,7 +21,7 @@ from pytest_llenergy.meters.edges import (
     mean_powers,
     short_window_energy,
 )
-from pytest_llenergy.meters.joint_solution import REPEATED, SAME_NS, window_energy
+from pytest_llenergy.meters.joint_solution import SAME_NS, window_energy
 from pytest_llenergy.meters.quiet_gaps import (
     Quiet,
     energy_at_end,
@@ -124,11 +126,12 @@ def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         return None
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
     if series.domain.max_age_s is None and before is not None and after is not None:
-        shared = [mark for mark in marks if before.time_ns < mark.time_ns < after.time_ns]
+        first = bisect_left(marks, before.time_ns, key=attrgetter("time_ns"))
+        shared = marks[first : bisect_left(marks, after.time_ns, key=attrgetter("time_ns"))]
         if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):
+            window_ms, tick_ms = (end_ns - start_ns) / 1e6, (series.period_s or 0.0) * 1e3
             reason = (
-                f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window that shares a tick with another, "
-                f"and fewer than {REPEATED} windows"
+                f"not resolvable: {window_ms:.3g} ms window, {tick_ms:.3g} ms tick that other windows share"
             )
             return Energy(None, reason=reason)
     return short_window_energy(series, start_ns, end_ns)

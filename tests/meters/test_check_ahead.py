@@ -86,6 +86,7 @@ def test_a_test_that_measures_is_enough(pytester: pytest.Pytester, boards: World
 
 
 def test_a_check_that_hangs_is_given_up(boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a driver that never answers.
     monkeypatch.setattr(check_ahead, "PROGRAM", "import time\ntime.sleep(600)")
     monkeypatch.setattr(check_ahead, "CHECK_AHEAD_TIMEOUT_S", 0.2)
     started = check_ahead.CounterCheck(None, os.environ)

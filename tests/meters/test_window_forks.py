@@ -35,6 +35,7 @@ def describe(window):
 
 with measure(**json.loads(sys.argv[2])) as energy:
     with energy.window("work") as window:
+        # Work before the fork.
         time.sleep(0.3)
         child = os.fork()
         if not child and sys.argv[1] == "exit":
@@ -43,6 +44,7 @@ with measure(**json.loads(sys.argv[2])) as energy:
             raise KeyError("of the child")
         if not child and sys.argv[1] == "at once":
             os._exit(7)
+        # Work after it, in the parent or in both.
         time.sleep(0.3)
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -138,6 +140,7 @@ def test_a_forked_child_that_continues_has_a_reason_instead_of_energy(
 
 @pytest.mark.parametrize("how", ["exit", "go on"])
 def test_a_forked_child_does_not_end_the_power_meter_of_the_parent(how: str) -> None:
+    # A power meter as a program: a line every 10 ms.
     program = "import time\nwhile True:\n    print(20.0, flush=True)\n    time.sleep(0.01)"
     meter = f"command:{shlex.join([sys.executable, '-c', program])}"
     lines, _ = run(MEASURED, how, json.dumps({"gpus": [], "meters": [meter]}))

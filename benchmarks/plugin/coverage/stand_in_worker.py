@@ -122,6 +122,7 @@ class Stage:
     def settle(self) -> None:
         """Wait until the latest fault is over, and a little longer."""
         until_ns = max([time.monotonic_ns(), *(end_ns for _, end_ns in self.faults)]) + S // 2
+        # The faults and the counter's recovery from them happen in real time.
         time.sleep((until_ns - time.monotonic_ns()) / S)
 
     def add(
@@ -165,10 +166,12 @@ def measure_windows(stage: Stage) -> None:
     """Measure single windows between rests, and ask for them at the end."""
     ended: list[tuple[float, Window]] = []
     with measure(stage.uuids) as energy:
+        # The reader learns when the counter ticks.
         time.sleep(1.0)
         stage.disturb("windows", WINDOWS * (sum(WINDOWS_S) + len(WINDOWS_S) * sum(REST_S) / 2))
         for _ in range(WINDOWS):
             for seconds in stage.random.sample(WINDOWS_S, len(WINDOWS_S)):
+                # The board is idle between windows.
                 time.sleep(stage.random.uniform(*REST_S))
                 ended.append((seconds, _run_window(stage, energy, f"{seconds:g} s", seconds)))
         stage.settle()
@@ -179,6 +182,7 @@ def measure_windows(stage: Stage) -> None:
 def measure_loops(stage: Stage) -> None:
     """Measure the windows of each loop, and ask for them after it."""
     with measure(stage.uuids) as energy:
+        # As above.
         time.sleep(1.0)
         for seconds, rest_s in LOOPS_S:
             name = f"{seconds * 1e3:g} ms, rests of {rest_s * 1e3:g} ms"
@@ -186,6 +190,7 @@ def measure_loops(stage: Stage) -> None:
             ended: list[Window] = []
             for _ in range(TURNS):
                 ended.append(_run_window(stage, energy, name, seconds))
+                # The rest of the loop.
                 time.sleep(vary(stage.random, rest_s))
             stage.settle()
             for window in ended:
@@ -195,6 +200,7 @@ def measure_loops(stage: Stage) -> None:
 def _run_window(stage: Stage, energy: Any, name: str, seconds: float) -> Window:
     energy.begin(name)
     stage.rank.draw_power(BUSY_W)
+    # The simulated board is busy meanwhile.
     time.sleep(vary(stage.random, seconds))
     stage.rank.rest()
     window: Window = energy.end(name)
