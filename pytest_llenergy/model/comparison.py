@@ -7,21 +7,31 @@ from typing import Literal
 
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
 
-#: The first four come from the statistical rule. The others say why it was not applied: ``new`` and
-#: ``removed`` tests exist on one side only, ``invalid`` ones lack a valid measurement on one side, and ``not
-#: comparable`` ones ran on other devices or ran another workload.
+#: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
+#: say why the rule was not applied: ``new`` and ``removed`` tests exist on one side only, ``invalid`` ones
+#: lack a valid measurement on one side, and ``not comparable`` ones ran on other devices or ran another
+#: workload.
 Verdict = Literal[
-    "regressed", "improved", "unchanged", "inconclusive", "new", "removed", "invalid", "not comparable"
+    "regressed",
+    "worse",
+    "improved",
+    "unchanged",
+    "inconclusive",
+    "new",
+    "removed",
+    "invalid",
+    "not comparable",
 ]
 
 #: Verdicts of the statistical rule.
-RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "improved", "unchanged", "inconclusive"})
+RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})
 
 #: Most urgent first: the order in which verdicts are shown.
 VERDICTS: tuple[Verdict, ...] = (
     "regressed",
     "not comparable",
     "invalid",
+    "worse",
     "inconclusive",
     "improved",
     "new",

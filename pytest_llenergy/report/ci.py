@@ -44,6 +44,7 @@ JUNIT_OUTCOMES: dict[Verdict, str] = {
     "regressed": "failure",
     "not comparable": "error",
     "invalid": "error",
+    "worse": "skipped",
     "inconclusive": "skipped",
     "new": "skipped",
     "removed": "skipped",

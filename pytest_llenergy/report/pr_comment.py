@@ -44,6 +44,7 @@ SIGNS: dict[Verdict, str] = {
     "regressed": "🔴",
     "not comparable": "⛔",
     "invalid": "⛔",
+    "worse": "🟠",
     "inconclusive": "🟡",
     "improved": "🟢",
     "new": "🆕",

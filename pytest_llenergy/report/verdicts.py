@@ -27,6 +27,7 @@ VERDICT_STYLES: dict[Verdict, str] = {
     "regressed": "bold red",
     "not comparable": "red",
     "invalid": "red",
+    "worse": "yellow",
     "inconclusive": "yellow",
     "improved": "green",
 }
@@ -59,7 +60,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             console.print(table)
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state and state != "unchanged"]
-        if state in ("regressed", "improved"):
+        if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
         for each in explained[:MAX_LINES_PER_VERDICT]:
             console.print(
@@ -150,5 +151,5 @@ def _test(name: str, function: str) -> str:
 
 
 def _reason(comparison: Comparison) -> str:
-    reasons = [] if comparison.verdict in ("regressed", "improved") else [comparison.reason]
+    reasons = [] if comparison.verdict in ("regressed", "worse", "improved") else [comparison.reason]
     return one_line("; ".join([*reasons, *comparison.notes]))

@@ -34,6 +34,7 @@ MAX_POINTS = 200
 VERDICT_COLOURS = {
     "regressed": "regressed",
     "improved": "improved",
+    "worse": "inconclusive",
     "inconclusive": "inconclusive",
     "invalid": "invalid",
     "not comparable": "invalid",

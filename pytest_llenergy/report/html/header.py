@@ -27,7 +27,7 @@ MAX_TESTS = 12
 ORDER = ("failed", "crashed", *VERDICTS, "no joules", "measured", "skipped")
 
 #: Verdicts that the change and its limits explain.
-EVIDENT = ("regressed", "improved", "unchanged")
+EVIDENT = ("regressed", "worse", "improved", "unchanged")
 
 #: Metrics of a single test that are shown as numbers: name, and what it is called.
 TILES = {

@@ -65,10 +65,9 @@ class SeriesLegend:
 def series_of(cases: Sequence[Case]) -> tuple[dict[str, tuple[str, str]], SeriesLegend]:
     """Return colour and mark of each test: by verdict, or by a fact with few values."""
     if any(case.comparisons for case in cases):
-        coloured = ("regressed", "improved", "inconclusive")
-        looks = {
-            case.anchor: (case.state if case.state in coloured else "unchanged", MARKERS[0]) for case in cases
-        }
+        coloured = {"regressed": "regressed", "improved": "improved"}
+        coloured |= dict.fromkeys(("worse", "inconclusive"), "inconclusive")
+        looks = {case.anchor: (coloured.get(case.state, "unchanged"), MARKERS[0]) for case in cases}
         return looks, SeriesLegend("", [LegendEntry(f"dot {each}", each) for each in _states(looks)])
     functions = unique_function_names(case.id for case in cases)
     facts = {case.anchor: case_facts(case, functions[case.id]) for case in cases}
