@@ -35,7 +35,7 @@ PENALTY = 5.0
 #: Smallest relative scatter to assume, since sessions may agree by chance.
 MIN_SPREAD = 0.002
 
-#: Sessions on each side of one that its rolling median includes, and the scaled MADs from which it is an
+#: Sessions on each side of one that its rolling median includes, and from how many scaled MADs on it is an
 #: outlier.
 NEIGHBOURS, OUTLIER_SIGMAS = 3, 4.0
 
@@ -75,9 +75,10 @@ def step_sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
 
 def _clip_limits(logs: Sequence[float]) -> list[tuple[float, float]]:
     """The rolling median of each session, minus and plus the distance from which it is an outlier."""
-    medians = [
-        median(logs[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]) for place in range(len(logs))
-    ]
+    size = 2 * NEIGHBOURS + 1
+    # At both ends the window is as long as elsewhere, so that two outliers there are not its majority.
+    starts = [min(max(0, place - NEIGHBOURS), len(logs) - size) for place in range(len(logs))]
+    medians = [median(logs[start : start + size]) for start in starts]
     spread = MAD_TO_SIGMA * median(abs(each - middle) for each, middle in zip(logs, medians, strict=True))
     reach = OUTLIER_SIGMAS * max(MIN_SPREAD, spread)
     return [(middle - reach, middle + reach) for middle in medians]

@@ -80,6 +80,13 @@ def test_single_outlier_is_marked_and_not_a_change() -> None:
     assert find_outliers(values) == [15]
 
 
+def test_last_three_sessions_are_a_change_but_two_are_not() -> None:
+    values = series(Random(8), 0.01, (60, 10.0))
+    assert find_change_points([*values, 12.0, 12.1]) == []
+    assert find_change_points([*values, 12.0, 10.0, 12.1]) == []
+    assert find_change_points([*values, 12.0, 12.1, 12.0]) == [60]
+
+
 def test_two_steps_are_located_with_their_sizes() -> None:
     values = [10.0] * 6 + [11.0] * 6 + [8.8] * 6
     assert find_change_points(values) == [6, 12]
