@@ -106,7 +106,10 @@ def rolling_mean(logs: Sequence[float]) -> list[int]:
 
 def select_rules() -> dict[str, Callable[[Sequence[float]], list[int]]]:
     """Return the rules, without those of packages that are not installed."""
-    rules = {"llenergy": ours, "rolling mean, 2 %": rolling_mean}
+    rules: dict[str, Callable[[Sequence[float]], list[int]]] = {
+        "llenergy": ours,
+        "rolling mean, 2 %": rolling_mean,
+    }
     try:
         import ruptures  # noqa: F401
     except ImportError:
