@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
-    paired = campaign.run()
+    paired = campaign.run().with_policy(inconclusive)
     output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -52,6 +53,13 @@ class ComparisonResult:
         """Return the comparison in a file of ``llenergy ab``."""
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
+    @property
+    def over_budget(self) -> tuple[str, ...]:
+        """Ids of the tests that exceed their budget on the head only; pytest checks those of a single run."""
+        from pytest_llenergy.compare.gate import list_over_budget
+
+        return () if self.pairs is None else tuple(record.id for record in list_over_budget(*self.reports))
+
 
 def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
     """Render a comparison without the last line break.
@@ -82,13 +90,17 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         return msgspec.json.format(msgspec.json.encode(compared)).decode()
     if form == "markdown":
-        from pytest_llenergy.report.pr_comment import render_comment
+        from pytest_llenergy.forges import find_run
+        from pytest_llenergy.report.pr_comment import CommentContext, render_comment
 
-        return render_comment(compared)
+        run = find_run(os.environ)
+        context = CommentContext(result.pairs, result.over_budget, run.url, run.artifacts_url)
+        return render_comment(compared, context)
     if form == "github":
         from pytest_llenergy.report.ci import append_comparison_summary, render_workflow_commands
+        from pytest_llenergy.report.pr_comment import CommentContext
 
-        append_comparison_summary(compared)
+        append_comparison_summary(compared, CommentContext(result.pairs, result.over_budget))
         return render_workflow_commands(compared)
     if form == "gitlab":
         from pytest_llenergy.report.ci import render_gitlab_metrics
@@ -142,6 +154,8 @@ def run(args: argparse.Namespace) -> int:
             args.output, [locate(text) for text in (args.base, args.head) if text is not None]
         )
     result = _compare(args)
+    if args.inconclusive is None:
+        inconclusive = result.compared.inconclusive
     return print_comparison(result, args.format, inconclusive, "compare", args.output)
 
 
@@ -166,11 +180,15 @@ def print_comparison(
     """
     import shutil
 
+    import msgspec
+
     from pytest_llenergy.cli.console import print_encodable, wants_color
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_over_budget
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code
     from pytest_llenergy.model.text import escape_invisible
     from pytest_llenergy.report.store import replace_file
 
+    policy = msgspec.structs.replace(result.compared, inconclusive=inconclusive)
+    result = replace(result, compared=policy)
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
     if output is None and form == "text":
@@ -184,10 +202,8 @@ def print_comparison(
     if warned and inconclusive == "warn":
         remedy = "measure more rounds" if result.pairs is None else "measure more pairs (llenergy ab --pairs)"
         print(f"llenergy {command}: warning: {warned} inconclusive; {remedy}", file=sys.stderr)
-    # pytest checks the budgets of a single run; those of sides measured alternately are checked here.
-    broken = list_over_budget(*result.reports) if result.pairs is not None else []
-    if broken:
-        names = ", ".join(escape_invisible(record.id) for record in broken)
+    if result.over_budget:
+        names = ", ".join(map(escape_invisible, result.over_budget))
         print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
         return REGRESSED
     return exit_code(comparisons, inconclusive)

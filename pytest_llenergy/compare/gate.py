@@ -269,7 +269,7 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     """Return why a gate fails, or ``None`` if it does not."""
     metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
     if verdict == "regressed":
-        change = " -> ".join(format_pair(comparison.base, comparison.head, comparison.unit))
+        change = " -> ".join(format_pair(comparison.base, comparison.estimated_head, comparison.unit))
         return f"energy_gate: {metric} regressed, {change}{comparison.kind_label}: {reason}"
     if verdict in ("not comparable", "invalid"):
         return f"energy_gate: {metric} is {verdict}: {reason}"

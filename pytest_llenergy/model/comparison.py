@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.model.defaults import Inconclusive
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
 #: say why the rule was not applied: ``new`` and ``removed`` tests exist on one side only, ``invalid`` ones
@@ -59,7 +60,8 @@ class Comparison(StoredStruct, frozen=True):
 
     Attributes:
         ratio: Head over base, with one-sided limits ``low`` and ``high`` at the ``alpha`` of ``rule``.
-        base: Value of the metric over ``n_base`` valid rounds, in ``unit``; ``head`` likewise.
+        base: Value of the metric over ``n_base`` valid rounds, in ``unit``; ``head`` likewise. Outputs for
+            people show ``estimated_head`` instead.
         better: Direction of an improvement.
         noise: Relative scatter of the rounds of one side.
         detectable: Smallest relative change that this comparison could have found.
@@ -102,6 +104,14 @@ class Comparison(StoredStruct, frozen=True):
         return self.verdict in RULE_VERDICTS
 
     @property
+    def estimated_head(self) -> float | None:
+        """``base`` times ``ratio``, to show beside the change, or ``head`` without an estimate.
+
+        The ratio is the median over all pairs of rounds, so the ratio of the two medians may differ from it.
+        """
+        return self.head if self.base is None or self.ratio is None else self.base * self.ratio
+
+    @property
     def kind_label(self) -> str:
         """Text after the value of the head if its joules are not simply measured: `` (estimated)``."""
         return f" ({self.kind})" if self.head is not None and self.kind not in ("measured", None) else ""
@@ -130,10 +140,14 @@ class Baseline(StoredStruct, frozen=True):
 
 
 class ComparedReports(StoredStruct, frozen=True):
-    """Two reports, test by test: the result of ``llenergy compare``."""
+    """Two reports, test by test: the result of ``llenergy compare``.
+
+    ``inconclusive`` is how the gate treats inconclusive tests.
+    """
 
     base: ReportSource
     head: ReportSource
     comparisons: list[Comparison]
     devices: list[str] = []
     notes: list[str] = []
+    inconclusive: Inconclusive = "warn"

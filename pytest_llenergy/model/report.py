@@ -14,6 +14,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
+from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round, Window
 
@@ -221,6 +222,11 @@ class PairedReport(StoredStruct, frozen=True):
     base: Report
     head: Report
     compared: ComparedReports
+
+    def with_policy(self, inconclusive: Inconclusive) -> PairedReport:
+        """Return the report with how its gate treats inconclusive tests."""
+        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive)
+        return msgspec.structs.replace(self, compared=compared)
 
 
 def encode_paired_report(paired: PairedReport) -> bytes:
