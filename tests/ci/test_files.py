@@ -17,7 +17,7 @@ ACTIONS = [ROOT / "action.yml", ROOT / "comment/action.yml"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATE = ROOT / "templates/energy.yml"
 SCRIPTS = sorted((ROOT / "action").glob("*.sh"))
-PAGE = ROOT / "docs/pull-requests.md"
+PAGES = [ROOT / "docs/pull-requests.md", ROOT / "docs/tutorial.md"]
 
 #: An action at a commit, with its version.
 PINNED = re.compile(r"uses: ([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+")
@@ -73,14 +73,14 @@ def uses(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS, PAGE], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_action_is_pinned_to_a_commit_with_its_version(path: Path) -> None:
     for line in uses(path):
         assert PINNED.fullmatch(line), line
 
 
 def test_an_action_has_one_version_everywhere() -> None:
-    lines = {line for path in (*ACTIONS, *WORKFLOWS, PAGE) for line in uses(path)}
+    lines = {line for path in (*ACTIONS, *WORKFLOWS, *PAGES) for line in uses(path)}
     names = [line.partition("@")[0] for line in lines]
     assert len(names) == len(set(names)) >= 5, sorted(lines)
 
