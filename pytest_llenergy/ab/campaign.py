@@ -30,7 +30,7 @@ from pytest_llenergy.ab.session import run_session, session_arguments
 from pytest_llenergy.ab.state import SessionEnd, State
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import list_over_budget
-from pytest_llenergy.compare.metrics import Direction
+from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
 from pytest_llenergy.errors import PlanError
@@ -73,8 +73,9 @@ class StageEstimator:
         self._test_stage = test_stage
         self.open: set[str] = set()
 
-    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         """Decide on a metric at the current stage of its test."""
+        better = METRICS[metric].better
         step = decide_stage(base, head, self._test_stage(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)

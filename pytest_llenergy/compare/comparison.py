@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -22,29 +22,31 @@ from pytest_llenergy.compare.comparability import (
     device_differences,
     workload_differences,
 )
-from pytest_llenergy.compare.metrics import METRICS, Direction
+from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.statistics import (
     DEFAULT_RULE,
+    STORED,
     Estimate,
     Rule,
     Sample,
     compare_samples,
-    correct_multiple_comparisons,
 )
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, round_values
+from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource, Verdict
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
 
 #: Metrics to compare if none is named: the first if every side counts tokens, otherwise the second.
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
 
-#: Decides the verdict on one metric from the record of the head and both samples.
-Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
+#: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
+Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
@@ -196,9 +198,9 @@ class _Case:
         )
 
 
-def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
-    """Decide on all rounds at once; the default ``Estimator``."""
-    return compare_samples(base, head, rule, better)
+def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+    """Decide on all rounds of two separate sessions at once; the default ``Estimator``."""
+    return compare_samples(base, head, rule, METRICS[metric].better, STORED)
 
 
 def compare_records(
@@ -345,11 +347,12 @@ def _compare_records(
         return case.without_estimate("not comparable", reason, differences), None
     samples = []
     for side, record in (("base", old), ("head", new)):
-        values, why = round_values(metric, record.rounds)
+        values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        samples.append(_make_sample(values, figure.unit))
-    estimate = estimator(new, samples[0], samples[1], criterion.rule, METRICS[metric].better)
+        samples.append(_make_sample(values, record.rounds, figure.unit))
+    estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
+    estimate = _hold_back(estimate, old, new, samples)
     notes = comparison_notes(old, new, base.environment, head.environment)
     notes += [f"different workload: {line}" for line in differences]
     return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
@@ -365,13 +368,29 @@ def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) 
     return comparisons
 
 
-def _make_sample(values: Sequence[RoundValue], unit: str) -> Sample:
-    """Combine each round's uncertainties: of the meter, and of energy that a part-time sensor missed."""
+def _make_sample(values: Sequence[tuple[int, RoundValue]], rounds: Sequence[Round], unit: str) -> Sample:
+    """Make a sample of the values of a metric, each with the index of its round."""
     return Sample(
-        tuple([each.value for each in values]),
-        tuple([math.hypot(each.meter, each.unsampled) if each.unsampled else each.meter for each in values]),
-        unit,
+        values=tuple([each.value for _, each in values]),
+        uncertainties=tuple([each.meter for _, each in values]),
+        unit=unit,
+        # Energy that a part-time sensor missed, and what the course of power between ticks makes uncertain.
+        shared=tuple([math.hypot(each.unsampled, each.shape) for _, each in values]),
+        pairs=tuple([index for index, _ in values]),
+        covariates=round_covariates([rounds[index] for index, _ in values]),
     )
+
+
+def _hold_back(estimate: Estimate, base: Record, head: Record, samples: Sequence[Sample]) -> Estimate:
+    """Return no verdict on a change if most rounds of a side were disturbed."""
+    if estimate.verdict in ("inconclusive", "invalid"):
+        return estimate
+    covariates = samples[0].covariates, samples[1].covariates
+    why = find_disturbance(base, head, estimate.adjusted, covariates, interleaved=estimate.interleaved)
+    if why is None:
+        return estimate
+    reason = f"{estimate.verdict} by itself, but {why}; {estimate.reason}"
+    return replace(estimate, verdict="inconclusive", reason=reason)
 
 
 def _not_measured_reason(side: str, record: Record) -> str:

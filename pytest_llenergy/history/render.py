@@ -73,7 +73,7 @@ def _tables(view: HistoryView) -> dict[str, list[Standing]]:
 
 def _cells(standing: Standing) -> tuple[str, ...]:
     fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
-    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes or ()]
+    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes]
     return (
         format_value(standing.last.value, standing.unit),
         _format_percent(standing.from_rolling),

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from drawing import BLUE, GREEN, GREY, RED, configure_pyplot, save_picture
-from gate_world import LEVEL_J, Machine, draw_rounds
+from gate_world import LEVEL_J, Machine, draw_rounds, first_rounds
 
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estimate, Sample, compare_samples
 
@@ -62,7 +62,7 @@ def simulate_examples() -> list[Example]:
     found = []
     for index, (change, noise) in enumerate(EXAMPLES):
         base, head = draw_rounds(Machine(noise=noise), [ROUNDS], "abba", Random(index))
-        judged = compare_samples(Sample(tuple(base)), Sample(tuple(value * (1 + change) for value in head)))
+        judged = compare_samples(base, first_rounds(head, ROUNDS, 1 + change))
         found.append(Example(change, noise, judged))
     return found
 
