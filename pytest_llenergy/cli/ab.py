@@ -150,7 +150,7 @@ def _run(args: argparse.Namespace) -> int:
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
-    paired = campaign.run()
+    paired = campaign.run().with_policy(inconclusive, removed)
     output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))
@@ -159,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
     prepared.state.finish(keep=args.keep)
     _print_line(f"both sides, all rounds: {output}")
     result = ComparisonResult.from_paired(paired)
-    return print_comparison(result, args.format, inconclusive, "ab", removed=removed)
+    return print_comparison(result, args.format, "ab")
 
 
 class _Terminated(KeyboardInterrupt):

@@ -7,11 +7,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_format, add_report
+from pytest_llenergy.model.defaults import HISTORY
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-
-DEFAULT_LOCATION = ".llenergy/history"
 
 
 def add_parser(commands: Commands) -> None:
@@ -54,9 +53,9 @@ def add_parser(commands: Commands) -> None:
     for action in (adding, showing, accepting):
         action.add_argument(
             "--at",
-            default=DEFAULT_LOCATION,
+            default=HISTORY,
             metavar="PLACE",
-            help=f"a directory or a URL, such as s3://bucket/history (default: {DEFAULT_LOCATION})",
+            help=f"a directory or a URL, such as s3://bucket/history (default: {HISTORY})",
         )
 
 

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
-from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, render_comment
-from pytest_llenergy.report.verdicts import count_verdicts, format_change, format_value, summarize_verdicts
+from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment, render_title
+from pytest_llenergy.report.verdicts import format_change, format_sides, summarize_verdicts, worsening
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
@@ -99,7 +99,7 @@ def _format_labels(labels: Mapping[str, str]) -> str:
 def render_workflow_commands(compared: ComparedReports) -> str:
     """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
-    regressed.sort(key=_worsening, reverse=True)
+    regressed.sort(key=worsening, reverse=True)
     lines = [_error_command(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
     rest = [f"{counts[state]} {state}" for state in WITHOUT_ANNOTATION if counts[state]]
@@ -133,13 +133,13 @@ def _escape_property(text: str) -> str:
     return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def append_comparison_summary(compared: ComparedReports) -> None:
+def append_comparison_summary(compared: ComparedReports, context: CommentContext) -> None:
     """Append a comparison to the summary of the step; do nothing outside GitHub Actions.
 
     Raises:
         ReportError: If the file cannot be written.
     """
-    _append_to_summary(lambda room: _render_fitting(compared, room))
+    _append_to_summary(lambda room: _render_fitting(compared, context, room))
 
 
 def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
@@ -173,25 +173,20 @@ def _append_to_summary(render: Callable[[int], str]) -> None:
         raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
 
 
-def _render_fitting(compared: ComparedReports, room: int) -> str:
+def _render_fitting(compared: ComparedReports, context: CommentContext, room: int) -> str:
     """Return the comment, or only its title, or nothing, depending on ``room`` (bytes).
 
     A summary may be longer than a comment.
     """
     if room >= MAX_COMMENT_BYTES:
-        return render_comment(compared, max_bytes=room)
-    title = f"\n### Energy: {count_verdicts(compared.comparisons)}\n"
-    return title if len(title) <= room else ""
-
-
-def _worsening(comparison: Comparison) -> float:
-    ratio = comparison.ratio or 1.0
-    return ratio if comparison.better == "less" else 1 / ratio
+        return render_comment(compared, context, max_bytes=room)
+    title = f"\n{render_title(compared, context)}\n"
+    return title if len(title.encode()) <= room else ""
 
 
 def _error_command(comparison: Comparison) -> str:
     file, line = _locate(comparison.id)
-    values = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
+    values = " -> ".join(format_sides(comparison))
     title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
     message = one_line(f"{comparison.metric} regressed, {values}{comparison.kind_label}: {comparison.reason}")
     return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)

@@ -42,7 +42,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[0].startswith(
         "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
         "file=benchmarks/test_decode.py::"
-        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: +20.0%25, at least +1"
+        "energy_per_output_token_j regressed, 625.3 -> 750.4 mJ/token: +20.0%25, at least +1"
     )
     assert lines[2] == "::warning title=Energy::1 inconclusive; see the summary"
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
@@ -116,7 +116,9 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
     assert main(["compare", "base.json", "head.json", "--format=github"]) == 1
     assert capsys.readouterr().out.startswith("::error ")
     text = summary.read_text()
-    assert text.startswith("# Before\n<!-- llenergy:compare -->\n### Energy: 1 regressed\n")
+    assert text.startswith(
+        "# Before\n<!-- llenergy:compare -->\n### ❌ Energy: fail, 1 of 1 test regressed (+10.0%); +10.0%"
+    )
 
 
 @pytest.mark.parametrize(("taken", "message"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
@@ -130,7 +132,7 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     text = summary.read_text()
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= message
-    assert text.endswith("### Energy: 20000 regressed\n") or "Cut to fit" in text
+    assert text.endswith("### ✅ Energy: pass\n") or "Cut to fit" in text
 
 
 def test_a_summary_that_cannot_be_written_is_an_error(
