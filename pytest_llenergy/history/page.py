@@ -12,7 +12,7 @@ from pytest_llenergy.history.store import Acceptance, Series
 from pytest_llenergy.history.trend import Standing, build_trend, build_view
 from pytest_llenergy.model.text import count_tests, short_test_name
 from pytest_llenergy.report.html.page import MAX_OPEN_SECTIONS, MAX_SECTIONS
-from pytest_llenergy.report.html.parts import Cell, Plot, Table, table
+from pytest_llenergy.report.html.parts import Cell, Plot, Row, Table, table
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
 from pytest_llenergy.report.html.template import render_template
 from pytest_llenergy.report.html.trends import trend_plot, trend_table
@@ -91,7 +91,7 @@ def render_page(place: str, series: Sequence[Series], steps: Sequence[Acceptance
 
 def _build_overview(standings: Sequence[Standing], shown: int) -> Table:
     several = len({each.device_key for each in standings}) > 1
-    rows = [
+    rows: list[Row] = [
         [
             Cell(short_test_name(each.id), "name", f"test{number}" if number < shown else ""),
             each.metric,
