@@ -104,13 +104,7 @@ def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | 
     values = [entry.value for entry in entries]
     if len(values) < MIN_SPREAD_SESSIONS or min(values) <= 0:
         return None
-    commits = [entry.commit for entry in entries]
-    accepted = {
-        commits.index(step.commit)
-        for step in steps
-        if step.commit in commits and (not step.tests or series.last.id in step.tests)
-    }
-    borders = sorted({0, *find_change_points(values), *accepted, len(values)})
+    borders = sorted({0, *find_change_points(values), *series.find_accepted(steps), len(values)})
     logs = [log(value) for value in values]
     distances = [
         abs(first - second)
