@@ -24,10 +24,10 @@ from pytest_llenergy.ab.checkouts import (
     find_repository,
     list_omissions,
     read_tail,
-    remove_checkout,
     session_environment,
     venv_python,
 )
+from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
@@ -139,9 +139,12 @@ def _prepare_commits(
         )
     inputs = _campaign_inputs(request, command, directory, {"base": [base], "head": [head, tree]})
     if request.fresh:
-        _discard_all(repository.root, repository)
-    _discard_empty(repository.root, repository, inputs.key)
+        discard_all(repository.root, repository)
+    discard_empty(repository.root, repository, inputs.key)
+    for line in remove_abandoned(repository.root, repository, inputs.key):
+        say(line)
     saved = State(repository.root, inputs)
+    saved.use_checkouts()
     origins = {"base": named, "head": "working tree" if use_tree else request.head or "HEAD"}
     notes = _commit_notes(repository, base, head, request.head)
     say(f"base {base[:10]} ({origins['base']}), head {head[:10]} ({origins['head']})")
@@ -190,7 +193,7 @@ def _prepare_commits(
         repository.root,
         before,
         check,
-        lambda: _remove_checkouts(saved.checkouts, repository),
+        lambda: remove_checkouts(saved.checkouts, repository),
     )
 
 
@@ -237,8 +240,10 @@ def _prepare_option_sets(
         {side.name: [*side.options, str(side.python), tree] for side in sides.values()},
     )
     if request.fresh:
-        _discard_all(root, repository)
-    _discard_empty(root, repository, inputs.key)
+        discard_all(root, repository)
+    discard_empty(root, repository, inputs.key)
+    for line in remove_abandoned(root, repository, inputs.key):
+        say(line)
     saved = State(root, inputs)
     say(f"a: {a.origin}; b: {b.origin}")
     for line in notes:
@@ -261,7 +266,7 @@ def _prepare_option_sets(
         notes=notes,
     )
     return Prepared(
-        measured, saved, root, before, lambda *_: None, lambda: _remove_checkouts(saved.checkouts, repository)
+        measured, saved, root, before, lambda *_: None, lambda: remove_checkouts(saved.checkouts, repository)
     )
 
 
@@ -314,6 +319,8 @@ def _with_environment(
         return side
     venv = saved.checkouts / f"{side.name}-venv"
     log = saved.directory / f"setup-{side.name}.log"
+    if saved.finished_sessions and not venv.exists():
+        say(f"{side.name}: its environment was removed and is created again; versions may have changed")
     inputs = "\n".join([commit, setup, sys.executable, sys.version])
     say(f"setting up {side.name}: {setup}")
     try:
@@ -360,30 +367,3 @@ def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str],
     if others:
         place = root / ".llenergy" / "ab"
         say(f"{len(others)} other unfinished comparisons in {place} (--fresh discards them)")
-
-
-def _discard_all(root: Path, repository: Repository | None) -> None:
-    for key in list(state.list_unfinished(root)):
-        _discard(root, repository, key)
-
-
-def _discard_empty(root: Path, repository: Repository | None, current: str) -> None:
-    """Discard other unfinished comparisons that measured nothing."""
-    for key in list(state.list_unfinished(root)):
-        if key != current and not state.has_measured(root, key):
-            _discard(root, repository, key)
-
-
-def _discard(root: Path, repository: Repository | None, key: str) -> None:
-    """Discard an unfinished comparison, unless a process is running it."""
-    if state.discard_campaign(root, key):
-        _remove_checkouts(state.checkout_directory(root, key), repository)
-
-
-def _remove_checkouts(checkouts: Path, repository: Repository | None) -> None:
-    if not checkouts.exists():
-        return
-    if repository is not None:
-        for name in ("base", "head"):
-            remove_checkout(repository, checkouts / name)
-    shutil.rmtree(checkouts, ignore_errors=True)

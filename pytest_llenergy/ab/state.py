@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,9 +27,16 @@ from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import format_time
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
 
-#: Changes at every boot (proc(5)).
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 DIRECTORY = "ab"
+
+#: Files of a comparison: its lock and the process that holds it; with its checkouts, the project's path.
+LOCK, PID, PROJECT = "lock", "pid", "project"
+
+#: Marks a comparison that is kept but never resumed.
+FINISHED = "finished"
 
 #: Exit codes of pytest after which every test has run.
 FINISHED_EXIT_CODES = (0, 1)
@@ -87,34 +95,47 @@ class State:
         Raises:
             PlanError: If another process runs the same comparison.
         """
-        from filelock import FileLock, Timeout
-
         self.inputs = inputs
+        self.root = root
         self.directory: Path = root / ".llenergy" / DIRECTORY / inputs.key
         self.checkouts: Path = checkout_directory(root, inputs.key)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._locks: list[BaseFileLock] = []
+        self._acquire(self.directory)
         (self.directory.parent / ".gitignore").write_text("*\n")
-        self._lock = FileLock(self.directory / "lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            pid = self._pid.read_text() if self._pid.exists() else "unknown"
-            raise PlanError(
-                f"process {pid} is running this comparison; wait for it or stop it, its measurements are kept"
-            ) from None
-        self._pid.write_text(str(os.getpid()))
         if self._finished.exists():
             shutil.rmtree(self._sessions())
             self._finished.unlink()
         replace_file(self.directory / "inputs.json", msgspec.json.format(msgspec.json.encode(inputs)))
 
-    @property
-    def _finished(self) -> Path:
-        return self.directory / "finished"
+    def use_checkouts(self) -> Path:
+        """Lock the directory for checkouts, which the removal of unused ones respects, and return it.
+
+        Raises:
+            PlanError: If another process runs the same comparison. The lock in the project does not tell if
+                the project was cleaned meanwhile.
+        """
+        self._acquire(self.checkouts)
+        (self.checkouts / PROJECT).write_text(str(self.root))
+        return self.checkouts
+
+    def _acquire(self, directory: Path) -> None:
+        from filelock import FileLock, Timeout
+
+        directory.mkdir(parents=True, exist_ok=True)
+        lock, pid = FileLock(directory / LOCK), directory / PID
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            who = pid.read_text() if pid.exists() else "unknown"
+            raise PlanError(
+                f"process {who} is running this comparison; wait for it or stop it, its measurements are kept"
+            ) from None
+        pid.write_text(str(os.getpid()))
+        self._locks.append(lock)
 
     @property
-    def _pid(self) -> Path:
-        return self.directory / "pid"
+    def _finished(self) -> Path:
+        return self.directory / FINISHED
 
     def load_finished(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
         """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
@@ -200,9 +221,11 @@ class State:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """Release the lock."""
-        self._pid.unlink(missing_ok=True)
-        self._lock.release()
+        """Release the locks."""
+        for lock in self._locks:
+            Path(lock.lock_file).with_name(PID).unlink(missing_ok=True)
+            lock.release()
+        self._locks.clear()
 
     def _attempts(self, turn: Turn) -> list[SessionFiles]:
         count = len(list(self._sessions().glob(f"{_file_stem(turn)}.*.log")))
@@ -219,39 +242,30 @@ def checkout_directory(root: Path, key: str) -> Path:
 
     This is outside the user's checkout, where pytest would find its settings for a commit that has none.
     """
-    return (
-        cache_directory()
-        / DIRECTORY
-        / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
-    )
+    return cache_directory() / DIRECTORY / f"{checkout_prefix(root)}{key}"
+
+
+def checkout_prefix(root: Path) -> str:
+    """Return how the names of all directories of checkouts of a project begin."""
+    return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
 def list_unfinished(root: Path) -> Iterator[str]:
     """Yield the keys of unfinished comparisons."""
     for path in sorted((root / ".llenergy" / DIRECTORY).glob("*/inputs.json")):
-        if not (path.parent / "finished").exists():
+        if not (path.parent / FINISHED).exists():
             yield path.parent.name
+
+
+def is_kept(root: Path, key: str) -> bool:
+    """Return whether a finished comparison was kept with ``--keep``."""
+    return (root / ".llenergy" / DIRECTORY / key / FINISHED).exists()
 
 
 def has_measured(root: Path, key: str) -> bool:
     """Return whether an unfinished comparison has measured anything."""
     sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
     return any(sessions.glob("*.json")) or any(sessions.glob(f"*{JOURNAL_SUFFIX}"))
-
-
-def discard_campaign(root: Path, key: str) -> bool:
-    """Delete an unfinished comparison, but not its checkouts. Returns False if a process is running it."""
-    from filelock import FileLock, Timeout
-
-    directory = root / ".llenergy" / DIRECTORY / key
-    lock = FileLock(directory / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    lock.release()
-    shutil.rmtree(directory, ignore_errors=True)
-    return True
 
 
 def _file_stem(turn: Turn) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -93,6 +94,12 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="discard the measurements of unfinished comparisons"
     )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="measure nothing; remove all that stopped or kept comparisons of this project have left: "
+        "checkouts, environments, logs and measurements",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- pytest ...", help="the command to run"
@@ -123,6 +130,8 @@ def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.model.report import encode_paired_report
     from pytest_llenergy.report.store import replace_file
 
+    if args.clean:
+        return _clean(args.command)
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
     if args.output is not None and args.output.is_dir():
@@ -158,6 +167,22 @@ def _run(args: argparse.Namespace) -> int:
     prepared.state.finish(keep=args.keep)
     _print_line(f"both sides, all rounds: {output}")
     return print_comparison(ComparisonResult.from_paired(paired), args.format, inconclusive, "ab")
+
+
+def _clean(command: Sequence[str]) -> int:
+    from pytest_llenergy.ab.checkouts import find_repository
+    from pytest_llenergy.ab.cleaning import clean
+    from pytest_llenergy.errors import PlanError
+
+    if command:
+        raise PlanError("--clean only removes what comparisons have left; give it no command")
+    try:
+        repository = find_repository(Path.cwd())
+    except PlanError:
+        repository = None
+    for line in clean(Path.cwd() if repository is None else repository.root, repository):
+        print(line)
+    return 0
 
 
 class _Terminated(KeyboardInterrupt):
