@@ -5,7 +5,8 @@ Devices and workload are described by facts: pairs of a name and a text. Device 
 runs: no clock rate, temperature, free memory or host name, which would make every run incomparable. The UUID
 of a board and the driver are not facts either: two boards of one model are comparable although they may draw
 10 % more or less, so a difference in these is a note. Workload facts determine what is executed. Versions of
-backends and libraries are left out because they are under test, and output tokens because they are a result.
+backends and libraries are left out because they are under test, and output tokens because they are a result;
+``work_differences`` finds output tokens and test code that differ too much for a verdict.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import log, log1p
+from statistics import median
 
 import msgspec
 
@@ -252,6 +255,61 @@ def workload_facts(record: Record) -> dict[str, str]:
 def workload_key(record: Record) -> str:
     """Return a short hash of the workload, equal for tests that execute the same."""
     return fingerprint(workload_facts(record))
+
+
+def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
+    """Find tests that have another id in the baseline: the id of the baseline by that of the head.
+
+    Two tests match if their workloads and their code are the same and no other removed or new test has these.
+    Without digests of the code, the workload must have a backend: other workloads hardly differ.
+    """
+    removed, new = (
+        _group_by_workload(record for name, record in side.items() if name not in other)
+        for side, other in ((base, head), (head, base))
+    )
+    return {
+        new[key][0].id: removed[key][0].id
+        for key in new
+        if len(new[key]) == len(removed.get(key, ())) == 1 and _same_code(removed[key][0], new[key][0])
+    }
+
+
+def _group_by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if record.counts and record.rounds:
+            groups.setdefault(workload_key(msgspec.structs.replace(record, id="")), []).append(record)
+    return groups
+
+
+def _same_code(base: Record, head: Record) -> bool:
+    if base.source_digest is None or head.source_digest is None:
+        return head.backend is not None
+    return base.source_digest == head.source_digest
+
+
+def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
+    """Return why equal workloads may be different work: an edited test, or answers of another length.
+
+    Args:
+        base: The record of the baseline.
+        head: The record to compare with it.
+        tolerance: Relative change of the output tokens from which on they differ.
+    """
+    differences = []
+    digests = base.source_digest, head.source_digest
+    if None not in digests and digests[0] != digests[1]:
+        differences.append("the benchmark itself changed")
+    before, after = _output_tokens(base), _output_tokens(head)
+    if before and after and abs(log(after / before)) > log1p(tolerance):
+        change = after / before - 1
+        differences.append(f"output tokens per iteration: {before:g} -> {after:g} ({change:+.0%})")
+    return differences
+
+
+def _output_tokens(record: Record) -> float | None:
+    counts = [each.tokens.output / each.iterations for each in record.rounds if each.tokens is not None]
+    return median(counts) if counts else None
 
 
 def workload_differences(base: Record, head: Record) -> list[str]:

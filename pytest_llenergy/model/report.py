@@ -158,6 +158,11 @@ class _Unread(msgspec.Struct, frozen=True, gc=False):
 
 class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
     value: float | None
+    unit: str
+
+
+class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
+    gated: bool = False
 
 
 class _LeanRound(Round, frozen=True):
@@ -175,7 +180,7 @@ class _LeanRecord(Record, frozen=True):
     windows: list[_LeanWindow] = []  # type: ignore[assignment]
     metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
     power_trace: _Unread | None = None  # type: ignore[assignment]
-    comparisons: list[_Unread] = []  # type: ignore[assignment]
+    comparisons: list[_LeanComparison] = []  # type: ignore[assignment]
 
 
 class _LeanReport(Report, frozen=True):

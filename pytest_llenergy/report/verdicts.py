@@ -77,6 +77,17 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     return strip_trailing_space(stream.getvalue())
 
 
+def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
+    """Return a line for each test whose verdict is not green, and one that counts all, for quiet runs."""
+    bad = [
+        each for each in sort_by_verdict(comparisons) if each.verdict not in ("improved", "unchanged", "new")
+    ]
+    lines = [one_line(f"{each.verdict}: {short_test_name(each.id)}: {each.reason}") for each in bad]
+    if len(bad) > MAX_LINES_PER_VERDICT:
+        lines[MAX_LINES_PER_VERDICT:] = [f"{len(bad) - MAX_LINES_PER_VERDICT} more"]
+    return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
+
+
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Sort by urgency, and within a verdict keep the given order."""
     return sorted(comparisons, key=lambda each: VERDICTS.index(each.verdict))
