@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparability import match_renamed
+from pytest_llenergy.compare.comparability import Work, find_renamed, group_by_work
 from pytest_llenergy.compare.comparison import (
     Criterion,
     MeasuredRecord,
@@ -27,7 +27,6 @@ from pytest_llenergy.compare.comparison import (
     has_measurements,
     incomplete_run_note,
     mark_renamed,
-    rename_records,
     select_last_attempts,
 )
 from pytest_llenergy.compare.gate import (
@@ -59,7 +58,7 @@ from pytest_llenergy.report.store import (
     read_file,
     read_report,
 )
-from pytest_llenergy.xdist import BaselineFile, worker_input_of
+from pytest_llenergy.xdist import BaselineFile, record_id, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 
@@ -117,8 +116,8 @@ class Gating:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
-        #: Ids in the baseline of tests that this process has matched with new ids.
-        self._renamed: set[str] = set()
+        # Tests of the baseline that were not collected, as far as no other was found to be one of them.
+        self._gone: dict[Work, list[Record]] | None = None
 
     @cached_property
     def stored(self) -> StoredBaseline | None:
@@ -166,13 +165,15 @@ class Gating:
     def _environment(self) -> Environment:
         return collect_environment()
 
-    def compare(self, record: Record, gate: Gate | None, collected: Collection[str]) -> list[Comparison]:
+    def compare(
+        self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
+    ) -> list[Comparison]:
         """Compare a test with its baseline in every metric that the options or its gate names.
 
         Args:
             record: The record of the test.
             gate: Its gate from a mark.
-            collected: Ids of the tests of this run: others of the baseline may have been renamed.
+            collected: Tests of this run: others of the baseline may have been renamed.
         """
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
@@ -183,11 +184,9 @@ class Gating:
             return [_ungated(record, each) for each in criteria]
         record = _as_stored(record)
         renamed = self._match_renamed(record, stored, collected)
-        before = (
-            rename_records(stored.records, renamed).get(record.id)
-            if renamed
-            else stored.records.get(record.id)
-        )
+        before = stored.records.get(renamed.get(record.id, record.id))
+        if before is not None and renamed:
+            before = msgspec.structs.replace(before, id=record.id)
         measured_before = before is not None and before.rounds and self._settings.removed == "fail"
         if not record.rounds and threshold is None and not measured_before:
             return []
@@ -203,19 +202,20 @@ class Gating:
         return comparisons
 
     def _match_renamed(
-        self, record: Record, stored: StoredBaseline, collected: Collection[str]
+        self, record: Record, stored: StoredBaseline, collected: Sequence[pytest.Item]
     ) -> dict[str, str]:
         """Return the id that a test has in the baseline by its present id; empty without a match."""
         if record.id in stored.records:
             return {}
-        gone = {
-            name: each
-            for name, each in stored.records.items()
-            if name not in collected and name not in self._renamed
-        }
-        renamed = match_renamed(gone, {record.id: record})
-        self._renamed.update(renamed.values())
-        return renamed
+        if self._gone is None:
+            worker = worker_input_of(self._config)
+            ids = {record_id(each.nodeid, label=worker.label, grouped=worker.grouped) for each in collected}
+            self._gone = group_by_work(each for name, each in stored.records.items() if name not in ids)
+        old = find_renamed(record, self._gone)
+        if old is None:
+            return {}
+        self._gone = {work: records for work, records in self._gone.items() if old not in records}
+        return {record.id: old.id}
 
 
 GATING = pytest.StashKey[Gating]()

@@ -236,11 +236,8 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
     from pytest_llenergy.compare.gate import list_failures
     from pytest_llenergy.gating import gating_of
 
-    record, worker = build_record(item, *_status_of_passed(draft)), worker_input_of(item.config)
-    collected = {
-        record_id(each.nodeid, label=worker.label, grouped=worker.grouped) for each in item.session.items
-    }
-    draft.comparisons = gating_of(item.config).compare(record, gate, collected)
+    record = build_record(item, *_status_of_passed(draft))
+    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items)
     for each in draft.comparisons:
         item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:

@@ -257,35 +257,41 @@ def workload_key(record: Record) -> str:
     return fingerprint(workload_facts(record))
 
 
+#: Workload and code of a test, which a new name leaves as they are.
+Work = tuple[str, str | None]
+
+
 def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
-    """Find tests that have another id in the baseline: the id of the baseline by that of the head.
-
-    Two tests match if their workloads and their code are the same and no other removed or new test has these.
-    Without digests of the code, the workload must have a backend: other workloads hardly differ.
-    """
-    removed, new = (
-        _group_by_workload(record for name, record in side.items() if name not in other)
-        for side, other in ((base, head), (head, base))
-    )
-    return {
-        new[key][0].id: removed[key][0].id
-        for key in new
-        if len(new[key]) == len(removed.get(key, ())) == 1 and _same_code(removed[key][0], new[key][0])
+    """Find tests that have another id in the baseline: the id of the baseline by that of the head."""
+    removed = group_by_work(record for name, record in base.items() if name not in head)
+    new = group_by_work(record for name, record in head.items() if name not in base)
+    found = {
+        records[0].id: find_renamed(records[0], removed) for records in new.values() if len(records) == 1
     }
+    return {name: old.id for name, old in found.items() if old is not None}
 
 
-def _group_by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
+def group_by_work(records: Iterable[Record]) -> dict[Work, list[Record]]:
+    """Group measured tests by workload and code."""
+    groups: dict[Work, list[Record]] = {}
     for record in records:
         if record.counts and record.rounds:
-            groups.setdefault(workload_key(msgspec.structs.replace(record, id="")), []).append(record)
+            groups.setdefault(_work(record), []).append(record)
     return groups
 
 
-def _same_code(base: Record, head: Record) -> bool:
-    if base.source_digest is None or head.source_digest is None:
-        return head.backend is not None
-    return base.source_digest == head.source_digest
+def find_renamed(head: Record, removed: Mapping[Work, Sequence[Record]]) -> Record | None:
+    """Return the only removed test with the work of a new one, if there is one.
+
+    Where the baseline lacks digests of code, the workload must have a backend: others are hardly distinct.
+    """
+    workload, _ = _work(head)
+    candidates = removed.get(_work(head)) or (removed.get((workload, None), ()) if head.backend else ())
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _work(record: Record) -> Work:
+    return workload_key(msgspec.structs.replace(record, id="")), record.source_digest
 
 
 def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
