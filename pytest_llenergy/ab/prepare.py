@@ -29,6 +29,7 @@ from pytest_llenergy.ab.checkouts import (
 )
 from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
+from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
 from pytest_llenergy.compare.comparison import Criterion
@@ -297,6 +298,9 @@ def _check_paths(command: Command, root: Path) -> None:
 
 def _commit_side(name: str, origin: str, root: Path, below: Path, commit: str) -> Side:
     directory = root / below
+    if name == "base":
+        # A baseline without it has no tests there, which its first session finds.
+        directory.mkdir(parents=True, exist_ok=True)
     if not directory.is_dir():
         raise PlanError(
             f"{name}: {commit[:10]} has no directory {below}; run the command from the top of the checkout"
@@ -362,7 +366,7 @@ def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str],
     if saved.finished_sessions:
         say(f"resuming a stopped comparison: {saved.finished_sessions} sessions are finished")
     else:
-        say(f"{plan.stages} pairs, {plan.sessions_after(1)} sessions in the first stage")
+        say(describe_plan(plan))
     others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]
     if others:
         place = root / ".llenergy" / "ab"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +41,10 @@ FINISHED = "finished"
 
 #: Exit codes of pytest after which every test has run.
 FINISHED_EXIT_CODES = (0, 1)
+#: That of a usage error, such as a path that does not exist, and of a run without tests.
+NO_SUCH_PATH, NOTHING_COLLECTED = 4, 5
+
+MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
 
 
 class CampaignInputs(StoredStruct, frozen=True):
@@ -152,9 +157,27 @@ class State:
         A later attempt that has no tests left exits with "no tests collected", which is fine.
         """
         attempts = self._attempts(turn)
-        if exit_status == 5 and len(attempts) > 1:
+        if exit_status == NOTHING_COLLECTED and len(attempts) > 1:
             return None
         return _explain_unfinished(attempts[-1], exit_status)
+
+    def lacks_tests(self, turn: Turn, exit_status: int, directory: Path) -> bool:
+        """Return whether the last attempt ran as it should, but there is no energy test.
+
+        Args:
+            turn: The session.
+            exit_status: Exit code of pytest.
+            directory: Where it started.
+        """
+        files = self._attempts(turn)[-1]
+        if exit_status == NO_SUCH_PATH:
+            # Pytest names one missing path, but others may exist.
+            found = MISSING_PATH.findall(files.log.read_text(errors="replace"))
+            words = [word.partition("::")[0] for word in self.inputs.command]
+            return bool(found) and not any((directory / word).exists() for word in words if word)
+        summary = _read_summary(files)
+        ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
+        return ran and summary == SessionSummary(failed=[], measured=False, stopped=False)
 
     def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
