@@ -120,19 +120,24 @@ class CampaignCallbacks:
         before: Called before each session. Raises ``PlanError`` to stop.
         check: Called after the first session of a side with the lists of its imports. Raises ``PlanError`` to
             stop.
+        choose: Called with the first report; returns the criteria for its machine. Raises ``PlanError`` to
+            stop.
     """
 
     say: Callable[[str], None]
     show: Callable[[str], None] | None = None
     before: Callable[[Side], None] = lambda _: None
     check: Callable[[Side, Sequence[Path]], None] = lambda *_: None
+    choose: Callable[[Report], Sequence[Criterion]] | None = None
 
 
 class Campaign:
-    """All sessions of one comparison."""
+    """All sessions of one comparison; ``name`` tells it from others in progress lines."""
 
-    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks) -> None:
+    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks, name: str = "") -> None:
         self._plan = plan
+        self._name = name
+        self._criteria = plan.criteria
         self._state = state
         self._callbacks = callbacks
         self._gathered: dict[SideName, SideSessions] = {
@@ -190,6 +195,7 @@ class Campaign:
             open_tests,
             len(open_tests | self._done.keys()),
             self._remaining,
+            self._name,
         )
         self._callbacks.say(line)
 
@@ -230,6 +236,8 @@ class Campaign:
                 # The session measured the wrong code.
                 self._state.discard(turn)
                 raise
+        if reports and len(self._order) == len(reports) and self._callbacks.choose is not None:
+            self._criteria = self._callbacks.choose(reports[0])
         return end.duration_s
 
     def _measure(self, turn: Turn) -> tuple[list[Report], SessionEnd]:
@@ -334,7 +342,7 @@ class Campaign:
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
         estimator = estimator or StageEstimator(plan.schedule.stages, self._test_stage)
-        return compare_reports(base, head, origins, plan.criteria, across=plan.across, estimator=estimator)
+        return compare_reports(base, head, origins, self._criteria, across=plan.across, estimator=estimator)
 
     def _build_result(self) -> PairedReport:
         base, head = self._join_reports()

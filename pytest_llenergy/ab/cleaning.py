@@ -20,6 +20,7 @@ from pytest_llenergy.ab.state import (
     LOCK,
     PID,
     PROJECT,
+    SESSIONS,
     checkout_directory,
     checkout_prefix,
     has_measured,
@@ -95,7 +96,7 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
         state = _state_directory(root, _key(checkouts, root))
         lines += _remove(checkouts, "checkouts and environments", repository, checkouts, state)
     for state in sorted(path.parent for path in _state_directory(root, "").glob("*/inputs.json")):
-        count = len(list((state / "sessions").glob("*.json")))
+        count = len(list(state.glob(f"{SESSIONS}/*.json")))
         what = f"measurements of {count} session{'' if count == 1 else 's'}, logs"
         lines += _remove(state, what, repository, state, checkout_directory(root, state.name))
     for project in sorted((cache_directory() / DIRECTORY).glob(f"*/{PROJECT}")):

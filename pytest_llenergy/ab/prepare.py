@@ -29,6 +29,7 @@ from pytest_llenergy.ab.checkouts import (
 )
 from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
+from pytest_llenergy.ab.floors import apply_floors, load_floors
 from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
@@ -36,7 +37,7 @@ from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import SideName
+from pytest_llenergy.model.report import Report, SideName
 
 #: Value of ``--head`` for the working tree with its uncommitted changes.
 WORKING_TREE = "."
@@ -49,7 +50,10 @@ TREE_CHANGED = (
 
 @dataclass(frozen=True)
 class Request:
-    """The command line; ``command`` is what follows ``--``."""
+    """The command line; ``command`` is what follows ``--``.
+
+    With ``comparisons``, the head is compared with itself so many times.
+    """
 
     command: Sequence[str]
     base: str | None = None
@@ -64,6 +68,7 @@ class Request:
     floor: float | None = None
     across: bool = False
     fresh: bool = False
+    comparisons: int | None = None
 
     def criteria(self) -> list[Criterion]:
         """Parse metrics and thresholds.
@@ -89,10 +94,21 @@ class Prepared:
     before: Callable[[Side], None]
     check: Callable[[Side, Sequence[Path]], None]
     remove_checkouts: Callable[[], None]
+    request: Request
 
     def callbacks(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> CampaignCallbacks:
         """Return the callbacks of the campaign."""
-        return CampaignCallbacks(say, show, self.before, self.check)
+        request = self.request
+
+        def choose(report: Report) -> list[Criterion]:
+            criteria, lines = apply_floors(request.fail_on, request.metrics, load_floors(self.root, report))
+            for line in lines:
+                say(line)
+            return criteria
+
+        # The default floor must not hide alarms while a floor is learned.
+        fixed = request.floor is not None or request.comparisons is not None
+        return CampaignCallbacks(say, show, self.before, self.check, None if fixed else choose)
 
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
@@ -115,9 +131,26 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     plan = plan_schedule(wanted, request.rounds)
     if plan.stages != wanted:
         say(f"{wanted} pairs with {request.rounds} rounds per session become {plan.stages}")
-    if request.by_options:
+    if request.comparisons is not None:
+        request = _compared_with_itself(request)
+    if request.by_options or (request.comparisons is not None and request.head is None):
         return _prepare_option_sets(request, command, plan, directory, say)
     return _prepare_commits(request, command, plan, directory, say)
+
+
+def _compared_with_itself(request: Request) -> Request:
+    """Return the request for the head on both sides; without a base and head it is the working tree."""
+    if request.comparisons is not None and request.comparisons < 1:
+        raise PlanError(f"--aa={request.comparisons} must be 1 or more")
+    if request.base is not None or request.by_options:
+        raise PlanError("--aa compares the head with itself; it allows neither --base nor option sets")
+    if request.head == WORKING_TREE:
+        if request.setup is not None:
+            raise PlanError(
+                "--aa with --head . measures in this environment; remove --setup, or name a commit"
+            )
+        return replace(request, head=None)
+    return replace(request, base=request.head or "HEAD", head=request.head or "HEAD")
 
 
 def _prepare_commits(
@@ -195,6 +228,7 @@ def _prepare_commits(
         before,
         check,
         lambda: remove_checkouts(saved.checkouts, repository),
+        request,
     )
 
 
@@ -267,7 +301,13 @@ def _prepare_option_sets(
         notes=notes,
     )
     return Prepared(
-        measured, saved, root, before, lambda *_: None, lambda: remove_checkouts(saved.checkouts, repository)
+        measured,
+        saved,
+        root,
+        before,
+        lambda *_: None,
+        lambda: remove_checkouts(saved.checkouts, repository),
+        request,
     )
 
 
@@ -359,6 +399,7 @@ def _campaign_inputs(
         setup=request.setup,
         metrics=[*request.metrics, *request.fail_on, str(request.floor)],
         across=request.across,
+        to_itself=request.comparisons is not None,
     )
 
 

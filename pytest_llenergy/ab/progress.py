@@ -113,7 +113,7 @@ def describe_plan(schedule: Schedule) -> str:
     """Describe how much is measured: ``6+6 pairs of rounds: 6 to 12 pairs of sessions, as tests need``."""
     first, most = schedule.pairs[0], sum(schedule.pairs)
     if first == most:
-        return f"{schedule.stages} pairs of rounds: {most} pairs of sessions"
+        return f"{schedule.stages} pairs of rounds: {most} pair{'' if most == 1 else 's'} of sessions"
     return f"{schedule.stages} pairs of rounds: {first} to {most} pairs of sessions, as tests need"
 
 
@@ -125,6 +125,7 @@ def describe_pair(
     open_tests: set[str],
     tests: int,
     remaining: RemainingTime,
+    comparison: str = "",
 ) -> str:
     """Return the line for a finished pair.
 
@@ -136,6 +137,7 @@ def describe_pair(
         open_tests: Tests without a verdict.
         tests: The number of all tests.
         remaining: Predicts the remaining time.
+        comparison: Which of several comparisons it belongs to, such as ``comparison 3 of 10``.
     """
     due, most = sum(schedule.pairs[:stage]), sum(schedule.pairs)
     if pair == due and open_tests:
@@ -143,12 +145,12 @@ def describe_pair(
         due = sum(schedule.pairs[: stage + 1])
     of = f"{due}, at most {most}" if open_tests and due < most else f"{due}"
     base, head = map(format_minutes, durations_s)
-    parts = [f"[pair {pair} of {of}] base {base}, head {head}"]
+    parts = [f"[{comparison}{', ' if comparison else ''}pair {pair} of {of}] base {base}, head {head}"]
     parts.append(f"{len(open_tests)} of {count_tests(tests)} open" if open_tests else "no test open")
     if open_tests and due < most:
-        parts.append(f"verdicts in about {_format_left(remaining.predict_s(due - pair, open_tests))}")
+        parts.append(f"verdicts in about {format_left(remaining.predict_s(due - pair, open_tests))}")
     if open_tests and pair < most:
-        parts.append(f"at most {_format_left(remaining.predict_s(most - pair, open_tests))} left")
+        parts.append(f"at most {format_left(remaining.predict_s(most - pair, open_tests))} left")
     return "; ".join(parts)
 
 
@@ -158,7 +160,8 @@ def format_minutes(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def _format_left(seconds: float) -> str:
+def format_left(seconds: float) -> str:
+    """Format a remaining time roughly: ``45 s`` or ``12 minutes``."""
     if seconds < 90:
         return f"{max(1.0, seconds):.0f} s"
     return f"{seconds / 60:.0f} minutes"

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,9 @@ DIRECTORY = "ab"
 #: Files of a comparison: its lock and the process that holds it; with its checkouts, the project's path.
 LOCK, PID, PROJECT = "lock", "pid", "project"
 
+#: Directories with the sessions of a comparison, or of each of several.
+SESSIONS = "sessions*"
+
 #: Marks a comparison that is kept but never resumed.
 FINISHED = "finished"
 
@@ -50,7 +54,8 @@ MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE
 class CampaignInputs(StoredStruct, frozen=True):
     """Everything that identifies a comparison: if any value differs, it is another comparison.
 
-    ``sides`` has commit, working tree, options and interpreter of each side.
+    ``sides`` has commit, working tree, options and interpreter of each side. ``to_itself`` is for repeated
+    comparisons of one side with itself, of which there may be more the next time.
     """
 
     tool: str
@@ -62,6 +67,7 @@ class CampaignInputs(StoredStruct, frozen=True):
     setup: str | None
     metrics: list[str]
     across: bool
+    to_itself: bool = False
 
     @property
     def key(self) -> str:
@@ -105,12 +111,20 @@ class State:
         self.directory: Path = root / ".llenergy" / DIRECTORY / inputs.key
         self.checkouts: Path = checkout_directory(root, inputs.key)
         self._locks: list[BaseFileLock] = []
+        self._part = ""
         self._acquire(self.directory)
         (self.directory.parent / ".gitignore").write_text("*\n")
         if self._finished.exists():
-            shutil.rmtree(self._sessions())
+            for directory in self.directory.glob(SESSIONS):
+                shutil.rmtree(directory)
             self._finished.unlink()
         replace_file(self.directory / "inputs.json", msgspec.json.format(msgspec.json.encode(inputs)))
+
+    def part(self, number: int) -> State:
+        """Return the state of one of several comparisons with the same sides, which share all else."""
+        other = copy(self)
+        other._part = f"-{number:03d}"
+        return other
 
     def use_checkouts(self) -> Path:
         """Lock the directory for checkouts, which the removal of unused ones respects, and return it.
@@ -228,7 +242,8 @@ class State:
     @property
     def finished_sessions(self) -> int:
         """The number of finished sessions."""
-        found = [SessionFiles(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
+        ends_of_all = self.directory.glob(f"{SESSIONS}/*.end")
+        found = [SessionFiles(path.parent, path.stem) for path in ends_of_all]
         ends = [(files, _read_end(files)) for files in found]
         return sum(
             end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in ends
@@ -255,7 +270,7 @@ class State:
         return [SessionFiles(self._sessions(), f"{_file_stem(turn)}.{each}") for each in range(1, count + 1)]
 
     def _sessions(self) -> Path:
-        directory = self.directory / "sessions"
+        directory = self.directory / f"sessions{self._part}"
         directory.mkdir(exist_ok=True)
         return directory
 
@@ -287,8 +302,9 @@ def is_kept(root: Path, key: str) -> bool:
 
 def has_measured(root: Path, key: str) -> bool:
     """Return whether an unfinished comparison has measured anything."""
-    sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
-    return any(sessions.glob("*.json")) or any(sessions.glob(f"*{JOURNAL_SUFFIX}"))
+    directory = root / ".llenergy" / DIRECTORY / key
+    endings = (".json", JOURNAL_SUFFIX)
+    return any(path.name.endswith(endings) for path in directory.glob(f"{SESSIONS}/*"))
 
 
 def _file_stem(turn: Turn) -> str:

@@ -51,6 +51,7 @@ WHOLE = msgspec.structs.replace(REPORT, run=msgspec.structs.replace(REPORT.run, 
         {"setup": "make"},
         {"metrics": ["energy_j"]},
         {"across": True},
+        {"to_itself": True},
     ],
 )
 def test_every_input_identifies_the_comparison(change: dict[str, Any]) -> None:
