@@ -185,12 +185,17 @@ def test_a_wait_for_a_lease_is_shown_with_its_holder(project: Project) -> None:
         try:
             assert running.stderr is not None
             lines = iter(running.stderr.readline, "")
+            next(line for line in lines if line.startswith("session 1 "))
+            started = time.monotonic()
             waiting = next(line for line in lines if line.startswith("  waiting: "))
+            waited = time.monotonic() - started
         finally:
             running.terminate()
             running.communicate(timeout=60)
     finally:
         holder.communicate(timeout=60)
+    # Starting pytest takes most of it.
+    assert waited < 15
     assert waiting.startswith("  waiting: test_some.py::test_a: ")
     assert str(holder.pid) in waiting
     assert "tests/other.py::test_long" in waiting
