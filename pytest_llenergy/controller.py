@@ -53,7 +53,7 @@ class Controller:
         self._builder: ReportBuilder | None = None
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
-        self._gate_error: str | None = None
+        self._gate_errors: list[str] = []
         self._summary_error: str | None = None
 
     def pytest_sessionstart(self) -> None:
@@ -117,13 +117,14 @@ class Controller:
         result = yield
         ran = session.testscollected and not self._config.getoption("setuponly", False)
         if self._settings.compare is not None and ran:
-            from pytest_llenergy.gating import explain_nothing_gated
+            from pytest_llenergy.gating import list_gate_errors
 
             on_command_line = self._config.getoption("energy_fail_on", None) is not None
-            self._gate_error = explain_nothing_gated(
-                self._last_attempts, self._settings, on_command_line=on_command_line
+            records = self._builder.records if self._builder is not None else []
+            self._gate_errors = list_gate_errors(
+                self._stored_baseline(), records, self._settings, on_command_line=on_command_line
             )
-            session.testsfailed += self._gate_error is not None
+            session.testsfailed += len(self._gate_errors)
         return result
 
     # First, so that the summary shows an error in writing the report.
@@ -136,11 +137,10 @@ class Controller:
         stopped = bool(session.shouldstop or session.shouldfail)
         left_out = self._workers is not None and self._workers.tests_left_out
         stored = self._stored_baseline()
-        measured = {record.id for record in builder.records}
         report = builder.build(
             int(exitstatus),
             complete=ended and not stopped and not left_out,
-            baseline=stored.describe(measured) if stored is not None else None,
+            baseline=stored.describe(self._last_attempts) if stored is not None else None,
         )
         if report is None:
             return
@@ -189,7 +189,7 @@ class Controller:
             return
         if not quiet:
             self._print_table(terminalreporter)
-            self._print_verdicts(terminalreporter)
+        self._print_verdicts(terminalreporter, quiet=quiet)
         self._print_gates(terminalreporter)
         for problem in self._builder.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
@@ -222,13 +222,16 @@ class Controller:
             terminalreporter.section("energy")
             _print_text(terminalreporter, text)
 
-    def _print_verdicts(self, terminalreporter: Any) -> None:
+    def _print_verdicts(self, terminalreporter: Any, *, quiet: bool) -> None:
         stored = self._stored_baseline()
         comparisons = [each for record in self._last_attempts for each in record.comparisons]
         if stored is None or not comparisons:
             return
-        from pytest_llenergy.report.verdicts import render_verdicts
+        from pytest_llenergy.report.verdicts import list_problems, render_verdicts
 
+        if quiet:
+            _print_text(terminalreporter, "\n".join(list_problems(comparisons, stored.origin)))
+            return
         writer = terminalreporter._tw
         terminalreporter.section(f"energy, compared with {stored.origin}")
         _print_text(terminalreporter, render_verdicts(comparisons, writer.fullwidth, color=writer.hasmarkup))
@@ -239,10 +242,12 @@ class Controller:
         if self._settings.compare is not None or any(record.comparisons for record in records):
             from pytest_llenergy.gating import describe_ungated
 
-            for line in describe_ungated(self._stored_baseline(), records, self._settings.inconclusive):
+            with_lost = not any("--energy-removed" in line for line in self._gate_errors)
+            stored = self._stored_baseline()
+            for line in describe_ungated(stored, records, self._settings, with_lost=with_lost):
                 terminalreporter.write_line(line, yellow=True)
-        if self._gate_error is not None:
-            terminalreporter.write_line(f"ERROR: {self._gate_error}", red=True)
+        for line in self._gate_errors:
+            terminalreporter.write_line(f"ERROR: {line}", red=True)
 
     def _stored_baseline(self) -> StoredBaseline | None:
         if self._settings.compare is None:

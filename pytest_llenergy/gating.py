@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_llenergy.compare.comparability import Work, find_renamed, group_by_work
 from pytest_llenergy.compare.comparison import (
     Criterion,
     MeasuredRecord,
@@ -25,13 +26,22 @@ from pytest_llenergy.compare.comparison import (
     describe_side,
     has_measurements,
     incomplete_run_note,
+    mark_renamed,
     select_last_attempts,
 )
-from pytest_llenergy.compare.gate import Gate, check_floor, rule_with_floor, select_criteria
+from pytest_llenergy.compare.gate import (
+    Gate,
+    check_floor,
+    check_named_once,
+    explain_failure,
+    list_void_gates,
+    rule_with_floor,
+    select_criteria,
+)
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
-from pytest_llenergy.model.defaults import SAVED, Inconclusive
+from pytest_llenergy.model.defaults import SAVED
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
@@ -48,12 +58,15 @@ from pytest_llenergy.report.store import (
     read_file,
     read_report,
 )
-from pytest_llenergy.xdist import BaselineFile, worker_input_of
+from pytest_llenergy.xdist import BaselineFile, record_id, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 
 #: Most names of tests in one line.
 MAX_NAMES = 5
+
+#: Beginning of the reason of a test that failed as expected.
+XFAIL = "xfail"
 
 
 @dataclass(frozen=True)
@@ -72,10 +85,29 @@ class StoredBaseline:
     report: Report
     records: dict[str, Record]
 
-    def describe(self, measured: Collection[str]) -> Baseline:
-        """Describe the baseline for the report of a run that has measured the tests with these ids."""
-        absent = [name for name in self.records if name not in measured]
+    def describe(self, records: Sequence[Record]) -> Baseline:
+        """Describe the baseline for the report of a run with these records."""
+        compared = {record.id for record in records}
+        compared |= {each.renamed_from or each.id for record in records for each in record.comparisons}
+        absent = [name for name in self.records if name not in compared]
         return Baseline(side=describe_side(self.report, self.origin), absent=absent)
+
+    def list_lost(self, records: Sequence[Record]) -> dict[str, str]:
+        """Return the tests that the baseline measured and this run did not compare, with the reason.
+
+        A run of part of a suite loses tests too. Failed tests are not lost, since pytest reports them.
+        """
+        lost = dict.fromkeys(self.describe(records).absent, "not in this run")
+        for record in records:
+            if record.status == "skipped" or is_xfailed(record):
+                lost[record.id] = "skipped" if record.status == "skipped" else "xfailed"
+        usable = (name for name, each in self.records.items() if each.counts and each.rounds)
+        return {name: lost[name] for name in usable if name in lost and not is_xfailed(self.records[name])}
+
+
+def is_xfailed(record: Record) -> bool:
+    """Whether a test failed as expected; its reason is the only sign of it."""
+    return record.status == "failed" and (record.reason or "").startswith(XFAIL)
 
 
 class Gating:
@@ -84,6 +116,8 @@ class Gating:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
+        # Tests of the baseline that were not collected, as far as no other was found to be one of them.
+        self._gone: dict[Work, list[Record]] | None = None
 
     @cached_property
     def stored(self) -> StoredBaseline | None:
@@ -109,7 +143,8 @@ class Gating:
             records = select_last_attempts(report.records, location_name(place))
         except ReportError as error:
             raise pytest.UsageError(f"{source}={name}: {str(error).removeprefix(f'{name}: ')}") from None
-        if not has_measurements(records):
+        # A complete run without tests is the baseline of the first benchmarks.
+        if not has_measurements(records) and not (report.run.complete and not report.records):
             statuses = Counter(record.status for record in records.values())
             counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
             found = f" ({counts})" if counts else ""
@@ -130,8 +165,16 @@ class Gating:
     def _environment(self) -> Environment:
         return collect_environment()
 
-    def compare(self, record: Record, gate: Gate | None) -> list[Comparison]:
-        """Compare a test with its baseline in every metric that the options or its gate names."""
+    def compare(
+        self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
+    ) -> list[Comparison]:
+        """Compare a test with its baseline in every metric that the options or its gate names.
+
+        Args:
+            record: The record of the test.
+            gate: Its gate from a mark.
+            collected: Tests of this run: others of the baseline may have been renamed.
+        """
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
         common = rule_with_floor(self._settings.floor)
@@ -139,10 +182,14 @@ class Gating:
         if stored is None:
             criteria = select_criteria(fail_on, threshold, common) if fail_on or threshold is not None else []
             return [_ungated(record, each) for each in criteria]
-        if not record.rounds and threshold is None:
-            return []
         record = _as_stored(record)
-        before = stored.records.get(record.id)
+        renamed = self._match_renamed(record, stored, collected)
+        before = stored.records.get(renamed.get(record.id, record.id))
+        if before is not None and renamed:
+            before = msgspec.structs.replace(before, id=record.id)
+        measured_before = before is not None and before.rounds and self._settings.removed == "fail"
+        if not record.rounds and threshold is None and not measured_before:
+            return []
         comparisons = []
         for each in select_criteria(fail_on, threshold, common):
             if before is None:
@@ -150,8 +197,25 @@ class Gating:
                 comparisons.append(compare_without_baseline(record, each, incomplete))
             else:
                 base = MeasuredRecord(before, stored.report.environment)
-                comparisons.append(compare_records(base, MeasuredRecord(record, self._environment), each))
+                found = compare_records(base, MeasuredRecord(record, self._environment), each)
+                comparisons.append(mark_renamed(found, renamed))
         return comparisons
+
+    def _match_renamed(
+        self, record: Record, stored: StoredBaseline, collected: Sequence[pytest.Item]
+    ) -> dict[str, str]:
+        """Return the id that a test has in the baseline by its present id; empty without a match."""
+        if record.id in stored.records:
+            return {}
+        if self._gone is None:
+            worker = worker_input_of(self._config)
+            ids = {record_id(each.nodeid, label=worker.label, grouped=worker.grouped) for each in collected}
+            self._gone = group_by_work(each for name, each in stored.records.items() if name not in ids)
+        old = find_renamed(record, self._gone)
+        if old is None:
+            return {}
+        self._gone = {work: records for work, records in self._gone.items() if old not in records}
+        return {record.id: old.id}
 
 
 GATING = pytest.StashKey[Gating]()
@@ -180,14 +244,9 @@ def check_gate_options(config: pytest.Config) -> None:
         return
     try:
         check_floor(settings.fail_on, settings.floor)
+        check_named_once(settings.fail_on)
     except PlanError as error:
         raise pytest.UsageError(f"{option_source(config, 'fail_on')}: {error}") from None
-    metrics = [each.metric for each in settings.fail_on]
-    for metric in metrics:
-        if metrics.count(metric) > 1:
-            raise pytest.UsageError(
-                f"{option_source(config, 'fail_on')}: {metric} is named twice; keep one of them"
-            )
     stored = gating_of(config).stored
     assert stored is not None
     if stored.path is None:
@@ -241,14 +300,15 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
 
 
 def describe_ungated(
-    stored: StoredBaseline | None, records: Sequence[Record], inconclusive: Inconclusive
+    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, with_lost: bool = True
 ) -> list[str]:
     """Return a line for each reason why gates did not cover, or could not decide on, some tests.
 
     Args:
         stored: The baseline; None without one.
-        records: Records of the run.
-        inconclusive: How inconclusive comparisons are treated.
+        records: The last attempt of each test of the run.
+        settings: Options of the run.
+        with_lost: Whether to name the tests that were lost: an error may do so.
     """
     comparisons = [each for record in records for each in record.comparisons]
     waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
@@ -260,7 +320,7 @@ def describe_ungated(
     if not stored.report.run.complete:
         lines.append(incomplete_run_note(stored.origin))
     unsure = sum(each.gated and each.verdict == "inconclusive" for each in comparisons)
-    if unsure and inconclusive == "warn":
+    if unsure and settings.inconclusive == "warn":
         lines.append(
             f"inconclusive: {unsure} of {len(comparisons)}; more rounds (--energy-rounds) can decide, "
             "--energy-inconclusive=fail fails such tests"
@@ -268,32 +328,84 @@ def describe_ungated(
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
-    absent = stored.describe({record.id for record in records}).absent
-    if absent:
-        named = ", ".join(_function_name(name) for name in absent[:MAX_NAMES])
-        rest = f" and {len(absent) - MAX_NAMES} more" if len(absent) > MAX_NAMES else ""
-        lines.append(f"in {stored.origin} but not in this run: {named}{rest}")
+    renamed = [each for each in comparisons if each.renamed_from is not None]
+    lines += [f"{_function_name(each.id)} was {_function_name(str(each.renamed_from))}" for each in renamed]
+    lost = stored.list_lost(records)
+    if lost and with_lost and settings.removed != "pass":
+        lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
+    if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
+        lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
 
 
-def explain_nothing_gated(
-    records: Sequence[Record], settings: Settings, *, on_command_line: bool
-) -> str | None:
-    """Explain why no gate was checked although some were requested; return None if one was.
+def _name_lost(lost: Mapping[str, str]) -> str:
+    named = [f"{_function_name(name)} ({why})" for name, why in lost.items()]
+    return ", ".join(named[:MAX_NAMES]) + (
+        f" and {len(lost) - MAX_NAMES} more" if len(lost) > MAX_NAMES else ""
+    )
+
+
+def list_gate_errors(
+    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, on_command_line: bool
+) -> list[str]:
+    """Return a line for each gate that was requested and not checked, although no test failed by it.
 
     Args:
-        records: Records of the run.
+        stored: The baseline; None without one.
+        records: All attempts of the tests of the run, in order.
         settings: Options of the run.
         on_command_line: Whether ``--energy-fail-on`` is on the command line. Then a run without measurements
             is an error; the gates of an ini file may apply to other runs.
     """
+    if stored is None:
+        return []
+    last = {record.id: record for record in records}
+    lines = [
+        f"{_function_name(record.id)} ran again after its gate had failed, which a rerun does not undo: {why}"
+        for record in records
+        for each in record.comparisons
+        if last[record.id] is not record
+        and last[record.id].counts
+        and not last[record.id].failed_gate
+        and each.gated
+        and each.verdict == "regressed"
+        and (why := explain_failure(each, settings.inconclusive)) is not None
+    ]
+    if last or on_command_line:
+        lost = stored.list_lost([*last.values()])
+        if not settings.fail_on:
+            # Those that a mark gated.
+            lost = {
+                name: why
+                for name, why in lost.items()
+                if any(each.gated for each in stored.records[name].comparisons)
+            }
+        if lost and settings.removed == "fail":
+            lines.append(
+                f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
+                "--energy-removed=warn accepts this"
+            )
+    nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
+    if nothing is not None:
+        return [*lines, nothing]
+    named = {each.metric for each in settings.fail_on}
+    comparisons = [each for record in last.values() for each in record.comparisons]
+    return lines + list_void_gates(each for each in comparisons if each.gated or each.metric in named)
+
+
+def _explain_nothing_gated(
+    records: Sequence[Record], stored: StoredBaseline, settings: Settings, *, on_command_line: bool
+) -> str | None:
+    """Explain why no gate was checked although some were requested; return None if one was."""
     comparisons = [each for record in records for each in record.comparisons if each.gated]
-    if settings.compare is None or any(each.rule_applied for each in comparisons):
+    if any(each.rule_applied for each in comparisons):
         return None
     if not comparisons and not (on_command_line and settings.fail_on):
         return None
     if not records:
         return "nothing was gated: no test was measured"
+    if not stored.records:
+        return None
     states = Counter[str](each.verdict for each in comparisons)
     if not comparisons:
         states = Counter(record.status for record in records)

@@ -9,13 +9,17 @@ the derived class.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
+from functools import lru_cache
+from inspect import Parameter, getsource, signature, unwrap
 from operator import is_
 from reprlib import Repr
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,6 +162,40 @@ def record_params(item: pytest.Item) -> dict[str, Primitive]:
     callspec = getattr(item, "callspec", None)
     values: Mapping[str, Any] = callspec.params if callspec is not None else {}
     return {name.removeprefix("_llenergy_"): _primitive(value) for name, value in values.items()}
+
+
+def source_digest(item: pytest.Item) -> str | None:
+    """Hash the code of a test's function without its name, decorators, annotations, comments and formatting.
+
+    Parameters are recorded apart. Returns None if there is no source code.
+    """
+    function = getattr(item, "function", None)
+    return _source_digest(unwrap(function)) if function is not None else None
+
+
+@lru_cache(maxsize=64)
+def _source_digest(function: Callable[..., object]) -> str | None:
+    try:
+        (node,) = ast.parse(dedent(getsource(function))).body
+    # A name typed into an interpreter, generated code, a lambda within a call.
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    docstring = ast.get_docstring(node, clean=False) is not None
+    code = [_code_of(node.args), *map(_code_of, node.body[docstring:])]
+    return hashlib.sha256(repr(code).encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def _code_of(node: object) -> object:
+    """Return the content of a syntax tree, which is the same in each version of Python."""
+    if isinstance(node, list):
+        return [_code_of(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return node
+    # Versions differ in the fields that are mostly empty.
+    parts = [(name, each) for name, each in ast.iter_fields(node) if each not in (None, [])]
+    return type(node).__name__, [(name, _code_of(each)) for name, each in parts if name != "annotation"]
 
 
 class _Bounded(Repr):

@@ -32,7 +32,7 @@ from pytest_llenergy.model.record import (
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
 from pytest_llenergy.options.settings import settings_of
-from pytest_llenergy.plan import record_params
+from pytest_llenergy.plan import record_params, source_digest
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         status=status,
         reason=reason,
         params=record_params(item),
+        source_digest=source_digest(item),
         extra_info=json_values(draft.extra_info)[0],
         backend=draft.backend,
         parallel=draft.parallel or Parallel(),
@@ -236,7 +237,7 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
     from pytest_llenergy.gating import gating_of
 
     record = build_record(item, *_status_of_passed(draft))
-    draft.comparisons = gating_of(item.config).compare(record, gate)
+    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items)
     for each in draft.comparisons:
         item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:

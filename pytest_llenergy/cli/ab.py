@@ -128,6 +128,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.is_dir():
         raise PlanError(f"--output={args.output}: is a directory; name a file")
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
+    removed = option_row("removed").read_argument(args.removed)
     request = Request(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
@@ -149,7 +150,7 @@ def _run(args: argparse.Namespace) -> int:
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
-    paired = campaign.run().with_policy(inconclusive)
+    paired = campaign.run().with_policy(inconclusive, removed)
     output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))
@@ -157,7 +158,8 @@ def _run(args: argparse.Namespace) -> int:
         prepared.remove_checkouts()
     prepared.state.finish(keep=args.keep)
     _print_line(f"both sides, all rounds: {output}")
-    return print_comparison(ComparisonResult.from_paired(paired), args.format, inconclusive, "ab")
+    result = ComparisonResult.from_paired(paired)
+    return print_comparison(result, args.format, inconclusive, "ab", removed=removed)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from pytest_llenergy.options.table import option_row
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.comparison import ComparedReports
-    from pytest_llenergy.model.defaults import Inconclusive
+    from pytest_llenergy.model.defaults import Inconclusive, Removed
     from pytest_llenergy.model.report import PairedReport, Report
 
 
@@ -36,7 +36,7 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
         "repeatable)",
     )
-    for name in ("fail_on", "floor", "inconclusive"):
+    for name in ("fail_on", "floor", "inconclusive", "removed"):
         option_row(name).add_argument(parser)
 
 
@@ -149,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.store import check_not_overwritten
 
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
+    removed = option_row("removed").read_argument(args.removed)
     if args.output is not None:
         check_not_overwritten(
             args.output, [locate(text) for text in (args.base, args.head) if text is not None]
@@ -156,7 +157,9 @@ def run(args: argparse.Namespace) -> int:
     result = _compare(args)
     if args.inconclusive is None:
         inconclusive = result.compared.inconclusive
-    return print_comparison(result, args.format, inconclusive, "compare", args.output)
+    if args.removed is None:
+        removed = result.compared.removed
+    return print_comparison(result, args.format, inconclusive, "compare", args.output, removed=removed)
 
 
 def print_comparison(
@@ -165,8 +168,10 @@ def print_comparison(
     inconclusive: Inconclusive,
     command: str,
     output: Path | None = None,
+    *,
+    removed: Removed = "fail",
 ) -> int:
-    """Print or write a comparison, warn about inconclusive tests, and return the exit code.
+    """Print or write a comparison, name what the table does not say, and return the exit code.
 
     Args:
         result: The comparison.
@@ -174,6 +179,7 @@ def print_comparison(
         inconclusive: How to treat inconclusive comparisons.
         command: Name of the command, for messages.
         output: File to write; None prints to standard output.
+        removed: How to treat tests of the baseline that the head lacks.
 
     Raises:
         ReportError: If the output cannot be written.
@@ -183,11 +189,11 @@ def print_comparison(
     import msgspec
 
     from pytest_llenergy.cli.console import print_encodable, wants_color
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code
-    from pytest_llenergy.model.text import escape_invisible
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
+    from pytest_llenergy.model.text import count_tests, escape_invisible, one_line
     from pytest_llenergy.report.store import replace_file
 
-    policy = msgspec.structs.replace(result.compared, inconclusive=inconclusive)
+    policy = msgspec.structs.replace(result.compared, inconclusive=inconclusive, removed=removed)
     result = replace(result, compared=policy)
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
@@ -202,11 +208,22 @@ def print_comparison(
     if warned and inconclusive == "warn":
         remedy = "measure more rounds" if result.pairs is None else "measure more pairs (llenergy ab --pairs)"
         print(f"llenergy {command}: warning: {warned} inconclusive; {remedy}", file=sys.stderr)
+    lost = sum(each.verdict == "removed" and each.gated for each in comparisons)
+    if lost and removed != "pass":
+        how, remedy = ("", "; --removed=warn accepts this") if removed == "fail" else ("warning: ", "")
+        print(
+            f"llenergy {command}: {how}{count_tests(lost)} of the baseline removed{remedy}", file=sys.stderr
+        )
+    for line in list_void_gates(comparisons):
+        print(f"llenergy {command}: {one_line(line)}", file=sys.stderr)
+    if comparisons and all(each.verdict == "new" for each in comparisons):
+        new = {each.id for each in comparisons}
+        print(f"llenergy {command}: no baseline: {count_tests(len(new), 'new ')}", file=sys.stderr)
     if result.over_budget:
         names = ", ".join(map(escape_invisible, result.over_budget))
         print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
         return REGRESSED
-    return exit_code(comparisons, inconclusive)
+    return exit_code(comparisons, inconclusive, removed)
 
 
 def _compare(args: argparse.Namespace) -> ComparisonResult:
@@ -227,6 +244,11 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = location_name(base), location_name(head)
+    if reports[0].run.id == reports[1].run.id:
+        raise PlanError(
+            f"{origins[0]} and {origins[1]} are the same run, {reports[0].run.id}, so nothing can differ; "
+            "name two runs"
+        )
     floor = option_row("floor").read_argument(args.floor)
     criteria = parse_criteria(args.fail_on, args.metric, floor)
     return ComparisonResult(compare_reports(*reports, origins, criteria, across=args.across), reports)

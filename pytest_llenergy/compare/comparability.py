@@ -5,7 +5,8 @@ Devices and workload are described by facts: pairs of a name and a text. Device 
 runs: no clock rate, temperature, free memory or host name, which would make every run incomparable. The UUID
 of a board and the driver are not facts either: two boards of one model are comparable although they may draw
 10 % more or less, so a difference in these is a note. Workload facts determine what is executed. Versions of
-backends and libraries are left out because they are under test, and output tokens because they are a result.
+backends and libraries are left out because they are under test, and output tokens because they are a result;
+``work_differences`` finds output tokens and test code that differ too much for a verdict.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import log, log1p
+from statistics import median
 
 import msgspec
 
@@ -252,6 +255,67 @@ def workload_facts(record: Record) -> dict[str, str]:
 def workload_key(record: Record) -> str:
     """Return a short hash of the workload, equal for tests that execute the same."""
     return fingerprint(workload_facts(record))
+
+
+#: Workload and code of a test, which a new name leaves as they are.
+Work = tuple[str, str | None]
+
+
+def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
+    """Find tests that have another id in the baseline: the id of the baseline by that of the head."""
+    removed = group_by_work(record for name, record in base.items() if name not in head)
+    new = group_by_work(record for name, record in head.items() if name not in base)
+    found = {
+        records[0].id: find_renamed(records[0], removed) for records in new.values() if len(records) == 1
+    }
+    return {name: old.id for name, old in found.items() if old is not None}
+
+
+def group_by_work(records: Iterable[Record]) -> dict[Work, list[Record]]:
+    """Group measured tests by workload and code."""
+    groups: dict[Work, list[Record]] = {}
+    for record in records:
+        if record.counts and record.rounds:
+            groups.setdefault(_work(record), []).append(record)
+    return groups
+
+
+def find_renamed(head: Record, removed: Mapping[Work, Sequence[Record]]) -> Record | None:
+    """Return the only removed test with the work of a new one, if there is one.
+
+    Where the baseline lacks digests of code, the workload must have a backend: others are hardly distinct.
+    """
+    workload, _ = _work(head)
+    candidates = removed.get(_work(head)) or (removed.get((workload, None), ()) if head.backend else ())
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _work(record: Record) -> Work:
+    return workload_key(msgspec.structs.replace(record, id="")), record.source_digest
+
+
+def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
+    """Return why equal workloads may be different work: an edited test, or answers of another length.
+
+    Args:
+        base: The record of the baseline.
+        head: The record to compare with it.
+        tolerance: Relative change of the output tokens from which on they differ.
+    """
+    differences = []
+    digests = base.source_digest, head.source_digest
+    if None not in digests and digests[0] != digests[1]:
+        differences.append("the benchmark itself changed")
+    before, after = _output_tokens(base), _output_tokens(head)
+    if before and after and abs(log(after / before)) > log1p(tolerance):
+        change = after / before - 1
+        differences.append(f"output tokens per iteration: {before:g} -> {after:g} ({change:+.0%})")
+    return differences
+
+
+def _output_tokens(record: Record) -> float | None:
+    counts = [each.tokens.output / each.iterations for each in record.rounds if each.tokens is not None]
+    return median(counts) if counts else None
 
 
 def workload_differences(base: Record, head: Record) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
     device_differences,
+    match_renamed,
+    work_differences,
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
@@ -41,9 +43,19 @@ from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Compa
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import count_tests
 
 #: Metrics to compare if none is named: the first if every side counts tokens, otherwise the second.
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
+
+#: Output tokens that differ by more than this, or by the threshold if it is larger, are other work.
+TOKEN_TOLERANCE = 0.03
+
+#: A head that is better by a larger factor is no improvement but another unit, or other work.
+MAX_TIMES_BETTER = 100.0
+
+#: How to accept a test that does other work than in the baseline.
+ACCEPT = "llenergy compare --across compares them all the same, and a new baseline accepts the change"
 
 #: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
 Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
@@ -157,9 +169,17 @@ class _Case:
     def with_estimate(
         self, base: Sample, head: Sample, estimate: Estimate, notes: Sequence[str]
     ) -> Comparison:
+        verdict: Verdict = estimate.verdict
+        reason = estimate.reason
+        times = _times_better(estimate.ratio, METRICS[self.metric].better)
+        if verdict == "improved" and times > MAX_TIMES_BETTER:
+            verdict, reason = (
+                "invalid",
+                f"head is {times:.0f} times better: another unit, or not the same work",
+            )
         return self._comparison(
-            verdict=estimate.verdict,
-            reason=estimate.reason,
+            verdict=verdict,
+            reason=reason,
             ratio=_finite_or_none(estimate.ratio),
             low=_finite_or_none(estimate.low),
             high=_finite_or_none(estimate.high),
@@ -228,7 +248,8 @@ def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str
     """
     case = _Case(criterion.metric or default_metric(head), criterion, None, head, criterion.gated)
     if not head.counts:
-        return case.without_estimate("invalid", _not_measured_reason("head", head))
+        ungated = _Case(case.metric, criterion, None, head, gated=case.gated and head.status != "skipped")
+        return ungated.without_estimate("invalid", _not_measured_reason("head", head))
     if incomplete is not None:
         return case.without_estimate("invalid", _missing_reason(incomplete))
     return case.without_estimate("new", "not in the baseline")
@@ -265,9 +286,11 @@ def compare_reports(
     with pause_garbage_collection():
         base_records = select_last_attempts(base.records, origins[0])
         head_records = select_last_attempts(head.records, origins[1])
+        renamed = match_renamed(base_records, head_records)
+        base_paired = rename_records(base_records, renamed)
         for criterion in criteria:
             results: list[tuple[Comparison, Estimate | None]] = []
-            for before, after in pair_records(base_records, head_records):
+            for before, after in pair_records(base_paired, head_records):
                 if before is None and after is not None:
                     results.append((compare_without_baseline(after, criterion, base_incomplete), None))
                 elif before is not None and after is None:
@@ -277,7 +300,8 @@ def compare_reports(
                         MeasuredRecord(before, base.environment),
                         MeasuredRecord(after, head.environment),
                     )
-                    results.append(_compare_records(*measured, criterion, across=across, estimator=estimator))
+                    found = _compare_records(*measured, criterion, across=across, estimator=estimator)
+                    results.append((mark_renamed(found[0], renamed), found[1]))
             comparisons += _correct_comparisons(results)
     sides = describe_side(base, origins[0]), describe_side(head, origins[1])
     # Most records have the same devices: describe each set once.
@@ -288,8 +312,35 @@ def compare_reports(
         head=sides[1],
         comparisons=comparisons,
         devices=list(dict.fromkeys(devices)),
-        notes=[incomplete_run_note(side.origin) for side in sides if not side.complete],
+        notes=[
+            *[incomplete_run_note(side.origin) for side in sides if not side.complete],
+            *[f"renamed, and compared: {old} -> {new}" for new, old in renamed.items()],
+            *_describe_reruns(head, origins[1]),
+        ],
     )
+
+
+def rename_records(records: Mapping[str, Record], renamed: Mapping[str, str]) -> dict[str, Record]:
+    """Give records of the baseline their ids on the head: ``renamed`` has the old ids by the new ones."""
+    names = {old: new for new, old in renamed.items()}
+    return {
+        names.get(name, name): msgspec.structs.replace(record, id=names[name]) if name in names else record
+        for name, record in records.items()
+    }
+
+
+def mark_renamed(comparison: Comparison, renamed: Mapping[str, str]) -> Comparison:
+    """Note the id in the baseline if the test was renamed."""
+    old = renamed.get(comparison.id)
+    if old is None:
+        return comparison
+    notes = [f"renamed from {old}", *comparison.notes]
+    return msgspec.structs.replace(comparison, renamed_from=old, notes=notes)
+
+
+def _describe_reruns(head: Report, origin: str) -> list[str]:
+    count = len({record.id for record in head.records if record.attempt > 1})
+    return [f"{origin}: {count_tests(count)} ran again; the last attempts are compared"] if count else []
 
 
 def incomplete_run_note(origin: str) -> str:
@@ -302,7 +353,9 @@ def _missing_reason(origin: str) -> str:
 
 
 def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None) -> Comparison:
-    case = _Case(criterion.metric or default_metric(base), criterion, base, None, criterion.gated)
+    # A test without a measurement in the baseline was not checked before either.
+    gated = criterion.gated and base.counts
+    case = _Case(criterion.metric or default_metric(base), criterion, base, None, gated)
     if incomplete is not None:
         return case.without_estimate("invalid", _missing_reason(incomplete))
     return case.without_estimate("removed", "only in the baseline")
@@ -320,11 +373,20 @@ def _compare_records(
     metric = criterion.metric or default_metric(old, new)
     figure = ROUND_METRICS[metric]
     case = _Case(metric, criterion, old, new, criterion.gated)
+    if new.status == "skipped" and old.counts:
+        return case.without_estimate("removed", _not_measured_reason("head", new)), None
+    if new.status == old.status == "skipped":
+        ungated = _Case(metric, criterion, old, new, gated=False)
+        return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
             return case.without_estimate("invalid", _not_measured_reason(side, record)), None
         if not record.rounds:
             reason = f"{side} has only windows of energy_meter and no rounds to compare"
+            return case.without_estimate("invalid", reason), None
+        recorded = record.metrics.get(metric)
+        if recorded is not None and recorded.unit != figure.unit:
+            reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {figure.unit}"
             return case.without_estimate("invalid", reason), None
     if not criterion.from_mark and not (
         applies_to_rounds(metric, old.rounds) or applies_to_rounds(metric, new.rounds)
@@ -345,6 +407,10 @@ def _compare_records(
     if differences and not across:
         reason = f"different workload ({'; '.join(differences)})"
         return case.without_estimate("not comparable", reason, differences), None
+    changes = work_differences(old, new, max(criterion.rule.threshold, TOKEN_TOLERANCE))
+    if changes and criterion.gated and not across:
+        return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
+    differences += changes
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
@@ -405,6 +471,11 @@ def _recorded_value(record: Record | None, metric: str) -> float | None:
 
 def _first_known(recorded: float | None, computed: float) -> float | None:
     return recorded if recorded is not None else _finite_or_none(computed)
+
+
+def _times_better(ratio: float | None, better: Literal["less", "more"]) -> float:
+    """How many times better the head is; 1 if unknown."""
+    return 1.0 if not ratio else ratio if better == "more" else 1 / ratio
 
 
 def _finite_or_none(value: float | None) -> float | None:

@@ -15,7 +15,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.defaults import Inconclusive
+from pytest_llenergy.model.defaults import Inconclusive, Removed
 from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
@@ -23,8 +23,8 @@ from pytest_llenergy.model.report import Report
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
-#: The largest relative threshold. A gate that allows an increase by ten times the value is a mistake.
-MAX_THRESHOLD = 10.0
+#: The largest relative threshold. A gate that allows three times the value is a mistake.
+MAX_THRESHOLD = 2.0
 
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
 BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
@@ -138,6 +138,14 @@ def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
             )
 
 
+def check_named_once(thresholds: Sequence[Threshold]) -> None:
+    """Raise ``PlanError`` for a metric with two thresholds: one of them would have no effect."""
+    metrics = [each.metric for each in thresholds]
+    for metric in metrics:
+        if metrics.count(metric) > 1:
+            raise PlanError(f"{metric} is named twice; keep one of them")
+
+
 @dataclass(frozen=True)
 class Budget:
     """An upper limit of ``metric``, in its base unit."""
@@ -244,12 +252,13 @@ def parse_criteria(
         floor: Value of ``--floor``; None is the default.
 
     Raises:
-        PlanError: If a metric or a threshold is invalid, or a threshold is below the floor.
+        PlanError: If a metric or a threshold is invalid, a threshold is below the floor, or a metric has two.
     """
     common = DEFAULT_RULE if floor is None else rule_with_floor(floor)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)
+    check_named_once(thresholds)
     criteria = {each.metric: Criterion(each.metric, each.rule(common), gated=True) for each in thresholds}
     criteria.update({name: Criterion(name, common, gated=True) for name in names if name not in criteria})
     return list(criteria.values()) or [Criterion(rule=common, gated=True)]
@@ -278,11 +287,40 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     return None
 
 
-def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> int:
+def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
+    """Return a line for each metric whose gate no test could fail: none has it, or the threshold is too high.
+
+    Args:
+        comparisons: Those of metrics with a gate.
+    """
+    by_metric: dict[str, list[Comparison]] = {}
+    for each in comparisons:
+        if each.verdict not in ("new", "removed"):
+            by_metric.setdefault(each.metric, []).append(each)
+    lines = []
+    for metric, found in by_metric.items():
+        if not any(each.gated for each in found):
+            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
+        decided = [each for each in found if each.gated and each.rule_applied and each.rule is not None]
+        limits = [each.rule.threshold_absolute for each in decided if each.rule is not None]
+        values = [max(each.base or 0.0, each.head or 0.0) for each in decided]
+        if decided and all(value < limit for value, limit in zip(values, limits, strict=True)):
+            unit = decided[0].unit
+            lines.append(
+                f"nothing was gated by {metric}: the absolute part of its threshold, {min(limits):g} {unit}, "
+                f"is above every value, at most {max(values):.4g} {unit}"
+            )
+    return lines
+
+
+def exit_code(
+    comparisons: Iterable[Comparison], inconclusive: Inconclusive, removed: Removed = "fail"
+) -> int:
     """Return the exit code for the worst verdict.
 
     A comparison without a verdict is not a pass: the status is 3 if a test is not comparable, and 5 if one
-    has no valid measurement or nothing was compared. New and removed tests do not count.
+    has no valid measurement, was removed, or nothing was compared. New tests do not count, and tests without
+    any baseline pass.
     """
     found = list(comparisons)
     verdicts = {each.verdict for each in found if each.gated}
@@ -290,7 +328,11 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
         return REGRESSED
     if "not comparable" in verdicts:
         return NOT_COMPARABLE
-    if "invalid" in verdicts or not any(each.rule_applied for each in found):
+    if verdicts == {"new"}:
+        return PASSED
+    if "invalid" in verdicts or ("removed" in verdicts and removed == "fail"):
+        return NOTHING_VALID
+    if not any(each.rule_applied for each in found) or list_void_gates(found):
         return NOTHING_VALID
     if "inconclusive" in verdicts and inconclusive == "fail":
         return INCONCLUSIVE

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Literal
 
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
-from pytest_llenergy.model.defaults import Inconclusive
+from pytest_llenergy.model.defaults import Inconclusive, Removed
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
-#: say why the rule was not applied: ``new`` and ``removed`` tests exist on one side only, ``invalid`` ones
-#: lack a valid measurement on one side, and ``not comparable`` ones ran on other devices or ran another
-#: workload.
+#: say why the rule was not applied: ``new`` tests exist on the head only, ``removed`` ones on the
+#: baseline only or are skipped on the head, ``invalid`` ones lack a valid measurement on one side, and ``not
+#: comparable`` ones ran on other devices or ran another workload.
 Verdict = Literal[
     "regressed",
     "worse",
@@ -70,6 +70,7 @@ class Comparison(StoredStruct, frozen=True):
         gated: Whether a gate was requested for this metric.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
+        renamed_from: Id of the test in the baseline, if it has another one there.
         differences: Facts that make the sides not comparable.
         notes: Facts that a reader should know although the sides are comparable.
     """
@@ -95,6 +96,7 @@ class Comparison(StoredStruct, frozen=True):
     gated: bool = False
     base_tokens_per_s: float | None = None
     head_tokens_per_s: float | None = None
+    renamed_from: str | None = None
     differences: list[str] = []
     notes: list[str] = []
 
@@ -142,7 +144,7 @@ class Baseline(StoredStruct, frozen=True):
 class ComparedReports(StoredStruct, frozen=True):
     """Two reports, test by test: the result of ``llenergy compare``.
 
-    ``inconclusive`` is how the gate treats inconclusive tests.
+    ``inconclusive`` is how the gate treats inconclusive tests, ``removed`` tests that only the baseline has.
     """
 
     base: ReportSource
@@ -151,3 +153,4 @@ class ComparedReports(StoredStruct, frozen=True):
     devices: list[str] = []
     notes: list[str] = []
     inconclusive: Inconclusive = "warn"
+    removed: Removed = "fail"

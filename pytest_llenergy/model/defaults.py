@@ -14,6 +14,9 @@ ROUNDS, FLOOR_ROUNDS = 6, 3
 #: What to do about an inconclusive comparison.
 Inconclusive = Literal["warn", "fail", "pass"]
 
+#: What to do about a test of the baseline that the head lacks.
+Removed = Literal["fail", "warn", "pass"]
+
 #: Directory for reports of ``--energy-save=NAME``, in the root directory.
 SAVED = ".llenergy"
 

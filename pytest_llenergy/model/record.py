@@ -338,6 +338,8 @@ class Record(StoredStruct, frozen=True):
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
         extra_info: What the test wrote into ``extra_info`` of its fixture, as JSON values.
+        source_digest: Hash of the test function's code, without its name, comments and formatting. Null in
+            reports of versions that did not record it, and without source code.
     """
 
     id: str
@@ -345,6 +347,7 @@ class Record(StoredStruct, frozen=True):
     status: Status
     reason: str | None = None
     params: dict[str, Primitive] = {}
+    source_digest: str | None = None
     extra_info: dict[str, Any] = {}
     backend: BackendInfo | None = None
     parallel: Parallel = Parallel()

@@ -14,7 +14,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
-from pytest_llenergy.model.defaults import Inconclusive
+from pytest_llenergy.model.defaults import Inconclusive, Removed
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round, Window
 
@@ -159,6 +159,11 @@ class _Unread(msgspec.Struct, frozen=True, gc=False):
 
 class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
     value: float | None
+    unit: str
+
+
+class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
+    gated: bool = False
 
 
 class _LeanRound(Round, frozen=True):
@@ -176,7 +181,7 @@ class _LeanRecord(Record, frozen=True):
     windows: list[_LeanWindow] = []  # type: ignore[assignment]
     metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
     power_trace: _Unread | None = None  # type: ignore[assignment]
-    comparisons: list[_Unread] = []  # type: ignore[assignment]
+    comparisons: list[_LeanComparison] = []  # type: ignore[assignment]
 
 
 class _LeanReport(Report, frozen=True):
@@ -223,9 +228,9 @@ class PairedReport(StoredStruct, frozen=True):
     head: Report
     compared: ComparedReports
 
-    def with_policy(self, inconclusive: Inconclusive) -> PairedReport:
-        """Return the report with how its gate treats inconclusive tests."""
-        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive)
+    def with_policy(self, inconclusive: Inconclusive, removed: Removed) -> PairedReport:
+        """Return the report with how its gate treats inconclusive and removed tests."""
+        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive, removed=removed)
         return msgspec.structs.replace(self, compared=compared)
 
 

@@ -78,9 +78,9 @@ def strip_trailing_space(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
 
 
-def count_tests(count: int) -> str:
-    """Return ``1 test`` or ``2 tests``."""
-    return f"{count} test{'' if count == 1 else 's'}"
+def count_tests(count: int, kind: str = "") -> str:
+    """Return ``1 test`` or ``2 tests``; with the kind ``"new "`` ``2 new tests``."""
+    return f"{count} {kind}test{'' if count == 1 else 's'}"
 
 
 def shorten(line: str, width: int) -> str:

@@ -326,6 +326,12 @@ class Settings:
         f"{{{','.join(get_args(defaults.Inconclusive))}}}",
         "What to do with a test if --energy-fail-on is inconclusive",
     )
+    removed: defaults.Removed = option(
+        "fail",
+        word(*get_args(defaults.Removed)),
+        f"{{{','.join(get_args(defaults.Removed))}}}",
+        "What to do if a test of the baseline is not gated: deleted, deselected, skipped or xfailed",
+    )
     flops: bool = option(
         "off",
         flops_switch,

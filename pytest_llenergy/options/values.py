@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 200
 
 
+#: Largest floor. Where the same code differs by more, no gate means anything.
+MAX_FLOOR = 0.25
+
+
 def integer(minimum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.strip().isdecimal()) or int(text) < minimum:
@@ -70,8 +74,8 @@ def share(text: str) -> float:
 
 def floor(text: str) -> float:
     value = _share(text)
-    if not 0 <= value < 1:
-        raise ValueError("needs a share from 0 to below 1, such as 1% or 0.01")
+    if not 0 <= value <= MAX_FLOOR:
+        raise ValueError(f"needs a share from 0 to {MAX_FLOOR:.0%}, such as 1% or 0.01")
     return value
 
 

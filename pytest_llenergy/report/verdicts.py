@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import VERDICTS, Comparison, Verdict
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -81,6 +81,17 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     return strip_trailing_space(stream.getvalue())
 
 
+def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
+    """Return a line for each test whose verdict is not green, and one that counts all, for quiet runs."""
+    bad = [
+        each for each in sort_by_verdict(comparisons) if each.verdict not in ("improved", "unchanged", "new")
+    ]
+    lines = [one_line(f"{each.verdict}: {short_test_name(each.id)}: {each.reason}") for each in bad]
+    if len(bad) > MAX_LINES_PER_VERDICT:
+        lines[MAX_LINES_PER_VERDICT:] = [f"{len(bad) - MAX_LINES_PER_VERDICT} more"]
+    return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
+
+
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Sort by urgency, and within a verdict keep the given order."""
     return sorted(comparisons, key=lambda each: VERDICTS.index(each.verdict))
@@ -103,6 +114,20 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
     if not noises:
         return ""
     return f"noise {median(noises):.1%} median, {max(noises):.1%} at most"
+
+
+def failing_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that fail a comparison."""
+    verdicts: set[Verdict] = {"regressed", "not comparable", "invalid"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "fail" else set()
+    return verdicts | ({"removed"} if compared.removed == "fail" else set())
+
+
+def warning_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that are a warning."""
+    verdicts: set[Verdict] = {"worse"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "warn" else set()
+    return verdicts | ({"removed"} if compared.removed == "warn" else set())
 
 
 def worsening(comparison: Comparison) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -21,6 +22,9 @@ LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)
 UNSURE = (8.0, 12.5, 8.1, 12.4, 7.9, 12.6)
 
 TEST = "benchmarks/test_decode.py::test_decode[8]"
+
+#: Each report is of another run.
+RUN_NUMBERS = count(1)
 
 SPOILED = Flag(name="impossible", severity="invalid", detail="the counter ran backwards")
 
@@ -55,5 +59,6 @@ def record_of(name: str = TEST, joules: Sequence[float | None] = LEVEL, **change
 
 
 def report_of(*records: Record, **changes: Any) -> Report:
-    run = msgspec.structs.replace(REPORT.run, complete=changes.pop("complete", True))
+    name = f"run-{next(RUN_NUMBERS)}"
+    run = msgspec.structs.replace(REPORT.run, id=name, complete=changes.pop("complete", True))
     return msgspec.structs.replace(REPORT, run=run, records=list(records), **changes)

@@ -60,7 +60,7 @@ def test_change_below_the_floor_is_unchanged(compare: Compare) -> None:
     assert status == 2
     assert "threshold '3%' of energy_j is below the floor of 12%, and changes up to the floor are not" in err
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
-    message = "llenergy compare: --floor=much: needs a share from 0 to below 1, such as 1% or 0.01\n"
+    message = "llenergy compare: --floor=much: needs a share from 0 to 25%, such as 1% or 0.01\n"
     assert (status, err) == (2, message)
 
 
@@ -162,9 +162,9 @@ LOST = record_of(joules=[None] * 6)
         (of(VAGUE), of(VAGUE), ["--inconclusive=pass"], 0, "1 inconclusive"),
         (of(VAGUE), of(VAGUE), ["--inconclusive=fail"], 4, "1 inconclusive"),
         (of(LOST), of(record_of()), [], 5, "the counter stood still"),
-        (of(record_of("t.py::a")), of(record_of("t.py::b")), [], 5, "1 new, 1 removed"),
+        (of(record_of("t.py::a")), of(record_of("t.py::b", params={})), [], 5, "1 new, 1 removed"),
         (report_of(), report_of(), [], 5, "nothing to compare"),
-        (report_of(), of(record_of()), [], 5, "not in the baseline"),
+        (report_of(), of(record_of()), [], 0, "not in the baseline"),
         (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not finish"),
         (of(record_of()), report_of(complete=False), [], 5, "missing in head.json, whose run did not finish"),
         (of(record_of(), OTHER), report_of(record_of(), complete=False), [], 5, "missing in head.json"),

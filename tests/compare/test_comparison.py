@@ -79,7 +79,7 @@ def test_meter_uncertainty_prevents_a_regression() -> None:
 
 def test_test_on_one_side_is_new_or_removed() -> None:
     other = "benchmarks/test_decode.py::test_other"
-    found = compared(report_of(record_of()), report_of(record_of(other))).comparisons
+    found = compared(report_of(record_of()), report_of(record_of(other, params={}))).comparisons
     assert [(each.id, each.verdict, each.reason) for each in found] == [
         (other, "new", "not in the baseline"),
         (TEST, "removed", "only in the baseline"),
@@ -94,7 +94,6 @@ def test_test_on_one_side_is_new_or_removed() -> None:
     ("changes", "reason"),
     [
         ({"status": "failed", "reason": "AssertionError: no"}, "the {test} test failed (AssertionError: no)"),
-        ({"status": "skipped", "reason": "no GPU"}, "the {test} test was skipped (no GPU)"),
         ({"status": "crashed", "reason": None}, "the {test} test crashed"),
         ({"status": "invalid", "reason": "GPU is lost"}, "the {test} test is invalid (GPU is lost)"),
         ({"rounds": []}, "{side} has only windows of energy_meter and no rounds to compare"),
@@ -116,6 +115,17 @@ def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reas
     )
     assert (found.ratio, found.low, found.high) == (None, None, None)
     assert code(found) == 5
+
+
+def test_skipped_test_is_removed_by_the_head_and_invalid_in_the_baseline() -> None:
+    skipped = record_of(status="skipped", reason="no GPU")
+    found = [one(record_of(), skipped), one(skipped, record_of()), one(skipped, skipped)]
+    assert [(each.verdict, each.gated) for each in found] == [
+        ("removed", True),
+        ("invalid", True),
+        ("invalid", False),
+    ]
+    assert found[0].reason == "the head test was skipped (no GPU)"
 
 
 def test_test_that_failed_only_its_gate_is_compared() -> None:

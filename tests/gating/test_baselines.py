@@ -60,6 +60,7 @@ class TestUsage:
         )
         assert usage_error(base, COMPARE) == message.format("1 tests can be compared with (1 failed)")
         edit("base.json", lambda report: report["records"].clear())
+        edit("base.json", lambda report: report["run"].update(complete=False))
         assert usage_error(base, COMPARE) == message.format("0 tests can be compared with")
 
     def test_baseline_with_a_duplicate_test_is_a_usage_error(self, base: pytest.Pytester) -> None:

@@ -15,29 +15,28 @@ Read = Callable[..., dict[str, Any]]
 
 
 class TestNoSilentPass:
-    def test_new_and_removed_tests_are_listed_and_fail_nothing(
-        self, base: pytest.Pytester, read_report: Read
-    ) -> None:
+    def test_new_and_removed_tests_are_listed(self, base: pytest.Pytester, read_report: Read) -> None:
         edit("base.json", with_b)
-        base.makepyfile(test_some=TWO.replace("test_b", "test_c"))
-        result = base.runpytest(COMPARE, "--energy-fail-on=mean_power_w:40%", "--energy-report")
+        base.makepyfile(test_some=TWO.replace("test_b(energy):", "test_c(energy):\n    assert energy"))
+        accept = "--energy-removed=warn"
+        result = base.runpytest(COMPARE, "--energy-fail-on=mean_power_w:40%", "--energy-report", accept)
         result.assert_outcomes(passed=2)
         result.stdout.fnmatch_lines(
             [
                 "new: test_some.py::test_c: not in the baseline",
                 "1 new, 1 unchanged; *",
-                "in base.json but not in this run: test_b",
+                "in base.json but not compared: test_b (not in this run)",
             ]
         )
         assert read_report()["baseline"]["absent"] == ["test_some.py::test_b"]
 
     def test_run_with_only_new_tests_fails(self, base: pytest.Pytester) -> None:
-        base.makepyfile(test_some="", test_other=ONE)
-        result = base.runpytest(COMPARE, FAIL)
+        base.makepyfile(test_some="", test_other=ONE.replace("0.05", "0.06"))
+        result = base.runpytest(COMPARE, FAIL, "--energy-removed=warn")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines(
-            ["in base.json but not in this run: test_a", "ERROR: nothing was gated: 1 new"]
+            ["in base.json but not compared: test_a (not in this run)", "ERROR: nothing was gated: 1 new"]
         )
 
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
@@ -57,7 +56,7 @@ class TestNoSilentPass:
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ini = Path("tox.ini").read_text() + "\nenergy_compare = base.json\n"
-        Path("tox.ini").write_text(f"{ini}energy_fail_on =\n    mean_power_w:3%\n    duration_s:900%\n")
+        Path("tox.ini").write_text(f"{ini}energy_fail_on =\n    mean_power_w:3%\n    duration_s:90%\n")
         # Paths in the ini file are relative to the root directory.
         monkeypatch.chdir(base.mkdir("elsewhere"))
         base.makepyfile(test_some="def test_a(): pass")
@@ -121,7 +120,7 @@ class TestNoSilentPass:
 
     def test_a_test_missing_in_an_interrupted_baseline_is_invalid(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))
-        base.makepyfile(test_some=ONE.replace("test_a", "test_b"))
+        base.makepyfile(test_some=ONE.replace("test_a", "test_b").replace("0.05", "0.06"))
         result = base.runpytest(COMPARE, FAIL)
         result.assert_outcomes(failed=1)
         message = "*is invalid: missing in base.json, whose run did not finish"

@@ -117,7 +117,7 @@ def test_floor_is_a_share_in_pytest_and_in_commands(
 
 @pytest.mark.parametrize("text", ["2", "-1%", "100%", "nan%", "2%%", "much"])
 def test_malformed_floor_is_refused_in_pytest_and_in_commands(pytester: pytest.Pytester, text: str) -> None:
-    message = f"floor={text}: needs a share from 0 to below 1, such as 1% or 0.01"
+    message = f"floor={text}: needs a share from 0 to 25%, such as 1% or 0.01"
     with pytest.raises(pytest.UsageError) as of_pytest:
         read_settings(pytester.parseconfig(f"--energy-floor={text}"))
     with pytest.raises(PlanError) as of_command:
