@@ -25,7 +25,7 @@ from pytest_llenergy.compare.comparability import (
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
-from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.metrics import METRICS, Direction
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.statistics import (
     DEFAULT_RULE,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import hypot, inf, sqrt
 from statistics import fmean, variance
 
+from pytest_llenergy.compare.comparability import GPU_DOMAIN
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.model.record import Record, Round
 
@@ -178,8 +179,9 @@ def find_disturbance(
 ) -> str | None:
     """Return why most rounds of a side cannot support a verdict, or ``None`` if they can.
 
-    Other processes and guests do not matter if their effect was regressed out, or if rounds alternate and
-    both sides were disturbed alike: then they only make the limits wider.
+    Other processes and guests do not matter to work on GPUs alone. On the CPU, they do not matter if their
+    effect was regressed out, or if rounds alternate and both sides were disturbed alike: then they only make
+    the limits wider.
 
     Args:
         base: The record of the baseline.
@@ -196,10 +198,18 @@ def find_disturbance(
         if name in adjusted or (interleaved and name in DISTURBANCES and _alike(name, covariates)):
             continue
         for side, record in (("base", base), ("head", head)):
+            if name in DISTURBANCES and not _uses_cpu(record):
+                continue
             count = sum(_is_disturbed(round_, name) for round_ in record.rounds)
             if count > MAJORITY * len(record.rounds):
                 return f"{cause} during {count} of {len(record.rounds)} rounds of {side}"
     return None
+
+
+def _uses_cpu(record: Record) -> bool:
+    """Whether a meter reads more than GPUs; without meters, whether the test ran on the CPU."""
+    domains = {meter.domain.partition(":")[0] for meter in record.meters}
+    return domains != {GPU_DOMAIN} if domains else record.devices == ["cpu"]
 
 
 def _is_disturbed(round_: Round, name: str) -> bool:

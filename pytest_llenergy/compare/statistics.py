@@ -205,8 +205,6 @@ def compare_samples(
     if drift is not None:
         notes.append(f"drift {drift.change:+.1%} over the rounds")
     notes += rounds.notes
-    if design.session_spread and min(n, m) < STORED_ROUNDS:
-        notes.append(f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
     shift = _estimate_shift(base, head, rounds, ordered, alpha, noise, design)
     less_is_better = better == "less"
     meter, meter_limit = _meter_uncertainties(base, head)
@@ -225,6 +223,8 @@ def compare_samples(
         level=level,
         better=better,
     )
+    if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
+        notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
     equivalent = shift.error / standard_error(1.0, n, m)
     p_values = shift.p_more, shift.p_less
     return Estimate(

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from math import exp, inf, log
 from statistics import median
 
-from pytest_llenergy.compare.statistics import MAD_TO_SIGMA
+from pytest_llenergy.compare.limits import MAD_TO_SIGMA
 
 #: Fewest sessions for change points, and fewest on either side of one.
 MIN_SESSIONS, MIN_SEGMENT = 8, 3

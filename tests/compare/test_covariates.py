@@ -102,15 +102,21 @@ def test_covariates_of_rounds_are_rates_and_must_be_known_for_all() -> None:
     assert round_covariates(rounds) == {"contended": (1.5, 0.5)}
 
 
-def with_flag(name: str, detail: str, count: int, **changes: float) -> Record:
+def on_domain(record: Record, domain: str) -> Record:
+    meters = [msgspec.structs.replace(record.meters[0], domain=domain)]
+    return msgspec.structs.replace(record, meters=meters)
+
+
+def with_flag(name: str, detail: str, count: int, domain: str = "package-0", **changes: float) -> Record:
     rounds = [round_of(each, **changes) for each in (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)]
     flag = Flag(name=name, severity="warning", detail=detail)
     rounds[:count] = [msgspec.structs.replace(each, flags=[flag]) for each in rounds[:count]]
-    return record_of(rounds=rounds)
+    return on_domain(record_of(rounds=rounds), domain)
 
 
 def verdict_against(head: Record, factor: float = 1.0) -> Comparison:
-    base = record_of(joules=tuple(factor * each for each in (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)))
+    joules = tuple(factor * each for each in (10.0, 10.02, 9.97, 10.01, 9.98, 10.02))
+    base = msgspec.structs.replace(record_of(joules=joules), meters=head.meters)
     (found,) = compared(report_of(base), report_of(head)).comparisons
     return found
 
@@ -139,6 +145,11 @@ def test_majority_of_disturbed_rounds_allows_no_verdict(
 
 def test_power_cap_is_part_of_the_workload() -> None:
     record = with_flag("throttled", "GPU-1: held back by power-cap 80% of the round", 6)
+    assert verdict_against(record).verdict == "unchanged"
+
+
+def test_other_processes_do_not_matter_to_a_gpu() -> None:
+    record = with_flag("contended", "other processes used 1.50 cores", 6, domain="gpu:GPU-1")
     assert verdict_against(record).verdict == "unchanged"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
-from pytest_llenergy.compare.statistics import MAD_TO_SIGMA
+from pytest_llenergy.compare.limits import MAD_TO_SIGMA
 from pytest_llenergy.history.change_points import MIN_SEGMENT, find_change_points
 
 #: Sessions of a history, and how many histories are simulated for each world and step.
@@ -106,7 +106,10 @@ def rolling_mean(logs: Sequence[float]) -> list[int]:
 
 def select_rules() -> dict[str, Callable[[Sequence[float]], list[int]]]:
     """Return the rules, without those of packages that are not installed."""
-    rules = {"llenergy": ours, "rolling mean, 2 %": rolling_mean}
+    rules: dict[str, Callable[[Sequence[float]], list[int]]] = {
+        "llenergy": ours,
+        "rolling mean, 2 %": rolling_mean,
+    }
     try:
         import ruptures  # noqa: F401
     except ImportError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_llenergy.compare.statistics import relative_spread
+from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
