@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -473,7 +473,7 @@ def _first_known(recorded: float | None, computed: float) -> float | None:
     return recorded if recorded is not None else _finite_or_none(computed)
 
 
-def _times_better(ratio: float | None, better: Literal["less", "more"]) -> float:
+def _times_better(ratio: float | None, better: Direction) -> float:
     """How many times better the head is; 1 if unknown."""
     return 1.0 if not ratio else ratio if better == "more" else 1 / ratio
 
