@@ -29,6 +29,7 @@ fi
 
 arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
 arguments+=(--pairs "${PAIRS:-6+6}" --inconclusive "${INCONCLUSIVE:-warn}")
+[[ -z ${REMOVED:-} ]] || arguments+=(--removed "$REMOVED")
 [[ -z ${FLOOR:-} ]] || arguments+=(--floor "$FLOOR")
 [[ -z ${SETUP:-} ]] || arguments+=(--setup "$SETUP")
 while read -r expression; do

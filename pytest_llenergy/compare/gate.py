@@ -301,7 +301,7 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
     for metric, found in by_metric.items():
         if not any(each.gated or each.rule_applied for each in found):
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        decided = [each for each in found if each.gated and each.rule_applied]
+        decided = [each for each in found if each.gated and each.rule_applied and each.rule is not None]
         limits = [each.rule.threshold_absolute for each in decided if each.rule is not None]
         values = [max(each.base or 0.0, each.head or 0.0) for each in decided]
         if decided and all(value < limit for value, limit in zip(values, limits, strict=True)):

@@ -147,8 +147,7 @@ class Baseline(StoredStruct, frozen=True):
 class ComparedReports(StoredStruct, frozen=True):
     """Two reports, test by test: the result of ``llenergy compare``.
 
-    ``inconclusive`` is how the gate treats inconclusive tests, and ``removed`` how it treats tests of the
-    baseline that the head lacks.
+    ``inconclusive`` is how the gate treats inconclusive tests, ``removed`` tests that only the baseline has.
     """
 
     base: ReportSource

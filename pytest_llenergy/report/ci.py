@@ -17,7 +17,14 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment, render_title
-from pytest_llenergy.report.verdicts import format_change, format_sides, summarize_verdicts, worsening
+from pytest_llenergy.report.verdicts import (
+    failing_verdicts,
+    format_change,
+    format_sides,
+    summarize_verdicts,
+    warning_verdicts,
+    worsening,
+)
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
@@ -29,9 +36,6 @@ MAX_ANNOTATIONS = 10
 
 #: GitHub's limit for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
-
-#: Verdicts of gated tests that are counted in one warning.
-WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
 
 #: Decimal places of a relative change: a tenth of a percent.
 CHANGE_DECIMAL_PLACES = 3
@@ -102,7 +106,8 @@ def render_workflow_commands(compared: ComparedReports) -> str:
     regressed.sort(key=worsening, reverse=True)
     lines = [_error_command(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
-    rest = [f"{counts[state]} {state}" for state in WITHOUT_ANNOTATION if counts[state]]
+    counted = (failing_verdicts(compared) | warning_verdicts(compared)) - {"regressed"}
+    rest = [f"{counts[state]} {state}" for state in VERDICTS if state in counted and counts[state]]
     if len(regressed) > MAX_ANNOTATIONS:
         rest.insert(0, f"{len(regressed) - MAX_ANNOTATIONS} more regressed")
     if rest:
@@ -269,7 +274,8 @@ def _escape_label(name: str) -> str:
 
 def render_junit(compared: ComparedReports) -> str:
     """Render one JUnit test case per comparison. Errors of tests that are not gated count as skipped."""
-    outcomes = [_outcome(each) for each in compared.comparisons]
+    failing = failing_verdicts(compared)
+    outcomes = [_outcome(each, failing) for each in compared.comparisons]
     counts = Counter(outcomes)
     numbers = {
         "tests": str(len(outcomes)),
@@ -285,8 +291,10 @@ def render_junit(compared: ComparedReports) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _outcome(comparison: Comparison) -> str:
+def _outcome(comparison: Comparison, failing: set[Verdict]) -> str:
     outcome = JUNIT_OUTCOMES.get(comparison.verdict, "passed")
+    if comparison.verdict in failing and outcome == "skipped":
+        outcome = "error"
     return "skipped" if outcome == "error" and not comparison.gated else outcome
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_llenergy.compare.gate import PASSED, exit_code
+from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
 from pytest_llenergy.model.comparison import (
     VERDICTS,
     AppliedRule,
@@ -21,18 +21,19 @@ from pytest_llenergy.model.comparison import (
     ReportSource,
     Verdict,
 )
-from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.text import one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
     count_verdicts,
     describe_detectable,
     describe_noise,
+    failing_verdicts,
     format_change,
     format_interval,
     format_ratio,
     format_sides,
     overall_changes,
     sort_by_verdict,
+    warning_verdicts,
     worsening,
 )
 
@@ -130,9 +131,9 @@ def render_missing(context: CommentContext, commit: str) -> str:
 def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT) -> str:
     """Render the title: pass, warning or fail, as the exit code says, and the overall change."""
     found = compared.comparisons
-    failing = _failing_verdicts(compared)
+    failing = failing_verdicts(compared)
     failed = [each for each in found if each.gated and each.verdict in failing]
-    warned = [each for each in found if each.gated and each.verdict in _warning_verdicts(compared) - failing]
+    warned = [each for each in found if each.gated and each.verdict in warning_verdicts(compared) - failing]
     fails = exit_code(compared) != PASSED or bool(context.over_budget)
     state: State = "fail" if fails else "warning" if warned else "pass"
     reasons = list(
@@ -147,22 +148,6 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
     overall = _describe_overall(found)
     text = ", ".join([state, *reasons]) + (f"{'; ' if reasons else ', '}{overall}" if overall else "")
     return f"### {STATE_SIGNS[state]} Energy{_job(context)}: {text}"
-
-
-def _failing_verdicts(compared: ComparedReports) -> set[Verdict]:
-    return _verdicts_treated_as("fail", compared).union(("regressed", "not comparable", "invalid"))
-
-
-def _warning_verdicts(compared: ComparedReports) -> set[Verdict]:
-    return _verdicts_treated_as("warn", compared).union(("worse",))
-
-
-def _verdicts_treated_as(how: Inconclusive, compared: ComparedReports) -> set[Verdict]:
-    policies: dict[Verdict, Inconclusive] = {
-        "inconclusive": compared.inconclusive,
-        "removed": compared.removed,
-    }
-    return {verdict for verdict, policy in policies.items() if policy == how}
 
 
 def _count_tests(found: Sequence[Comparison], count: int) -> str:
@@ -260,9 +245,10 @@ def _head(compared: ComparedReports, context: CommentContext) -> str:
     lines += filter(None, [" · ".join(about), f"\n{_links(context)}" if _links(context) else ""])
     over = ", ".join(f"<code>{escape_markdown(each)}</code>" for each in context.over_budget[:MAX_NOTES])
     lines += [f"\n**over budget on the head:** {over}"] if over else []
-    lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in compared.notes[:MAX_NOTES]]
-    if len(compared.notes) > MAX_NOTES:
-        lines.append(f"\n**and {len(compared.notes) - MAX_NOTES} more notes, in the JSON**")
+    notes = [*list_void_gates(compared.comparisons), *compared.notes]
+    lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in notes[:MAX_NOTES]]
+    if len(notes) > MAX_NOTES:
+        lines.append(f"\n**and {len(notes) - MAX_NOTES} more notes, in the JSON**")
     return "\n".join(lines)
 
 
@@ -315,7 +301,7 @@ def _foot(compared: ComparedReports) -> str:
         return "No rule was applied."
     fails, warns = (
         ", ".join(each for each in VERDICTS if each in verdicts)
-        for verdicts in (_failing_verdicts(compared), _warning_verdicts(compared))
+        for verdicts in (failing_verdicts(compared), warning_verdicts(compared))
     )
     return (
         f"Fails: {fails}; warns: {warns}. Regressed: {text}. Base is a median of rounds, head is base times "

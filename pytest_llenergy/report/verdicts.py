@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import VERDICTS, Comparison, Verdict
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -114,6 +114,20 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
     if not noises:
         return ""
     return f"noise {median(noises):.1%} median, {max(noises):.1%} at most"
+
+
+def failing_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that fail a comparison."""
+    verdicts: set[Verdict] = {"regressed", "not comparable", "invalid"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "fail" else set()
+    return verdicts | ({"removed"} if compared.removed == "fail" else set())
+
+
+def warning_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that are a warning."""
+    verdicts: set[Verdict] = {"worse"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "warn" else set()
+    return verdicts | ({"removed"} if compared.removed == "warn" else set())
 
 
 def worsening(comparison: Comparison) -> float:
