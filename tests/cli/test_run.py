@@ -191,7 +191,7 @@ def test_a_board_that_cannot_be_read_is_named_with_an_estimate(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     board = Board(
-        energy_supported=False, power_usage_supported=False, unsupported_fields={185, 186}
+        energy_supported=False, power_usage_supported=False, unsupported_fields=(185, 186)
     )
     world = World(tmp_path / "world", [board])
     nvml_attach(world)
