@@ -191,6 +191,7 @@ class _Case:
             noise=_finite_or_none(estimate.noise),
             detectable=_finite_or_none(estimate.detectable),
             p=_finite_or_none(estimate.p),
+            session_spread=estimate.session_spread or None,
             notes=list(notes),
         )
 
@@ -224,7 +225,12 @@ def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, metric: str
 
 
 def compare_records(
-    base: MeasuredRecord, head: MeasuredRecord, criterion: Criterion, *, across: bool = False
+    base: MeasuredRecord,
+    head: MeasuredRecord,
+    criterion: Criterion,
+    *,
+    across: bool = False,
+    estimator: Estimator = estimate_once,
 ) -> Comparison:
     """Compare one metric of one test. Measured values never raise.
 
@@ -233,8 +239,9 @@ def compare_records(
         head: The record to compare with it.
         criterion: Metric and rule.
         across: Also compare different workloads, such as two backends, and note the differences.
+        estimator: Decides the verdict.
     """
-    return _compare_records(base, head, criterion, across=across)[0]
+    return _compare_records(base, head, criterion, across=across, estimator=estimator)[0]
 
 
 def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str | None = None) -> Comparison:

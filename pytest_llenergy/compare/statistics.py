@@ -154,6 +154,7 @@ class Estimate:
     alpha: float | None = None  # the alpha that the limits used
     meter: float = 0.0  # smallest relative change that the meters can resolve with these rounds
     meter_limit: float = 0.0  # the same for any number of rounds
+    session_spread: float = 0.0  # standard deviation of the level between sessions that the limits include
     interleaved: bool = False  # whether the rounds of both sides alternate
     paired: bool = False  # whether the limits are those of the differences within pairs
     adjusted: tuple[str, ...] = ()  # covariates that were regressed out
@@ -252,6 +253,7 @@ def compare_samples(
         alpha=alpha,
         meter=expm1(meter),
         meter_limit=expm1(COVERAGE_FACTOR * meter_limit),
+        session_spread=design.session_spread,
         interleaved=design.interleaved,
         paired=shift.paired,
         adjusted=rounds.names,

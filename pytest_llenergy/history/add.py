@@ -124,6 +124,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
             device=device,
             workload_key=workload,
             kind=record.kind,
+            verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
         )
 
 

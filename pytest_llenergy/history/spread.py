@@ -13,9 +13,14 @@ from itertools import combinations, pairwise
 from math import log, pi, sqrt
 from statistics import median
 
+from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Rule, Sample, compare_samples
 from pytest_llenergy.history.add import load_accepted_steps
 from pytest_llenergy.history.change_points import find_change_points
 from pytest_llenergy.history.store import Acceptance, Series, Store, group_series, read_entries
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Record
 
 #: Fewest sessions of a test for a spread.
 MIN_SPREAD_SESSIONS = 4
@@ -23,6 +28,45 @@ MIN_SPREAD_SESSIONS = 4
 #: Standard deviation of a normal distribution over the median distance of two values:
 #: 1 / (sqrt(2) Phi^-1(3/4)).
 SHAMOS_TO_SIGMA = 1.0483
+
+#: Least spread to assume, because few sessions may agree by chance.
+MIN_SPREAD = 0.003
+
+
+class StoredEstimator:
+    """Compares with a stored baseline: the limits allow for what sessions of the same code differ by.
+
+    The spread is that of the test in the history, or else the typical one of the history, or else
+    ``SESSION_SPREAD``.
+
+    Args:
+        store: The history; None without one.
+        environment: The machine of the head.
+    """
+
+    def __init__(self, store: Store | None, environment: Environment | None) -> None:
+        self._store = store
+        self._environment = environment
+        self._found: dict[tuple[str, str], dict[str, float]] = {}
+
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+        """Decide on all rounds of both sessions.
+
+        Raises:
+            ReportError: If a file of the history is broken.
+        """
+        design = Design(session_spread=self._spread(record, metric))
+        return compare_samples(base, head, rule, METRICS[metric].better, design)
+
+    def _spread(self, record: Record, metric: str) -> float:
+        if self._store is None:
+            return SESSION_SPREAD
+        key = metric, fingerprint(device_facts(record, self._environment))
+        if key not in self._found:
+            self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+        spreads = self._found[key]
+        learned = spreads.get(record.id, pooled_spread(spreads))
+        return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)
 
 
 def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, float]:
@@ -60,13 +104,7 @@ def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | 
     values = [entry.value for entry in entries]
     if len(values) < MIN_SPREAD_SESSIONS or min(values) <= 0:
         return None
-    commits = [entry.commit for entry in entries]
-    accepted = {
-        commits.index(step.commit)
-        for step in steps
-        if step.commit in commits and (not step.tests or series.last.id in step.tests)
-    }
-    borders = sorted({0, *find_change_points(values), *accepted, len(values)})
+    borders = sorted({0, *find_change_points(values), *series.find_accepted(steps), len(values)})
     logs = [log(value) for value in values]
     distances = [
         abs(first - second)

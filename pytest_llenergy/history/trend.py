@@ -8,14 +8,13 @@ fixed anchor does not, and so reveals it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.history.add import load_accepted_steps
-from pytest_llenergy.history.change_points import MIN_SEGMENT, find_change_points, step_sizes
+from pytest_llenergy.history.change_points import MIN_SEGMENT, find_change_points, find_outliers, step_sizes
 from pytest_llenergy.history.store import (
     Acceptance,
     Entry,
@@ -26,6 +25,7 @@ from pytest_llenergy.history.store import (
     read_entries,
 )
 from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
 #: Most sessions in the rolling anchor, and in the fixed one.
 ROLLING_SESSIONS, FIXED_SESSIONS = 10, 5
@@ -80,46 +80,25 @@ class HistoryView(StoredStruct, frozen=True):
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class TrendPoint:
-    """One run in a plot; ``change`` is true for the first run of a new level."""
-
-    time: str
-    commit: str | None
-    value: float
-    low: float | None
-    high: float | None
-    change: bool
-
-
-def summarise_history(
-    store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> HistoryView:
-    """Compare the last run of each selected test with its anchors.
+def build_view(place: str, series: Sequence[Series], steps: Sequence[Acceptance]) -> HistoryView:
+    """Compare the last run of each series with its anchors.
 
     Args:
-        store: The history.
-        test: Id of a test, or the part after ``::``; None for all tests.
-        metric: The metric; None is the default metric of each test.
-        device_key: Key of a kind of devices; None for all kinds.
-
-    Raises:
-        PlanError: If nothing is selected.
-        ReportError: If a file is broken.
+        place: Name of the history.
+        series: The series to show.
+        steps: All accepted steps.
     """
-    series = select_series(store, test=test, metric=metric, device_key=device_key)
-    steps = load_accepted_steps(store)
     standings = [_standing(each, steps) for each in series]
-    return HistoryView(place=store.name, standings=standings, notes=_device_change_notes(series))
+    return HistoryView(place=place, standings=standings, notes=_device_change_notes(series))
 
 
 def load_trends(
     store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> list[tuple[Series, list[TrendPoint]]]:
-    """Return the runs of each selected test, oldest first, with its change points.
+) -> list[Trend]:
+    """Return the trend of each selected test.
 
-    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the errors of
-    ``summarise_history``.
+    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the
+    errors of ``select_series``.
 
     Args:
         store: The history.
@@ -129,17 +108,32 @@ def load_trends(
     """
     latest: dict[tuple[str, str], Series] = {}
     found = select_series(store, test=test, metric=metric, device_key=device_key)
+    steps = load_accepted_steps(store)
     for each in sorted(found, key=lambda each: each.last.time):
         latest[each.last.id, each.last.metric] = each
-    return [(each, _points(each)) for each in latest.values()]
+    return [build_trend(each, steps) for each in latest.values()]
 
 
-def _points(series: Series) -> list[TrendPoint]:
-    starts = set(find_change_points([entry.value for entry in series.entries]))
-    return [
-        TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)
-        for index, entry in enumerate(series.entries)
+def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
+    """Return the runs of a series with its change points, outliers and accepted steps."""
+    values = [entry.value for entry in series.entries]
+    starts, outliers = set(find_change_points(values)), set(find_outliers(values))
+    accepted = series.find_accepted(steps)
+    points = [
+        TrendPoint(
+            entry.time,
+            entry.commit,
+            entry.value,
+            entry.low,
+            entry.high,
+            changed=place in starts,
+            outlier=place in outliers,
+            verdict=entry.verdict,
+            accepted=accepted[place].reason if place in accepted else "",
+        )
+        for place, entry in enumerate(series.entries)
     ]
+    return Trend(series.last.id, series.last.metric, series.last.unit, points)
 
 
 def select_series(
@@ -152,6 +146,10 @@ def select_series(
         test: Id of a test, or the part after ``::``; None for all tests.
         metric: The metric; None is the default metric of each test.
         device_key: Key of a kind of devices; None for all kinds.
+
+    Raises:
+        PlanError: If nothing is selected.
+        ReportError: If a file is broken.
     """
     entries = read_entries(store)
     if not entries:
@@ -179,10 +177,8 @@ def _is_selected(entry: Entry, test: str | None, device_key: str | None) -> bool
 
 def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
     entries, last = series.entries, series.last
-    commits = [entry.commit for entry in entries]
-    applicable = [each for each in steps if not each.tests or last.id in each.tests]
-    step = next((each for each in reversed(applicable) if each.commit in commits), None)
-    start = commits.index(step.commit) if step is not None else 0
+    accepted = series.find_accepted(steps)
+    start = next(reversed(accepted), 0)
     values = [entry.value for entry in entries]
     places = find_change_points(values)
     # A change soon after the accepted step must not move the anchor.
@@ -206,8 +202,8 @@ def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
         from_rolling=_relative_change(rolling, last.value),
         anchor=anchor,
         anchor_sessions=len(at_anchor),
-        anchor_commit=step.commit if step is not None else entries[0].commit,
-        accepted=step is not None,
+        anchor_commit=entries[start].commit,
+        accepted=bool(accepted),
         from_anchor=_relative_change(anchor, last.value) if len(entries) > 1 else None,
         changes=[
             Change(time=entries[place].time, commit=entries[place].commit, size=size)

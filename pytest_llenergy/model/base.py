@@ -8,12 +8,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 EnergyKind = Literal["measured", "attributed", "estimated"]
 Primitive = str | int | float | bool | None
+
+#: Quantities and counts of stored rounds. Larger ones, which no machine has, would overflow in arithmetic.
+Number = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+
+#: What decoding raises for data that is no JSON of the expected type.
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StoredStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

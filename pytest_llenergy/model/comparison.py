@@ -66,6 +66,8 @@ class Comparison(StoredStruct, frozen=True):
         noise: Relative scatter of the rounds of one side.
         detectable: Smallest relative change that this comparison could have found.
         p: P-value of no regression.
+        session_spread: Relative standard deviation of the level between sessions that the limits allow for;
+            null if both sides were measured in turn.
         kind: Whether the joules are measured, attributed or estimated; null for times and counts.
         gated: Whether a gate was requested for this metric.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
@@ -91,6 +93,7 @@ class Comparison(StoredStruct, frozen=True):
     noise: float | None = None
     detectable: float | None = None
     p: float | None = None
+    session_spread: float | None = None
     kind: EnergyKind | None = None
     rule: AppliedRule | None = None
     gated: bool = False

@@ -20,7 +20,7 @@ MAX_DECIMAL_PLACES = 5
 
 def format_with_uncertainty(value: float, u: float | None) -> str:
     """Format a value and its standard uncertainty, to the second significant digit of the latter."""
-    if not u or not math.isfinite(u):
+    if u is None or not 0 < u < math.inf:
         return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
     if places > MAX_DECIMAL_PLACES:

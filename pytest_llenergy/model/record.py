@@ -7,9 +7,11 @@ A missing value is ``None``, with the reason in a separate field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pytest_llenergy.model.base import EnergyKind, Primitive, StoredStruct
+import msgspec
+
+from pytest_llenergy.model.base import Count, EnergyKind, Number, Primitive, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 
@@ -40,12 +42,12 @@ class Metric(StoredStruct, frozen=True):
         source: Where a value that does not come from rounds was obtained.
     """
 
-    value: float | None
+    value: Number | None
     unit: str
-    uncertainty: float | None = None
-    spread: float | None = None
-    uncertainty_absolute: float | None = None
-    n: int = 0
+    uncertainty: Number | None = None
+    spread: Number | None = None
+    uncertainty_absolute: Number | None = None
+    n: Count = 0
     reason: str | None = None
     source: str | None = None
 
@@ -63,12 +65,12 @@ class Terms(StoredStruct, frozen=True):
             so that it adds up linearly.
     """
 
-    edges_j: float
-    outside_j: float
-    resolution_j: float
-    coverage_j: float
-    attribution_j: float = 0.0
-    shape_j: float = 0.0
+    edges_j: Number
+    outside_j: Number
+    resolution_j: Number
+    coverage_j: Number
+    attribution_j: Number = 0.0
+    shape_j: Number = 0.0
 
 
 class DomainEnergy(StoredStruct, frozen=True):
@@ -79,13 +81,13 @@ class DomainEnergy(StoredStruct, frozen=True):
     energy of the whole domain.
     """
 
-    energy_j: float | None
-    energy_u_j: float | None
+    energy_j: Number | None
+    energy_u_j: Number | None
     kind: EnergyKind
     terms: Terms | None = None
-    low_j: float | None = None
-    high_j: float | None = None
-    whole_j: float | None = None
+    low_j: Number | None = None
+    high_j: Number | None = None
+    whole_j: Number | None = None
     reason: str | None = None
 
 
@@ -96,12 +98,12 @@ class Phase(StoredStruct, frozen=True):
     """
 
     name: str
-    duration_s: float
-    energy_j: float | None
-    energy_u_j: float | None
+    duration_s: Number
+    energy_j: Number | None
+    energy_u_j: Number | None
     terms: Terms | None = None
     reason: str | None = None
-    output_tokens: int | None = None
+    output_tokens: Count | None = None
 
 
 class ServedRequests(StoredStruct, frozen=True):
@@ -114,18 +116,18 @@ class ServedRequests(StoredStruct, frozen=True):
         end_to_end_latency_s: Latency from sending a request to its last token.
     """
 
-    sent_s: list[float]
-    time_to_first_token_s: list[float]
-    inter_token_latency_s: list[float | None]
-    end_to_end_latency_s: list[float]
-    output_tokens: list[int]
+    sent_s: list[Number]
+    time_to_first_token_s: list[Number]
+    inter_token_latency_s: list[Number | None]
+    end_to_end_latency_s: list[Number]
+    output_tokens: list[Count]
 
 
 class Tokens(StoredStruct, frozen=True):
     """Token counts summed over requests: prompts without padding, outputs as produced."""
 
-    input: int
-    output: int
+    input: Count
+    output: Count
 
 
 class Round(StoredStruct, frozen=True):
@@ -141,27 +143,27 @@ class Round(StoredStruct, frozen=True):
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
     """
 
-    start_s: float
-    duration_s: float
-    energy_j: float | None
-    energy_u_j: float | None
-    energy_u_absolute_j: float | None
-    iterations: int = 1
-    phase: float | None = None
+    start_s: Number
+    duration_s: Number
+    energy_j: Number | None
+    energy_u_j: Number | None
+    energy_u_absolute_j: Number | None
+    iterations: Annotated[int, msgspec.Meta(ge=1, le=10**15)] = 1
+    phase: Number | None = None
     terms: Terms | None = None
-    idle_power_w: float | None = None
-    idle_power_u_w: float | None = None
+    idle_power_w: Number | None = None
+    idle_power_u_w: Number | None = None
     by_domain: dict[str, DomainEnergy] = {}
     phases: list[Phase] = []
     tokens: Tokens | None = None
-    requests: int | None = None
-    time_to_first_token_s: float | None = None
-    inter_token_latency_s: float | None = None
+    requests: Count | None = None
+    time_to_first_token_s: Number | None = None
+    inter_token_latency_s: Number | None = None
     served: ServedRequests | None = None
-    temperature_start_c: float | None = None
-    own_cpu_s: float | None = None
-    other_cpu_s: float | None = None
-    stolen_cpu_s: float | None = None
+    temperature_start_c: Number | None = None
+    own_cpu_s: Number | None = None
+    other_cpu_s: Number | None = None
+    stolen_cpu_s: Number | None = None
     flags: list[Flag] = []
     reason: str | None = None
 

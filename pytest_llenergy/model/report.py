@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import StoredStruct, pause_garbage_collection
+from pytest_llenergy.model.base import MALFORMED, StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
 from pytest_llenergy.model.defaults import Inconclusive, Removed
 from pytest_llenergy.model.environment import Environment
@@ -100,19 +100,19 @@ def _decode_as(kind: type[AnyReport], data: bytes, origin: str) -> AnyReport:
     try:
         with pause_garbage_collection():
             report = msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise _decode_error(data, origin, error) from None
     _check_version(report.schema_version, origin)
     return report
 
 
-def _decode_error(data: bytes, origin: str, error: msgspec.DecodeError) -> ReportError:
+def _decode_error(data: bytes, origin: str, error: Exception) -> ReportError:
     """Return the error for data that is not a report. It names a newer version as such, not as broken."""
     if not data.strip():
         return ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
     try:
         header = msgspec.json.decode(data, type=_Header)
-    except msgspec.DecodeError as problem:
+    except MALFORMED as problem:
         return ReportError(f"{origin}: not a report of pytest --energy-report ({problem})")
     _check_version(header.schema_version, origin)
     if header.compared is not msgspec.UNSET:
@@ -245,7 +245,7 @@ def is_paired_report(data: bytes) -> bool:
     """Whether the data is a file of ``llenergy ab``: only these have the key ``compared``."""
     try:
         return msgspec.json.decode(data, type=_Header).compared is not msgspec.UNSET
-    except msgspec.DecodeError:
+    except MALFORMED:
         return False
 
 
@@ -262,7 +262,7 @@ def decode_paired_report(data: bytes, origin: str) -> PairedReport:
     try:
         with pause_garbage_collection():
             return msgspec.json.decode(data, type=PairedReport)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None
 
 

@@ -134,7 +134,7 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
     failing = failing_verdicts(compared)
     failed = [each for each in found if each.gated and each.verdict in failing]
     warned = [each for each in found if each.gated and each.verdict in warning_verdicts(compared) - failing]
-    fails = exit_code(found, compared.inconclusive, compared.removed) != PASSED or bool(context.over_budget)
+    fails = exit_code(compared) != PASSED or bool(context.over_budget)
     state: State = "fail" if fails else "warning" if warned else "pass"
     reasons = list(
         filter(None, [_count_tests(failed if fails else warned, len({each.id for each in found}))])

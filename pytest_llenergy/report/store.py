@@ -19,6 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.base import MALFORMED
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -116,7 +117,7 @@ def decode_journal(data: bytes, origin: str) -> Report:
                 continue
             record = msgspec.json.decode(line, type=Record)
             records[record.id, record.attempt] = record
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ReportError(f"{origin}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
     return msgspec.structs.replace(header, records=list(records.values()))
 

@@ -77,7 +77,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             console.print(f"{state}: {len(explained) - MAX_LINES_PER_VERDICT} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
-        console.print("\n".join(LEGEND), markup=False)
+        console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
     return strip_trailing_space(stream.getvalue())
 
 
@@ -149,6 +149,16 @@ def overall_changes(comparisons: Sequence[Comparison]) -> dict[str, tuple[float,
         if each.rule_applied and each.ratio is not None and each.ratio > 0:
             logs.setdefault(each.metric, []).append(math.log(each.ratio))
     return {metric: (math.exp(fmean(found)), len(found)) for metric, found in logs.items()}
+
+
+def describe_sessions(comparisons: Sequence[Comparison]) -> str:
+    """Say what the limits allow for if the baseline is stored; return an empty string if it is not."""
+    spreads = [each.session_spread for each in comparisons if each.session_spread is not None]
+    if not spreads:
+        return ""
+    low, high = f"{min(spreads):.1%}", f"{max(spreads):.1%}"
+    size = low if low == high else f"{low} to {high}"
+    return f"limits allow for {size} between sessions; llenergy ab finds smaller changes"
 
 
 def format_change(comparison: Comparison) -> str:

@@ -70,7 +70,8 @@ def test_table_shows_each_verdict(compare: Compare) -> None:
     (row,) = [line for line in out.splitlines() if line.startswith("regressed")]
     assert row.split()[:4] == ["regressed", "test_decode[8]", "625.3", "687.8"]
     assert "mJ/token  +10.0%  +6." in row
-    assert out.splitlines()[-4].startswith("1 regressed; noise 0.")
+    assert out.splitlines()[-5].startswith("1 regressed; noise 0.")
+    assert out.splitlines()[-2] == "limits allow for 1.5% between sessions; llenergy ab finds smaller changes"
     assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
 
 

@@ -13,7 +13,7 @@ from pytest_llenergy.compare.comparison import Criterion, compare_reports, selec
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
 from pytest_llenergy.model.record import Flag, Record
 from pytest_llenergy.model.report import Report
 
@@ -33,7 +33,8 @@ def one(base: Record, head: Record, metric: str | None = None, **how: Any) -> Co
 
 
 def code(*comparisons: Comparison, inconclusive: Any = "warn") -> int:
-    return exit_code(comparisons, inconclusive)
+    side = ReportSource("base.json", "1", "2026-01-01T00:00:00Z", complete=True)
+    return exit_code(ComparedReports(side, side, list(comparisons), inconclusive=inconclusive))
 
 
 @pytest.mark.parametrize(

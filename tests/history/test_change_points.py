@@ -94,6 +94,16 @@ def test_two_steps_are_located_with_their_sizes() -> None:
     assert find_outliers(values) == []
 
 
+def test_many_steps_are_located() -> None:
+    """Large steps do not count as scatter."""
+    found = 0
+    random = Random(9)
+    for _ in range(20):
+        values = series(random, 0.01, *[(8, level) for level in (1.0, 1.2, 1.0, 1.3, 1.05, 1.25, 1.0, 1.2)])
+        found += find_change_points(values) == [8, 16, 24, 32, 40, 48, 56]
+    assert found >= 19
+
+
 @pytest.mark.parametrize("values", [[1.0, 2.0] * 3, [10.0] * 10 + [10.1] * 10, [-1.0] * 5 + [5.0] * 5])
 def test_too_few_or_negative_values_and_small_steps_show_no_change(values: list[float]) -> None:
     assert find_change_points(values) == []

@@ -12,41 +12,14 @@ import pytest
 
 from pytest_llenergy.history.add import accept_step, add_run
 from pytest_llenergy.history.spread import pooled_spread, session_spread, session_spreads
-from pytest_llenergy.history.store import SCHEMA_VERSION, Acceptance, Entry, LocalStore, Series, read_entries
+from pytest_llenergy.history.store import Acceptance, LocalStore, read_entries
 
 from ..compare.runs import record_of, scaled
-from .sessions import commit, session
-
-
-def series(values: Sequence[float], noise: float | None = None) -> Series:
-    entries = [
-        Entry(
-            schema_version=SCHEMA_VERSION,
-            id="t.py::t",
-            metric="energy_j",
-            unit="J",
-            value=value,
-            low=None,
-            high=None,
-            noise=noise,
-            n=8,
-            time=f"2026-01-01T00:00:{place:02}Z",
-            commit=commit(place),
-            branch=None,
-            dirty=False,
-            run_id=f"run-{place}",
-            device_key="0" * 12,
-            device="1x NVIDIA H100",
-            workload_key="w",
-            kind="measured",
-        )
-        for place, value in enumerate(values)
-    ]
-    return Series(entries, 0)
+from .sessions import commit, series_of, session
 
 
 def spread_of(values: Sequence[float], noise: float | None = None) -> float:
-    found = session_spread(series(values, noise))
+    found = session_spread(series_of(values, noise))
     assert found is not None
     return found
 
@@ -83,14 +56,14 @@ def test_noise_of_rounds_is_subtracted() -> None:
 
 @pytest.mark.parametrize("values", [[], [1.0, 1.1, 0.9], [1.0, 1.0, 1.0, -1.0]])
 def test_too_few_or_negative_sessions_have_no_spread(values: list[float]) -> None:
-    assert session_spread(series(values)) is None
+    assert session_spread(series_of(values)) is None
 
 
 def test_an_accepted_step_does_not_count_in_a_short_series() -> None:
     step = Acceptance(schema_version=1, commit=commit(3), tests=["t.py::t"], reason="x", time="2026")
     values = [1.0, 1.01, 1.0, 1.5, 1.5, 1.51]
     assert spread_of(values) > 0.2
-    found = session_spread(series(values), [step])
+    found = session_spread(series_of(values), [step])
     assert found is not None
     assert found < 0.02
 

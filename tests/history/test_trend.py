@@ -249,10 +249,16 @@ def test_broken_file_is_named(content: bytes, message: str, capsys: pytest.Captu
     assert capsys.readouterr().err.startswith(f"llenergy history: {path}: {message}")
 
 
-def test_trend_marks_the_change_point() -> None:
-    keep(*levels([1.0] * 5 + [1.1] * 5))
-    ((_, points),) = load_trends(PLACE, test=TEST)
-    assert [point.change for point in points] == [False] * 5 + [True] + [False] * 4
+def test_trend_marks_the_change_point_the_outlier_and_the_accepted_step() -> None:
+    keep(*levels([1.0] * 5 + [1.1] * 5 + [1.4] + [1.1] * 4))
+    assert main(["history", "accept", commit(5), "--reason", "larger model"]) == 0
+    (trend,) = load_trends(PLACE, test=TEST)
+    points = trend.points
+    assert [place for place, point in enumerate(points) if point.changed] == [5]
+    assert [place for place, point in enumerate(points) if point.outlier] == [10]
+    assert [(place, point.accepted) for place, point in enumerate(points) if point.accepted] == [
+        (5, "larger model")
+    ]
     assert points[0].time == "2026-01-01T03:04:05Z"
     assert points[5].commit == commit(5)
     assert points[5].value == pytest.approx(0.6878, abs=1e-3)

@@ -29,8 +29,8 @@ from pytest_llenergy.model.record import (
     Window,
 )
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared, render_report
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
 from ..compare.runs import SPOILED, TEST, record_of, report_of, round_of
 

@@ -17,12 +17,13 @@ from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
-from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint, forest_plot
+from pytest_llenergy.report.html.comparison_charts import forest_plot
 from pytest_llenergy.report.html.labels import name_cases
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.round_charts import sum_step_functions
 from pytest_llenergy.report.html.scatter import pareto_front
 from pytest_llenergy.report.html.svg import open_sheet
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import record_of, report_of, round_of
@@ -186,7 +187,7 @@ def test_the_trend_is_drawn_with_its_change_point() -> None:
     assert text.count("<h3>Trend</h3>") == 1
     assert "change point" in text
     assert {"c0ffee4", "1.4", "other devices", "1.2"} <= Reader(text).cells()
-    assert "<title>2026-01-04T00:00:00Z c0ffee4: 1.4 J</title>" in text
+    assert "<title>2026-01-04T00:00:00Z c0ffee4: 1.4 J, change point</title>" in text
 
 
 def test_windows_in_the_round_are_named() -> None:

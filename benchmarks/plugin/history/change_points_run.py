@@ -25,6 +25,7 @@ NOISE = 0.01
 TOLERANCE = 3
 
 Logs = list[float]
+Rule = Callable[[Sequence[float]], list[int]]
 
 
 def independent(random: Random, count: int) -> Logs:
@@ -104,12 +105,9 @@ def rolling_mean(logs: Sequence[float]) -> list[int]:
     return [place for place, _ in found]
 
 
-def select_rules() -> dict[str, Callable[[Sequence[float]], list[int]]]:
+def select_rules() -> dict[str, Rule]:
     """Return the rules, without those of packages that are not installed."""
-    rules: dict[str, Callable[[Sequence[float]], list[int]]] = {
-        "llenergy": ours,
-        "rolling mean, 2 %": rolling_mean,
-    }
+    rules: dict[str, Rule] = {"llenergy": ours, "rolling mean, 2 %": rolling_mean}
     try:
         import ruptures  # noqa: F401
     except ImportError:
