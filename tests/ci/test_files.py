@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_llenergy.model.defaults import FLOOR
 from pytest_llenergy.options.table import option_row
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +110,6 @@ def test_github_and_gitlab_have_the_same_defaults() -> None:
     assert {name: gitlab[name] for name in ("inconclusive", "removed")} == {
         name: option_row(name).read_argument(None) for name in ("inconclusive", "removed")
     }
-    assert gitlab["floor"] == f"{FLOOR:.0%}"
     assert gitlab["image"] == "python:3.11"
     assert gitlab["package"] == "pytest-llenergy[html]"
 
