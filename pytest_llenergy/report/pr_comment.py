@@ -239,7 +239,7 @@ def _head(compared: ComparedReports, context: CommentContext) -> str:
     shown = [escape_markdown(line) for line in compared.devices[:3]]
     shown += [f"{len(compared.devices) - 3} more devices"] if len(compared.devices) > 3 else []
     about = [f"{_side(compared.head)} against {_side(compared.base)}", *shown]
-    about += [f"{escape_markdown(context.pairs)} pairs"] if context.pairs is not None else []
+    about += [_describe_pairs(context.pairs)] if context.pairs is not None else []
     about += filter(None, [describe_noise(compared.comparisons), describe_detectable(compared.comparisons)])
     lines = [context.marker, render_title(compared, context), f"{count_verdicts(compared.comparisons)}  "]
     lines += filter(None, [" · ".join(about), f"\n{_links(context)}" if _links(context) else ""])
@@ -250,6 +250,11 @@ def _head(compared: ComparedReports, context: CommentContext) -> str:
     if len(notes) > MAX_NOTES:
         lines.append(f"\n**and {len(notes) - MAX_NOTES} more notes, in the JSON**")
     return "\n".join(lines)
+
+
+def _describe_pairs(stages: str) -> str:
+    counts = re.findall(r"\d{1,9}", stages)
+    return f"{'up to ' if len(counts) > 1 else ''}{sum(map(int, counts))} pairs"
 
 
 def _side(side: ReportSource) -> str:

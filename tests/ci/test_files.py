@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_llenergy.options.table import option_row
+
 ROOT = Path(__file__).parents[2]
 ACTIONS = [ROOT / "action.yml", ROOT / "comment/action.yml"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -105,6 +107,9 @@ def test_github_and_gitlab_have_the_same_defaults() -> None:
     both = gitlab.keys() & github.keys()
     assert both == {"command", "setup", "fail-on", "pairs", "inconclusive", "removed", "floor", "options"}
     assert {name: gitlab[name] for name in both} == {name: github[name] for name in both}
+    assert {name: gitlab[name] for name in ("inconclusive", "removed")} == {
+        name: option_row(name).read_argument(None) for name in ("inconclusive", "removed")
+    }
     assert gitlab["image"] == "python:3.11"
     assert gitlab["package"] == "pytest-llenergy[html]"
 

@@ -12,7 +12,13 @@ import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource
-from pytest_llenergy.report.pr_comment import MARKER, MAX_COMMENT_BYTES, escape_markdown, render_comment
+from pytest_llenergy.report.pr_comment import (
+    MARKER,
+    MAX_COMMENT_BYTES,
+    CommentContext,
+    escape_markdown,
+    render_comment,
+)
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
 
@@ -211,3 +217,21 @@ def test_notes_do_not_fill_the_comment() -> None:
     text = render_comment(noted)
     assert len(text.encode()) < MAX_COMMENT_BYTES
     assert "**and 390 more notes, in the JSON**" in text
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"), [("12", " · 12 pairs"), ("6+6", " · up to 12 pairs"), ("<b>", " · 0 pairs")]
+)
+def test_the_pairs_are_those_of_all_stages(pairs: str, said: str) -> None:
+    text = render_comment(compared(), CommentContext(pairs=pairs))
+    assert text.splitlines()[3].endswith(said)
+
+
+def test_links_that_are_no_addresses_are_left_out() -> None:
+    odd = CommentContext(
+        run_url="https://a.example/1) [x](http://b", report_url="https://a.example/1#artifacts"
+    )
+    text = render_comment(compared(), odd)
+    assert "[HTML report and JSON](https://a.example/1#artifacts)\n" in text
+    assert "b.example" not in text
+    assert "CI run" not in text
