@@ -28,7 +28,10 @@ if [[ $merge_base == "$head" ]]; then
 fi
 
 arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
-arguments+=(--pairs "${PAIRS:-6+6}" --inconclusive "${INCONCLUSIVE:-warn}")
+[[ -z ${PAIRS:-} ]] || arguments+=(--pairs "$PAIRS")
+[[ -z ${INCONCLUSIVE:-} ]] || arguments+=(--inconclusive "$INCONCLUSIVE")
+[[ -z ${REMOVED:-} ]] || arguments+=(--removed "$REMOVED")
+[[ -z ${FLOOR:-} ]] || arguments+=(--floor "$FLOOR")
 [[ -z ${SETUP:-} ]] || arguments+=(--setup "$SETUP")
 while read -r expression; do
     [[ -z $expression ]] || arguments+=(--fail-on "$expression")

@@ -56,6 +56,10 @@ class ForgeError(LLEnergyError):
     """GitHub or GitLab cannot be reached, or refuses a request."""
 
 
+class OutdatedRunError(ForgeError):
+    """The pull request was pushed to or closed since the run."""
+
+
 class WorkerError(LLEnergyError):
     """A rank failed.
 

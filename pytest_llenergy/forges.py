@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep one comment with the comparison on a GitHub pull request or a GitLab merge request.
+"""Keep comments with comparisons on a GitHub pull request or a GitLab merge request.
 
-The first line of the comment is a marker by which the next run finds and replaces the comment.
+The first line of a comment is a marker by which the next run finds and replaces the comment.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +17,14 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from pytest_llenergy.errors import ForgeError
+from pytest_llenergy.errors import ForgeError, OutdatedRunError
 
 #: One request to the forge.
 REQUEST_TIMEOUT_S = 30.0
 
+
+#: Errors of a file that is not a readable event.
+EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 #: What to check if the forge does not accept the token.
 TOKEN_ADVICE = {
@@ -85,16 +89,71 @@ class Forge(NamedTuple):
             yield from entries
 
 
-def post_comment(environ: Mapping[str, str], body: str, number: int | None = None) -> tuple[str, str]:
-    """Add a comment, or replace this user's comment that has the same first line as ``body``.
+@dataclass(frozen=True)
+class CiRun:
+    """The CI run that measured. Fields are empty outside CI.
+
+    Attributes:
+        url: Address of the run.
+        artifacts_url: Address of its artifacts.
+        workflow: Name of the workflow; empty on GitLab.
+        job: Name of this job.
+        commit: The commit that was tested.
+    """
+
+    url: str = ""
+    artifacts_url: str = ""
+    workflow: str = ""
+    job: str = ""
+    commit: str = ""
+
+
+def find_run(environ: Mapping[str, str], *, other_job: bool = False) -> CiRun:
+    """Describe the run of this job or, in a workflow that another one triggers, that other run.
+
+    Args:
+        environ: Variables of the CI job.
+        other_job: Whether another job of the run measured.
+    """
+    if "GITLAB_CI" in environ:
+        commit = environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or environ.get("CI_COMMIT_SHA", "")
+        url = environ.get("CI_PIPELINE_URL" if other_job else "CI_JOB_URL", "")
+        artifacts_url = f"{url}/artifacts/browse" if url and not other_job else ""
+        return CiRun(url, artifacts_url, job=environ.get("CI_JOB_NAME", ""), commit=commit)
+    try:
+        event = _load_event(environ)
+        other, pull = event.get("workflow_run"), event.get("pull_request")
+        if other is not None:
+            url = str(other["html_url"])
+            return CiRun(url, f"{url}#artifacts", str(other["name"]), commit=str(other["head_sha"]))
+        commit = str(pull["head"]["sha"]) if pull is not None else environ.get("GITHUB_SHA", "")
+    except EVENT_ERRORS:
+        return CiRun()
+    if not (environ.get("GITHUB_REPOSITORY") and environ.get("GITHUB_RUN_ID")):
+        return CiRun()
+    server = environ.get("GITHUB_SERVER_URL", "https://github.com")
+    url = f"{server}/{environ['GITHUB_REPOSITORY']}/actions/runs/{environ['GITHUB_RUN_ID']}"
+    workflow, job = environ.get("GITHUB_WORKFLOW", ""), environ.get("GITHUB_JOB", "")
+    return CiRun(url, f"{url}#artifacts", workflow, job, commit)
+
+
+def post_comments(
+    environ: Mapping[str, str],
+    bodies: Sequence[str],
+    number: int | None = None,
+    outdated: Callable[[str], str | None] = lambda _: None,
+) -> list[tuple[str, str]]:
+    """Add comments, or replace this user's comments that have the same first lines.
 
     Args:
         environ: Variables of the CI job, which hold the token and name the request.
-        body: Text of the comment.
+        bodies: Texts of the comments.
         number: Number of the request, instead of the one in the variables.
+        outdated: Returns the text that replaces another comment of this user, from its first line; None keeps
+            the comment.
 
     Returns:
-        ``added`` or ``replaced``, and the address of the comment.
+        For each comment ``added`` or ``replaced``, and its address.
 
     Raises:
         ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
@@ -110,17 +169,25 @@ def post_comment(environ: Mapping[str, str], body: str, number: int | None = Non
         replace, own = "PATCH", f"{repository}/issues/comments"
         with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
             author = forge.request("GET", "user")["id"]
-    marker = body.partition("\n")[0]
+    existing: dict[str, Any] = {}
     for comment in forge.list(f"{comments}?"):
         user = comment.get("user") or comment.get("author") or {}
-        is_own = user.get("type") == "Bot" if author is None else user.get("id") == author
-        if is_own and (comment["body"] or "").partition("\n")[0].strip() == marker:
-            done, answer = "replaced", forge.request(replace, f"{own}/{comment['id']}", body)
-            break
-    else:
-        done, answer = "added", forge.request("POST", comments, body)
+        if user.get("type") == "Bot" if author is None else user.get("id") == author:
+            existing.setdefault((comment["body"] or "").partition("\n")[0].strip(), comment["id"])
+    wanted = {body.partition("\n")[0]: body for body in bodies}
+    for marker in existing.keys() - wanted.keys():
+        if (text := outdated(marker)) is not None:
+            wanted[marker] = text
+    done = []
     project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
-    return done, answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
+    for marker, body in wanted.items():
+        if marker in existing:
+            answer = forge.request(replace, f"{own}/{existing[marker]}", body)
+        else:
+            answer = forge.request("POST", comments, body)
+        url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
+        done.append(("replaced" if marker in existing else "added", url))
+    return done
 
 
 def _variable(environ: Mapping[str, str], name: str, advice: str) -> str:
@@ -158,15 +225,19 @@ def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[
     return forge, path, number or _read_event(forge, path, environ)
 
 
+def _load_event(environ: Mapping[str, str]) -> Any:
+    path = environ.get("GITHUB_EVENT_PATH")
+    return json.loads(Path(path).read_bytes()) if path else {}
+
+
 def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:
     """Return the number of the event's pull request.
 
     A ``workflow_run`` does not name the pull request of a fork, so this searches for the open one whose
     last commit was tested. Artifacts of the tested run might name it, but they are untrusted.
     """
-    path = environ.get("GITHUB_EVENT_PATH")
     try:
-        event = json.loads(Path(path).read_bytes()) if path else {}
+        event = _load_event(environ)
         if event.get("pull_request") is not None:
             return int(event["pull_request"]["number"])
         run = event.get("workflow_run")
@@ -175,11 +246,12 @@ def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> in
             raise ForgeError(f"GitHub: the event {name} has no pull request; name it with --number")
         commit, fork = run["head_sha"], run["head_repository"]
         head = fork and quote(f"{fork['owner']['login']}:{run['head_branch']}", safe="")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except EVENT_ERRORS as error:
+        path = environ.get("GITHUB_EVENT_PATH")
         raise ForgeError(f"GitHub: cannot read the event in {path} ({error!r})") from None
     for pull in forge.list(f"{repository}/pulls?state=open&head={head}&") if head else ():
         if pull["head"]["sha"] == commit:
             return int(pull["number"])
-    raise ForgeError(
+    raise OutdatedRunError(
         f"GitHub: no open pull request has {commit} as its last commit; it was pushed to or closed since"
     )

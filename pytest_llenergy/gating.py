@@ -39,9 +39,11 @@ from pytest_llenergy.compare.gate import (
     select_criteria,
 )
 from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.history.spread import StoredEstimator
+from pytest_llenergy.history.store import open_store
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
-from pytest_llenergy.model.defaults import SAVED
+from pytest_llenergy.model.defaults import HISTORY, SAVED
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
@@ -165,6 +167,11 @@ class Gating:
     def _environment(self) -> Environment:
         return collect_environment()
 
+    @cached_property
+    def _estimator(self) -> StoredEstimator:
+        folder = self._config.rootpath / HISTORY
+        return StoredEstimator(open_store(str(folder)) if folder.is_dir() else None, self._environment)
+
     def compare(
         self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
     ) -> list[Comparison]:
@@ -197,7 +204,8 @@ class Gating:
                 comparisons.append(compare_without_baseline(record, each, incomplete))
             else:
                 base = MeasuredRecord(before, stored.report.environment)
-                found = compare_records(base, MeasuredRecord(record, self._environment), each)
+                head = MeasuredRecord(record, self._environment)
+                found = compare_records(base, head, each, estimator=self._estimator)
                 comparisons.append(mark_renamed(found, renamed))
         return comparisons
 

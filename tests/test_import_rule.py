@@ -43,7 +43,6 @@ HEAVY = {
     "pynvml",
     "numpy",
     "fsspec",
-    "ruptures",
     "openvino_genai",
     "onnxruntime_genai",
     "xllamacpp",

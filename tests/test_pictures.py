@@ -49,7 +49,7 @@ def test_the_verdict_picture_has_a_region_and_an_example_of_each_verdict(
     drawn = script("gate/gate_picture.py", monkeypatch)
     assert {each.estimate.verdict for each in drawn.simulate_examples()} == set(drawn.COLOURS)
     assert [drawn.estimate_at(shift, 0.005).verdict for shift in (-0.05, -0.02, 0.02, 0.05)] == [
-        *("improved", "unchanged", "unchanged", "regressed")
+        *("improved", "unchanged", "worse", "regressed")
     ]
     assert drawn.estimate_at(0.03, 0.05).verdict == "inconclusive"
     drawn.main(tmp_path / "verdicts.svg")

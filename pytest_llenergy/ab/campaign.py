@@ -6,14 +6,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.ab.checkouts import find_error_line, read_tail
+from pytest_llenergy.ab.checkouts import Repository, find_error_line, read_tail
 from pytest_llenergy.ab.command import Command
 from pytest_llenergy.ab.join import (
     PairedNames,
@@ -25,19 +25,25 @@ from pytest_llenergy.ab.join import (
     pair_by_parameters,
     unpaired_note,
 )
+from pytest_llenergy.ab.progress import (
+    FIRST_SIGN_S,
+    LATER_SIGN_S,
+    RemainingTime,
+    SessionWatch,
+    describe_pair,
+)
 from pytest_llenergy.ab.schedule import Schedule, Side, Turn
 from pytest_llenergy.ab.session import run_session, session_arguments
 from pytest_llenergy.ab.state import SessionEnd, State
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import list_over_budget
-from pytest_llenergy.compare.metrics import Direction
+from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
-from pytest_llenergy.model.text import count_tests
+from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
 from pytest_llenergy.report.remote import redact_urls
 
 #: Most names of tests in one line.
@@ -73,8 +79,9 @@ class StageEstimator:
         self._test_stage = test_stage
         self.open: set[str] = set()
 
-    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         """Decide on a metric at the current stage of its test."""
+        better = METRICS[metric].better
         step = decide_stage(base, head, self._test_stage(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)
@@ -114,33 +121,24 @@ class CampaignCallbacks:
         before: Called before each session. Raises ``PlanError`` to stop.
         check: Called after the first session of a side with the lists of its imports. Raises ``PlanError`` to
             stop.
+        choose: Called with the first report; returns the criteria for its machine. Raises ``PlanError`` to
+            stop.
     """
 
     say: Callable[[str], None]
     show: Callable[[str], None] | None = None
     before: Callable[[Side], None] = lambda _: None
     check: Callable[[Side, Sequence[Path]], None] = lambda *_: None
-
-
-@dataclass
-class _RemainingTime:
-    """Estimates the remaining time from the durations of sessions."""
-
-    durations_s: list[float] = field(default_factory=list)
-
-    def describe(self, sessions: int) -> str:
-        if not sessions:
-            return ""
-        left_s = sessions * sum(self.durations_s) / len(self.durations_s)
-        duration = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} minutes"
-        return f"  about {duration} left"
+    choose: Callable[[Report], Sequence[Criterion]] | None = None
 
 
 class Campaign:
-    """All sessions of one comparison."""
+    """All sessions of one comparison; ``name`` tells it from others in progress lines."""
 
-    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks) -> None:
+    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks, name: str = "") -> None:
         self._plan = plan
+        self._name = name
+        self._criteria = plan.criteria
         self._state = state
         self._callbacks = callbacks
         self._gathered: dict[SideName, SideSessions] = {
@@ -150,7 +148,9 @@ class Campaign:
         self._failed: dict[SideName, FailureCounts] = {"base": FailureCounts(), "head": FailureCounts()}
         self._order: list[SideSessions] = []
         self._boots: dict[str, None] = {}
-        self._remaining = _RemainingTime()
+        #: Numbers of the sessions that were finished before.
+        self._loaded: set[int] = set()
+        self._remaining = RemainingTime()
         #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
@@ -164,19 +164,41 @@ class Campaign:
         schedule = self._plan.schedule
         for stage in range(1, len(schedule.pairs) + 1):
             self._stage = stage
-            for pair in schedule.turns(self._stage):
-                if self._gathered["base"].reports and not self._open_tests:
+            last = sum(schedule.pairs[:stage])
+            for number, pair in enumerate(schedule.turns(stage), last - schedule.pairs[stage - 1] + 1):
+                if self._order and not self._open_tests:
                     break
-                for turn in pair:
-                    self._run_turn(turn)
+                durations_s = {turn.side: self._run_turn(turn) for turn in pair}
                 self._finish_undecidable()
-            estimator = StageEstimator(schedule.stages, self._test_stage)
-            self._compare(estimator)
-            self._done.update({name: self._stage for name in self._open_tests if name not in estimator.open})
+                if number == last:
+                    self._decide()
+                if not {turn.number for turn in pair} <= self._loaded:
+                    self._say_pair(number, durations_s)
             if not self._open_tests:
                 break
-        self._done.update(dict.fromkeys(self._open_tests, self._stage))
         return self._build_result()
+
+    def _decide(self) -> None:
+        """Finish the tests that have a verdict after this stage; after the last, all."""
+        schedule = self._plan.schedule
+        estimator = StageEstimator(schedule.stages, self._test_stage)
+        self._compare(estimator)
+        more = estimator.open if self._stage < len(schedule.pairs) else set()
+        self._done.update({name: self._stage for name in self._open_tests if name not in more})
+
+    def _say_pair(self, number: int, durations_s: Mapping[SideName, float]) -> None:
+        open_tests = self._open_tests
+        line = describe_pair(
+            number,
+            self._stage,
+            self._plan.schedule,
+            (durations_s["base"], durations_s["head"]),
+            open_tests,
+            len(open_tests | self._done.keys()),
+            self._remaining,
+            self._name,
+        )
+        self._callbacks.say(line)
 
     def _test_stage(self, name: str) -> int:
         return self._done.get(name, self._stage)
@@ -194,17 +216,20 @@ class Campaign:
         names = self._names
         return ({*names.base.values()} | {*names.head.values()}) - self._done.keys()
 
-    def _run_turn(self, turn: Turn) -> None:
+    def _run_turn(self, turn: Turn) -> float:
+        """Load or measure a session. Returns its duration (seconds)."""
         found = self._state.load_finished(turn)
-        if found is None:
-            found = self._measure(turn)
-        reports, end = found
+        if found is not None:
+            self._loaded.add(turn.number)
+        reports, end = found or self._measure(turn)
         gathered = self._gathered[turn.side]
-        measured = gathered.add(turn.number, reports)
+        gathered.add(turn.number, reports)
         self._failed[turn.side].add(self._state.list_failed_tests(turn))
         self._order += [gathered] * len(reports)
         self._boots[end.boot] = None
-        self._remaining.durations_s.append(end.duration_s)
+        names = getattr(self._names, turn.side)
+        records = {names[record.id]: record for report in reports for record in report.records}
+        self._remaining.add(end.duration_s, records)
         if turn.number <= 2:
             try:
                 self._callbacks.check(self._plan.sides[turn.side], self._state.list_import_directories(turn))
@@ -212,14 +237,9 @@ class Campaign:
                 # The session measured the wrong code.
                 self._state.discard(turn)
                 raise
-        total = self._plan.schedule.sessions_after(self._stage)
-        width = len(str(total))
-        minutes, seconds = divmod(round(end.duration_s), 60)
-        tests = count_tests(measured)
-        self._callbacks.say(
-            f"[{turn.number:{width}}/{total}] {turn.side} {self._plan.sides[turn.side].short}  {tests}  "
-            f"{minutes}:{seconds:02d}{self._remaining.describe(total - turn.number)}"
-        )
+        if reports and len(self._order) == len(reports) and self._callbacks.choose is not None:
+            self._criteria = self._callbacks.choose(reports[0])
+        return end.duration_s
 
     def _measure(self, turn: Turn) -> tuple[list[Report], SessionEnd]:
         plan, state = self._plan, self._state
@@ -232,10 +252,23 @@ class Campaign:
         files = state.next_attempt(turn)
         gpus = [] if plan.command.gpus else self._gathered["base"].devices
         words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
-        started, began_s = datetime.now(timezone.utc), time.monotonic()
-        code = run_session(side, words, files, done, self._callbacks.show, self._callbacks.say)
-        end = state.record_end(files, code, started, time.monotonic() - began_s)
         session = f"session {turn.number} ({turn.side} {side.short})"
+        if turn.number <= 2:
+            self._callbacks.say(f"{session} starts; the first of a side may load models")
+        first_s = FIRST_SIGN_S if turn.number <= 2 else LATER_SIGN_S
+        started, began_s = datetime.now(timezone.utc), time.monotonic()
+        code = run_session(
+            side,
+            words,
+            files,
+            done,
+            self._callbacks.show,
+            lambda printed: SessionWatch(printed, self._callbacks.say, session, first_s),
+        )
+        end = state.record_end(files, code, started, time.monotonic() - began_s)
+        if turn.number == 1 and not plan.renamed and state.lacks_tests(turn, code, side.directory):
+            # Nothing to compare with: the head's tests are new.
+            return [], end
         how = state.explain_unfinished(turn, code)
         if how is not None:
             self._show_tail(files.log)
@@ -287,18 +320,30 @@ class Campaign:
         ):
             gathered = self._gathered[_side_name(side)]
             argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
-            report = gathered.report(anchors, argv=argv)
-            assert report is not None
+            report = gathered.report(anchors, argv=argv) or self._report_no_tests(argv)
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             reports.append(msgspec.structs.replace(report, records=records))
         return reports[0], reports[1]
+
+    def _report_no_tests(self, argv: list[str]) -> Report:
+        """Return the report of a baseline that has no energy test."""
+        head = self._gathered["head"].reports[0]
+        run = msgspec.structs.replace(head.run, id=f"no-baseline-{head.run.id}", argv=argv, exit_status=None)
+        commit = Repository(self._plan.sides["base"].root).resolve_commit("HEAD")
+        return msgspec.structs.replace(
+            head,
+            run=run,
+            source=Source(commit=commit, dirty=False),
+            records=[],
+            baseline=None,
+        )
 
     def _compare(self, estimator: StageEstimator | None) -> ComparedReports:
         base, head = self._join_reports()
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
         estimator = estimator or StageEstimator(plan.schedule.stages, self._test_stage)
-        return compare_reports(base, head, origins, plan.criteria, across=plan.across, estimator=estimator)
+        return compare_reports(base, head, origins, self._criteria, across=plan.across, estimator=estimator)
 
     def _build_result(self) -> PairedReport:
         base, head = self._join_reports()
@@ -329,6 +374,10 @@ class Campaign:
         notes = list(self._plan.notes)
         if len(self._boots) > 1:
             notes.append(f"rounds of {len(self._boots)} boots: the machine was restarted in between")
+        renamed = (
+            [] if self._plan.renamed else [pair for pair in self._names.base.items() if pair[0] != pair[1]]
+        )
+        notes += [f"renamed, and compared: {old} -> {new}" for old, new in renamed]
         if self._names.unpaired:
             notes.append(unpaired_note(self._names.unpaired))
         for side, report in (("base", base), ("head", head)):

@@ -111,6 +111,11 @@ class Repository:
         """Return the paths of all files that are not ignored, relative to the top."""
         return self._listed("--cached", "--others", "--exclude-standard")
 
+    def list_worktrees(self) -> list[Path]:
+        """Return the directories of all worktrees that git knows, even if they do not exist."""
+        lines = (self._query("worktree", "list", "--porcelain") or "").splitlines()
+        return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
+
     def run(self, *args: str) -> None:
         """Run a git command.
 
@@ -200,17 +205,26 @@ def check_out(repository: Repository, commit: str, place: Path) -> None:
     ready.write_text(commit)
 
 
-def remove_checkout(repository: Repository, place: Path) -> None:
-    """Remove a worktree, even an incomplete one.
+def remove_checkout(repository: Repository | None, place: Path) -> None:
+    """Remove a worktree, even an incomplete one, and one that only git still knows.
 
     This does not use ``git worktree prune``, which would forget worktrees of the user on a disk that is not
     mounted.
+
+    Args:
+        repository: The user's repository; None if it is gone.
+        place: Directory of the worktree.
     """
     _completion_marker(place).unlink(missing_ok=True)
-    if place.exists():
+    # Twice, because git locks a worktree until it is complete.
+    words = ("worktree", "remove", "--force", "--force", str(place))
+    if (place / ".git").exists():
         with suppress(PlanError):
-            repository.run("worktree", "remove", "--force", str(place))
-        shutil.rmtree(place, ignore_errors=True)
+            Repository(place).run(*words)
+    shutil.rmtree(place, ignore_errors=True)
+    if repository is not None and place in repository.list_worktrees():
+        with suppress(PlanError):
+            repository.run(*words)
 
 
 def list_omissions(repository: Repository, commit: str) -> list[str]:

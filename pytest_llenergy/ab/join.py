@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pytest_llenergy.compare.comparability import device_differences, workload_differences
+from pytest_llenergy.compare.comparability import device_differences, match_renamed, workload_differences
 from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import rescale
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
@@ -271,8 +271,9 @@ class PairedNames:
 
 
 def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
-    """Pair the tests of two commits by their node ids."""
-    return PairedNames({name: name for name in base}, {name: name for name in head})
+    """Pair the tests of two commits by their node ids; renamed ones have the id of the head."""
+    ids = {old: new for new, old in match_renamed(base, head).items()}
+    return PairedNames({name: ids.get(name, name) for name in base}, {name: name for name in head})
 
 
 def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:

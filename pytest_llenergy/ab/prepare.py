@@ -24,18 +24,20 @@ from pytest_llenergy.ab.checkouts import (
     find_repository,
     list_omissions,
     read_tail,
-    remove_checkout,
     session_environment,
     venv_python,
 )
+from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
+from pytest_llenergy.ab.floors import apply_floors, load_floors
+from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
 from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import SideName
+from pytest_llenergy.model.report import Report, SideName
 
 #: Value of ``--head`` for the working tree with its uncommitted changes.
 WORKING_TREE = "."
@@ -48,7 +50,10 @@ TREE_CHANGED = (
 
 @dataclass(frozen=True)
 class Request:
-    """The command line; ``command`` is what follows ``--``."""
+    """The command line; ``command`` is what follows ``--``.
+
+    With ``comparisons``, the head is compared with itself so many times.
+    """
 
     command: Sequence[str]
     base: str | None = None
@@ -63,6 +68,7 @@ class Request:
     floor: float | None = None
     across: bool = False
     fresh: bool = False
+    comparisons: int | None = None
 
     def criteria(self) -> list[Criterion]:
         """Parse metrics and thresholds.
@@ -88,10 +94,21 @@ class Prepared:
     before: Callable[[Side], None]
     check: Callable[[Side, Sequence[Path]], None]
     remove_checkouts: Callable[[], None]
+    request: Request
 
     def callbacks(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> CampaignCallbacks:
         """Return the callbacks of the campaign."""
-        return CampaignCallbacks(say, show, self.before, self.check)
+        request = self.request
+
+        def choose(report: Report) -> list[Criterion]:
+            criteria, lines = apply_floors(request.fail_on, request.metrics, load_floors(self.root, report))
+            for line in lines:
+                say(line)
+            return criteria
+
+        # The default floor must not hide alarms while a floor is learned.
+        fixed = request.floor is not None or request.comparisons is not None
+        return CampaignCallbacks(say, show, self.before, self.check, None if fixed else choose)
 
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
@@ -114,9 +131,26 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     plan = plan_schedule(wanted, request.rounds)
     if plan.stages != wanted:
         say(f"{wanted} pairs with {request.rounds} rounds per session become {plan.stages}")
-    if request.by_options:
+    if request.comparisons is not None:
+        request = _compared_with_itself(request)
+    if request.by_options or (request.comparisons is not None and request.head is None):
         return _prepare_option_sets(request, command, plan, directory, say)
     return _prepare_commits(request, command, plan, directory, say)
+
+
+def _compared_with_itself(request: Request) -> Request:
+    """Return the request for the head on both sides; without a base and head it is the working tree."""
+    if request.comparisons is not None and request.comparisons < 1:
+        raise PlanError(f"--aa={request.comparisons} must be 1 or more")
+    if request.base is not None or request.by_options:
+        raise PlanError("--aa compares the head with itself; it allows neither --base nor option sets")
+    if request.head == WORKING_TREE:
+        if request.setup is not None:
+            raise PlanError(
+                "--aa with --head . measures in this environment; remove --setup, or name a commit"
+            )
+        return replace(request, head=None)
+    return replace(request, base=request.head or "HEAD", head=request.head or "HEAD")
 
 
 def _prepare_commits(
@@ -139,9 +173,12 @@ def _prepare_commits(
         )
     inputs = _campaign_inputs(request, command, directory, {"base": [base], "head": [head, tree]})
     if request.fresh:
-        _discard_all(repository.root, repository)
-    _discard_empty(repository.root, repository, inputs.key)
+        discard_all(repository.root, repository)
+    discard_empty(repository.root, repository, inputs.key)
+    for line in remove_abandoned(repository.root, repository, inputs.key):
+        say(line)
     saved = State(repository.root, inputs)
+    saved.use_checkouts()
     origins = {"base": named, "head": "working tree" if use_tree else request.head or "HEAD"}
     notes = _commit_notes(repository, base, head, request.head)
     say(f"base {base[:10]} ({origins['base']}), head {head[:10]} ({origins['head']})")
@@ -190,7 +227,8 @@ def _prepare_commits(
         repository.root,
         before,
         check,
-        lambda: _remove_checkouts(saved.checkouts, repository),
+        lambda: remove_checkouts(saved.checkouts, repository),
+        request,
     )
 
 
@@ -237,8 +275,10 @@ def _prepare_option_sets(
         {side.name: [*side.options, str(side.python), tree] for side in sides.values()},
     )
     if request.fresh:
-        _discard_all(root, repository)
-    _discard_empty(root, repository, inputs.key)
+        discard_all(root, repository)
+    discard_empty(root, repository, inputs.key)
+    for line in remove_abandoned(root, repository, inputs.key):
+        say(line)
     saved = State(root, inputs)
     say(f"a: {a.origin}; b: {b.origin}")
     for line in notes:
@@ -261,7 +301,13 @@ def _prepare_option_sets(
         notes=notes,
     )
     return Prepared(
-        measured, saved, root, before, lambda *_: None, lambda: _remove_checkouts(saved.checkouts, repository)
+        measured,
+        saved,
+        root,
+        before,
+        lambda *_: None,
+        lambda: remove_checkouts(saved.checkouts, repository),
+        request,
     )
 
 
@@ -292,6 +338,9 @@ def _check_paths(command: Command, root: Path) -> None:
 
 def _commit_side(name: str, origin: str, root: Path, below: Path, commit: str) -> Side:
     directory = root / below
+    if name == "base":
+        # A baseline without it has no tests there, which its first session finds.
+        directory.mkdir(parents=True, exist_ok=True)
     if not directory.is_dir():
         raise PlanError(
             f"{name}: {commit[:10]} has no directory {below}; run the command from the top of the checkout"
@@ -314,6 +363,8 @@ def _with_environment(
         return side
     venv = saved.checkouts / f"{side.name}-venv"
     log = saved.directory / f"setup-{side.name}.log"
+    if saved.finished_sessions and not venv.exists():
+        say(f"{side.name}: its environment was removed and is created again; versions may have changed")
     inputs = "\n".join([commit, setup, sys.executable, sys.version])
     say(f"setting up {side.name}: {setup}")
     try:
@@ -348,6 +399,7 @@ def _campaign_inputs(
         setup=request.setup,
         metrics=[*request.metrics, *request.fail_on, str(request.floor)],
         across=request.across,
+        to_itself=request.comparisons is not None,
     )
 
 
@@ -355,35 +407,8 @@ def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str],
     if saved.finished_sessions:
         say(f"resuming a stopped comparison: {saved.finished_sessions} sessions are finished")
     else:
-        say(f"{plan.stages} pairs, {plan.sessions_after(1)} sessions in the first stage")
+        say(describe_plan(plan))
     others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]
     if others:
         place = root / ".llenergy" / "ab"
         say(f"{len(others)} other unfinished comparisons in {place} (--fresh discards them)")
-
-
-def _discard_all(root: Path, repository: Repository | None) -> None:
-    for key in list(state.list_unfinished(root)):
-        _discard(root, repository, key)
-
-
-def _discard_empty(root: Path, repository: Repository | None, current: str) -> None:
-    """Discard other unfinished comparisons that measured nothing."""
-    for key in list(state.list_unfinished(root)):
-        if key != current and not state.has_measured(root, key):
-            _discard(root, repository, key)
-
-
-def _discard(root: Path, repository: Repository | None, key: str) -> None:
-    """Discard an unfinished comparison, unless a process is running it."""
-    if state.discard_campaign(root, key):
-        _remove_checkouts(state.checkout_directory(root, key), repository)
-
-
-def _remove_checkouts(checkouts: Path, repository: Repository | None) -> None:
-    if not checkouts.exists():
-        return
-    if repository is not None:
-        for name in ("base", "head"):
-            remove_checkout(repository, checkouts / name)
-    shutil.rmtree(checkouts, ignore_errors=True)

@@ -59,10 +59,6 @@ class Schedule:
         """Pairs of rounds of each stage, as they are measured."""
         return Stages(tuple(count * self.rounds for count in self.pairs))
 
-    def sessions_after(self, stage: int) -> int:
-        """Return the total number of sessions after ``stage`` stages."""
-        return 2 * sum(self.pairs[:stage])
-
     def turns(self, stage: int) -> Iterator[tuple[Turn, Turn]]:
         """Yield the pairs of a stage (counted from 1) in order: base head, head base, base head, …
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import msgspec
 
 from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.command import GPUS_OPTION, Command
+from pytest_llenergy.ab.progress import SessionWatch
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.workers.proctree import die_with_parent
 
@@ -32,10 +32,6 @@ SILENCED = session_plugin.CLEARED_OPTIONS
 INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
 #: Interval at which to check for the end of a session and for new output: one round takes many times as long.
 SESSION_POLL_S = 0.1
-
-
-#: A line in which a session tells what it waits for, such as devices, and who holds them (``progress``).
-WAIT = re.compile(r"^energy: (?P<wait>.+ \(.+ so far\))$")
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ def run_session(
     files: SessionFiles,
     done: Sequence[str],
     show: Callable[[str], None] | None,
-    say: Callable[[str], None],
+    watch: Callable[[TextIO], SessionWatch],
 ) -> int:
     """Run a session and return its exit code, negative for a signal.
 
@@ -114,7 +110,7 @@ def run_session(
         files: The files of the session.
         done: Node ids of tests to skip.
         show: Receives the output while the session runs.
-        say: Receives what the session waits for, unless ``show`` does.
+        watch: Makes what reports on a session by its log, unless ``show`` does.
     """
     plugins = files.directory / "plugin"
     plugins.mkdir(exist_ok=True)
@@ -145,8 +141,9 @@ def run_session(
             preexec_fn=partial(_prepare_child, os.getpid()),
         )
         with files.log.open(errors="replace") as printed:
+            poll = watch(printed).poll
             try:
-                return _wait(process, lambda: show(printed.read()) if show else _say_waits(printed, say))
+                return _wait(process, lambda: show(printed.read()) if show else poll())
             except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
                 _stop(process)
                 raise
@@ -156,20 +153,6 @@ def _prepare_child(parent_pid: int) -> None:
     # A process in the background of a script is started with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(parent_pid)
-
-
-def _say_waits(printed: TextIO, say: Callable[[str], None]) -> None:
-    """Pass on new lines that tell what the session waits for."""
-    while True:
-        position = printed.tell()
-        line = printed.readline()
-        if not line.endswith("\n"):
-            # An unfinished line is read again next time.
-            printed.seek(position)
-            return
-        found = WAIT.match(line.rstrip())
-        if found is not None:
-            say(f"  waiting: {found['wait']}")
 
 
 def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,18 +29,33 @@ from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import format_time
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
 
-#: Changes at every boot (proc(5)).
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 DIRECTORY = "ab"
 
+#: Files of a comparison: its lock and the process that holds it; with its checkouts, the project's path.
+LOCK, PID, PROJECT = "lock", "pid", "project"
+
+#: Directories with the sessions of a comparison, or of each of several.
+SESSIONS = "sessions*"
+
+#: Marks a comparison that is kept but never resumed.
+FINISHED = "finished"
+
 #: Exit codes of pytest after which every test has run.
 FINISHED_EXIT_CODES = (0, 1)
+#: That of a usage error, such as a path that does not exist, and of a run without tests.
+NO_SUCH_PATH, NOTHING_COLLECTED = 4, 5
+
+MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
 
 
 class CampaignInputs(StoredStruct, frozen=True):
     """Everything that identifies a comparison: if any value differs, it is another comparison.
 
-    ``sides`` has commit, working tree, options and interpreter of each side.
+    ``sides`` has commit, working tree, options and interpreter of each side. ``to_itself`` is for repeated
+    comparisons of one side with itself, of which there may be more the next time.
     """
 
     tool: str
@@ -49,6 +67,7 @@ class CampaignInputs(StoredStruct, frozen=True):
     setup: str | None
     metrics: list[str]
     across: bool
+    to_itself: bool = False
 
     @property
     def key(self) -> str:
@@ -87,34 +106,55 @@ class State:
         Raises:
             PlanError: If another process runs the same comparison.
         """
-        from filelock import FileLock, Timeout
-
         self.inputs = inputs
+        self.root = root
         self.directory: Path = root / ".llenergy" / DIRECTORY / inputs.key
         self.checkouts: Path = checkout_directory(root, inputs.key)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._locks: list[BaseFileLock] = []
+        self._part = ""
+        self._acquire(self.directory)
         (self.directory.parent / ".gitignore").write_text("*\n")
-        self._lock = FileLock(self.directory / "lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            pid = self._pid.read_text() if self._pid.exists() else "unknown"
-            raise PlanError(
-                f"process {pid} is running this comparison; wait for it or stop it, its measurements are kept"
-            ) from None
-        self._pid.write_text(str(os.getpid()))
         if self._finished.exists():
-            shutil.rmtree(self._sessions())
+            for directory in self.directory.glob(SESSIONS):
+                shutil.rmtree(directory)
             self._finished.unlink()
         replace_file(self.directory / "inputs.json", msgspec.json.format(msgspec.json.encode(inputs)))
 
-    @property
-    def _finished(self) -> Path:
-        return self.directory / "finished"
+    def part(self, number: int) -> State:
+        """Return the state of one of several comparisons with the same sides, which share all else."""
+        other = copy(self)
+        other._part = f"-{number:03d}"
+        return other
+
+    def use_checkouts(self) -> Path:
+        """Lock the directory for checkouts, which the removal of unused ones respects, and return it.
+
+        Raises:
+            PlanError: If another process runs the same comparison. The lock in the project does not tell if
+                the project was cleaned meanwhile.
+        """
+        self._acquire(self.checkouts)
+        (self.checkouts / PROJECT).write_text(str(self.root))
+        return self.checkouts
+
+    def _acquire(self, directory: Path) -> None:
+        from filelock import FileLock, Timeout
+
+        directory.mkdir(parents=True, exist_ok=True)
+        lock, pid = FileLock(directory / LOCK), directory / PID
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            who = pid.read_text() if pid.exists() else "unknown"
+            raise PlanError(
+                f"process {who} is running this comparison; wait for it or stop it, its measurements are kept"
+            ) from None
+        pid.write_text(str(os.getpid()))
+        self._locks.append(lock)
 
     @property
-    def _pid(self) -> Path:
-        return self.directory / "pid"
+    def _finished(self) -> Path:
+        return self.directory / FINISHED
 
     def load_finished(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
         """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
@@ -131,9 +171,27 @@ class State:
         A later attempt that has no tests left exits with "no tests collected", which is fine.
         """
         attempts = self._attempts(turn)
-        if exit_status == 5 and len(attempts) > 1:
+        if exit_status == NOTHING_COLLECTED and len(attempts) > 1:
             return None
         return _explain_unfinished(attempts[-1], exit_status)
+
+    def lacks_tests(self, turn: Turn, exit_status: int, directory: Path) -> bool:
+        """Return whether the last attempt ran as it should, but there is no energy test.
+
+        Args:
+            turn: The session.
+            exit_status: Exit code of pytest.
+            directory: Where it started.
+        """
+        files = self._attempts(turn)[-1]
+        if exit_status == NO_SUCH_PATH:
+            # Pytest names one missing path, but others may exist.
+            found = MISSING_PATH.findall(files.log.read_text(errors="replace"))
+            words = [word.partition("::")[0] for word in self.inputs.command]
+            return bool(found) and not any((directory / word).exists() for word in words if word)
+        summary = _read_summary(files)
+        ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
+        return ran and summary == SessionSummary(failed=[], measured=False, stopped=False)
 
     def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
@@ -184,7 +242,8 @@ class State:
     @property
     def finished_sessions(self) -> int:
         """The number of finished sessions."""
-        found = [SessionFiles(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
+        ends_of_all = self.directory.glob(f"{SESSIONS}/*.end")
+        found = [SessionFiles(path.parent, path.stem) for path in ends_of_all]
         ends = [(files, _read_end(files)) for files in found]
         return sum(
             end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in ends
@@ -200,16 +259,18 @@ class State:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """Release the lock."""
-        self._pid.unlink(missing_ok=True)
-        self._lock.release()
+        """Release the locks."""
+        for lock in self._locks:
+            Path(lock.lock_file).with_name(PID).unlink(missing_ok=True)
+            lock.release()
+        self._locks.clear()
 
     def _attempts(self, turn: Turn) -> list[SessionFiles]:
         count = len(list(self._sessions().glob(f"{_file_stem(turn)}.*.log")))
         return [SessionFiles(self._sessions(), f"{_file_stem(turn)}.{each}") for each in range(1, count + 1)]
 
     def _sessions(self) -> Path:
-        directory = self.directory / "sessions"
+        directory = self.directory / f"sessions{self._part}"
         directory.mkdir(exist_ok=True)
         return directory
 
@@ -219,39 +280,31 @@ def checkout_directory(root: Path, key: str) -> Path:
 
     This is outside the user's checkout, where pytest would find its settings for a commit that has none.
     """
-    return (
-        cache_directory()
-        / DIRECTORY
-        / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
-    )
+    return cache_directory() / DIRECTORY / f"{checkout_prefix(root)}{key}"
+
+
+def checkout_prefix(root: Path) -> str:
+    """Return how the names of all directories of checkouts of a project begin."""
+    return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
 def list_unfinished(root: Path) -> Iterator[str]:
     """Yield the keys of unfinished comparisons."""
     for path in sorted((root / ".llenergy" / DIRECTORY).glob("*/inputs.json")):
-        if not (path.parent / "finished").exists():
+        if not (path.parent / FINISHED).exists():
             yield path.parent.name
+
+
+def is_kept(root: Path, key: str) -> bool:
+    """Return whether a finished comparison was kept with ``--keep``."""
+    return (root / ".llenergy" / DIRECTORY / key / FINISHED).exists()
 
 
 def has_measured(root: Path, key: str) -> bool:
     """Return whether an unfinished comparison has measured anything."""
-    sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
-    return any(sessions.glob("*.json")) or any(sessions.glob(f"*{JOURNAL_SUFFIX}"))
-
-
-def discard_campaign(root: Path, key: str) -> bool:
-    """Delete an unfinished comparison, but not its checkouts. Returns False if a process is running it."""
-    from filelock import FileLock, Timeout
-
     directory = root / ".llenergy" / DIRECTORY / key
-    lock = FileLock(directory / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    lock.release()
-    shutil.rmtree(directory, ignore_errors=True)
-    return True
+    endings = (".json", JOURNAL_SUFFIX)
+    return any(path.name.endswith(endings) for path in directory.glob(f"{SESSIONS}/*"))
 
 
 def _file_stem(turn: Turn) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,7 +16,10 @@ from pytest_llenergy.cli.console import HelpFormatter, add_format
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
+    from pytest_llenergy.ab.prepare import Request
+    from pytest_llenergy.ab.self_comparison import SelfComparison
     from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.model.report import PairedReport
 
 DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 
@@ -68,6 +72,13 @@ def add_parser(commands: Commands) -> None:
         )
         sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
     parser.add_argument(
+        "--aa",
+        type=int,
+        metavar="N",
+        help="compare the head N times with itself: how often this machine raises false alarms, the smallest "
+        "change that it finds, and its floor for later comparisons",
+    )
+    parser.add_argument(
         "--pairs",
         default=str(DEFAULT_STAGES),
         metavar="N+N",
@@ -92,6 +103,12 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--keep", action="store_true", help="keep checkouts, environments and logs")
     parser.add_argument(
         "--fresh", action="store_true", help="discard the measurements of unfinished comparisons"
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="measure nothing; remove all that stopped or kept comparisons of this project have left: "
+        "checkouts, environments, logs and measurements",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
     parser.add_argument(
@@ -123,6 +140,8 @@ def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.model.report import encode_paired_report
     from pytest_llenergy.report.store import replace_file
 
+    if args.clean:
+        return _clean(args.command)
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
     if args.output is not None and args.output.is_dir():
@@ -140,17 +159,21 @@ def _run(args: argparse.Namespace) -> int:
         rounds=args.rounds_per_session,
         metrics=args.metric,
         fail_on=args.fail_on,
-        floor=option_row("floor").read_argument(args.floor),
+        # Without it, the floor is that of the machine if one is known.
+        floor=None if args.floor is None else option_row("floor").read_argument(args.floor),
         across=args.across,
         fresh=args.fresh,
+        comparisons=args.aa,
     )
+    if args.aa is not None:
+        return _compare_with_itself(args, request)
     prepared = prepare(request, Path.cwd(), _print_line)
     campaign = Campaign(
         prepared.plan,
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
-    paired = campaign.run()
+    paired = campaign.run().with_policy(inconclusive, removed)
     output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))
@@ -159,7 +182,67 @@ def _run(args: argparse.Namespace) -> int:
     prepared.state.finish(keep=args.keep)
     _print_line(f"both sides, all rounds: {output}")
     result = ComparisonResult.from_paired(paired)
-    return print_comparison(result, args.format, inconclusive, "ab", removed=removed)
+    return print_comparison(result, args.format, "ab")
+
+
+def _compare_with_itself(args: argparse.Namespace, request: Request) -> int:
+    from pytest_llenergy.ab.prepare import prepare
+    from pytest_llenergy.ab.self_comparison import keep_floors, run_comparisons, summarize
+    from pytest_llenergy.compare.gate import NOTHING_VALID, PASSED
+    from pytest_llenergy.errors import PlanError
+
+    if args.format not in ("text", "json"):
+        raise PlanError(f"--aa has no format {args.format}; choose text or json")
+    prepared = prepare(request, Path.cwd(), _print_line)
+    base = prepared.plan.sides["base"]
+    code = "the working tree" if prepared.plan.renamed else f"{base.short} ({base.origin})"
+    reports: list[PairedReport] = []
+    try:
+        for paired in run_comparisons(
+            prepared, args.aa, _print_line, _print_output if args.verbose else None
+        ):
+            reports.append(paired)
+    except BaseException:
+        if reports:
+            _print_line(f"{len(reports)} of {args.aa} comparisons are finished:")
+            _write_self_comparison(args, summarize(reports, code))
+        raise
+    result = keep_floors(prepared, summarize(reports, code))
+    if not args.keep:
+        prepared.remove_checkouts()
+    prepared.state.finish(keep=args.keep)
+    _print_line(f"all rounds: {prepared.root / '.llenergy' / 'aa'}")
+    _write_self_comparison(args, result)
+    return PASSED if result.alarms.count else NOTHING_VALID
+
+
+def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> None:
+    import msgspec
+
+    from pytest_llenergy.ab.self_comparison import render_self_comparison
+    from pytest_llenergy.cli.console import print_encodable
+    from pytest_llenergy.report.store import replace_file
+
+    data = msgspec.json.format(msgspec.json.encode(result))
+    if args.output is not None:
+        replace_file(args.output, data + b"\n")
+    print_encodable(data.decode() if args.format == "json" else render_self_comparison(result))
+
+
+def _clean(command: Sequence[str]) -> int:
+    from pytest_llenergy.ab.checkouts import find_repository
+    from pytest_llenergy.ab.cleaning import clean
+    from pytest_llenergy.errors import PlanError
+
+    if command:
+        raise PlanError("--clean only removes what comparisons have left; give it no command")
+    try:
+        repository = find_repository(Path.cwd())
+    except PlanError:
+        repository = None
+    for line in clean(Path.cwd() if repository is None else repository.root, repository):
+        print(line)
+    return 0
 
 
 class _Terminated(KeyboardInterrupt):

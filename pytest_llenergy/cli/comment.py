@@ -1,52 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy comment``: post a comparison on a pull or merge request."""
+"""``llenergy comment``: post comparisons on a pull or merge request."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_report
-from pytest_llenergy.errors import ForgeError
+from pytest_llenergy.errors import ForgeError, OutdatedRunError, ReportError
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.forges import CiRun
+    from pytest_llenergy.report.pr_comment import CommentContext
+
+#: Name of the comparison in the folder of a job.
+FILE = "energy.json"
+
+#: Most jobs that comment on one pull request.
+MAX_JOBS = 20
 
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "comment",
-        help="post a comparison on a pull or merge request",
-        description="Post one comment with the comparison; later runs replace it. The token is read from "
-        "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the CI "
-        "variables.",
+        help="post comparisons on a pull or merge request",
+        description="Post a comment with the comparison of each job; later runs replace it. The token is "
+        "read from GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the "
+        "CI variables.",
     )
-    add_report(parser, "file", "a file written by llenergy ab, or its saved name")
+    add_report(
+        parser,
+        "file",
+        f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job, where "
+        "older comments of jobs that are missing become a note that there is no comparison",
+    )
+    parser.add_argument(
+        "--key",
+        metavar="JOB",
+        help="name of the job, of which each has its own comment (default: this job's; in a folder, the "
+        "folders' names)",
+    )
     parser.add_argument(
         "--number",
         type=int,
         metavar="N",
         help="number of the pull or merge request, if the job does not name it",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the comment and post nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the comments and post nothing")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Post or print the comment. Returns 0."""
-    from pytest_llenergy.forges import post_comment
+    """Post or print the comments. Returns 0, also if the pull request has a newer commit."""
+    from pytest_llenergy.forges import find_run, post_comments
+    from pytest_llenergy.report.pr_comment import marker_of, render_missing
+
+    if args.number is not None and args.number < 1:
+        raise ForgeError(f"--number={args.number}: needs the number of a pull or merge request")
+    folder = Path(args.file)
+    of_jobs = folder.is_dir()
+    if of_jobs and args.key is not None:
+        raise ForgeError(
+            f"--key={args.key}: the folders in {folder} name the jobs; name a file, or omit --key"
+        )
+    ci = find_run(os.environ, other_job=of_jobs)
+    bodies = _render_folder(folder, ci) if of_jobs else [_render_file(args.file, args.key or ci.job, ci)]
+    if args.dry_run:
+        print("\n".join(bodies), end="")
+        return 0
+
+    def outdated(marker: str) -> str | None:
+        start = marker_of(ci.workflow)
+        if not of_jobs or not marker.startswith(start):
+            return None
+        job = marker.removeprefix(start).removesuffix(" -->")
+        return render_missing(_context(ci, job), ci.commit)
+
+    try:
+        for done, url in post_comments(os.environ, bodies, args.number, outdated):
+            print(f"{done} {url}")
+    except OutdatedRunError as error:
+        print(f"llenergy comment: no comment: {error}", file=sys.stderr)
+    return 0
+
+
+def _render_folder(folder: Path, ci: CiRun) -> list[str]:
+    """Render the comment of each job; that of an unreadable file says that there is no comparison."""
+    from pytest_llenergy.model.text import one_line
+    from pytest_llenergy.report.pr_comment import render_missing
+
+    paths = sorted(folder.glob(f"*/{FILE}"))
+    if len(paths) > MAX_JOBS:
+        raise ForgeError(
+            f"{folder}: {len(paths)} jobs, and at most {MAX_JOBS} may comment; merge some of them"
+        )
+    bodies = []
+    for path in paths:
+        try:
+            bodies.append(_render_file(str(path), path.parent.name, ci))
+        except ReportError as error:
+            print(f"llenergy comment: {one_line(str(error))}", file=sys.stderr)
+            bodies.append(render_missing(_context(ci, path.parent.name), ci.commit))
+    return bodies
+
+
+def _render_file(name: str, job: str, ci: CiRun) -> str:
+    from pytest_llenergy.cli.compare import ComparisonResult
     from pytest_llenergy.report.pr_comment import render_comment
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report
 
-    if args.number is not None and args.number < 1:
-        raise ForgeError(f"--number={args.number}: needs the number of a pull or merge request")
-    body = render_comment(read_paired_report(locate(args.file)).compared)
-    if args.dry_run:
-        print(body, end="")
-        return 0
-    done, url = post_comment(os.environ, body, args.number)
-    print(f"{done} {url}")
-    return 0
+    result = ComparisonResult.from_paired(read_paired_report(locate(name)))
+    context = replace(_context(ci, job), pairs=result.pairs, over_budget=result.over_budget)
+    return render_comment(result.compared, context)
+
+
+def _context(ci: CiRun, job: str) -> CommentContext:
+    from pytest_llenergy.report.pr_comment import MARKER, CommentContext, marker_of
+
+    marker = marker_of(ci.workflow, job) if job else MARKER
+    return CommentContext(run_url=ci.url, report_url=ci.artifacts_url, job=job, marker=marker)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_llenergy.cli.console import add_output, add_report
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.defaults import HISTORY as DEFAULT_HISTORY
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.history.store import Store
     from pytest_llenergy.model.comparison import ComparedReports
     from pytest_llenergy.model.defaults import Inconclusive, Removed
     from pytest_llenergy.model.report import PairedReport, Report
@@ -52,6 +55,13 @@ class ComparisonResult:
         """Return the comparison in a file of ``llenergy ab``."""
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
+    @property
+    def over_budget(self) -> tuple[str, ...]:
+        """Ids of the tests that exceed their budget on the head only; pytest checks those of a single run."""
+        from pytest_llenergy.compare.gate import list_over_budget
+
+        return () if self.pairs is None else tuple(record.id for record in list_over_budget(*self.reports))
+
 
 def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
     """Render a comparison without the last line break.
@@ -82,13 +92,17 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         return msgspec.json.format(msgspec.json.encode(compared)).decode()
     if form == "markdown":
-        from pytest_llenergy.report.pr_comment import render_comment
+        from pytest_llenergy.forges import find_run
+        from pytest_llenergy.report.pr_comment import CommentContext, render_comment
 
-        return render_comment(compared)
+        run = find_run(os.environ)
+        context = CommentContext(result.pairs, result.over_budget, run.url, run.artifacts_url)
+        return render_comment(compared, context)
     if form == "github":
         from pytest_llenergy.report.ci import append_comparison_summary, render_workflow_commands
+        from pytest_llenergy.report.pr_comment import CommentContext
 
-        append_comparison_summary(compared)
+        append_comparison_summary(compared, CommentContext(result.pairs, result.over_budget))
         return render_workflow_commands(compared)
     if form == "gitlab":
         from pytest_llenergy.report.ci import render_gitlab_metrics
@@ -123,6 +137,12 @@ def add_parser(commands: Commands) -> None:
     add_report(parser, "head", "the report to check, likewise", nargs="?")
     add_comparison_options(parser)
     parser.add_argument(
+        "--history",
+        metavar="AT",
+        help="directory or URL of the history that shows how much sessions differ (default: "
+        f"{DEFAULT_HISTORY} if it exists)",
+    )
+    parser.add_argument(
         "--across",
         action="store_true",
         help="compare workloads that differ, such as two dtypes, and list the differences",
@@ -136,34 +156,27 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten
 
-    inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
-    removed = option_row("removed").read_argument(args.removed)
     if args.output is not None:
         check_not_overwritten(
             args.output, [locate(text) for text in (args.base, args.head) if text is not None]
         )
     result = _compare(args)
-    return print_comparison(result, args.format, inconclusive, "compare", args.output, removed=removed)
+    return print_comparison(result, args.format, "compare", args.output)
 
 
 def print_comparison(
     result: ComparisonResult,
     form: Format,
-    inconclusive: Inconclusive,
     command: str,
     output: Path | None = None,
-    *,
-    removed: Removed = "fail",
 ) -> int:
     """Print or write a comparison, name what the table does not say, and return the exit code.
 
     Args:
         result: The comparison.
         form: The format.
-        inconclusive: How to treat inconclusive comparisons.
         command: Name of the command, for messages.
         output: File to write; None prints to standard output.
-        removed: How to treat tests of the baseline that the head lacks.
 
     Raises:
         ReportError: If the output cannot be written.
@@ -171,7 +184,7 @@ def print_comparison(
     import shutil
 
     from pytest_llenergy.cli.console import print_encodable, wants_color
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_over_budget, list_void_gates
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
     from pytest_llenergy.model.text import count_tests, escape_invisible, one_line
     from pytest_llenergy.report.store import replace_file
 
@@ -183,14 +196,16 @@ def print_comparison(
         print(text)
     else:
         replace_file(output, f"{text}\n".encode())
-    comparisons = result.compared.comparisons
+    compared, comparisons = result.compared, result.compared.comparisons
     warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
-    if warned and inconclusive == "warn":
+    if warned and compared.inconclusive == "warn":
         remedy = "measure more rounds" if result.pairs is None else "measure more pairs (llenergy ab --pairs)"
         print(f"llenergy {command}: warning: {warned} inconclusive; {remedy}", file=sys.stderr)
     lost = sum(each.verdict == "removed" and each.gated for each in comparisons)
-    if lost and removed != "pass":
-        how, remedy = ("", "; --removed=warn accepts this") if removed == "fail" else ("warning: ", "")
+    if lost and compared.removed != "pass":
+        how, remedy = (
+            ("", "; --removed=warn accepts this") if compared.removed == "fail" else ("warning: ", "")
+        )
         print(
             f"llenergy {command}: {how}{count_tests(lost)} of the baseline removed{remedy}", file=sys.stderr
         )
@@ -199,18 +214,19 @@ def print_comparison(
     if comparisons and all(each.verdict == "new" for each in comparisons):
         new = {each.id for each in comparisons}
         print(f"llenergy {command}: no baseline: {count_tests(len(new), 'new ')}", file=sys.stderr)
-    # pytest checks the budgets of a single run; those of sides measured alternately are checked here.
-    broken = list_over_budget(*result.reports) if result.pairs is not None else []
-    if broken:
-        names = ", ".join(escape_invisible(record.id) for record in broken)
+    if result.over_budget:
+        names = ", ".join(map(escape_invisible, result.over_budget))
         print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
         return REGRESSED
-    return exit_code(comparisons, inconclusive, removed)
+    return exit_code(compared)
 
 
 def _compare(args: argparse.Namespace) -> ComparisonResult:
+    import msgspec
+
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import parse_criteria
+    from pytest_llenergy.history.spread import StoredEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import location_name, read_paired_report, read_report
 
@@ -220,7 +236,8 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
             raise PlanError(
                 "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --across need two"
             )
-        return ComparisonResult.from_paired(read_paired_report(base))
+        paired = read_paired_report(base)
+        return ComparisonResult.from_paired(paired.with_policy(*_read_policy(args, paired.compared)))
     head = locate(args.head)
     # The HTML page shows more than comparisons need.
     lean = args.format != "html"
@@ -233,4 +250,27 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
         )
     floor = option_row("floor").read_argument(args.floor)
     criteria = parse_criteria(args.fail_on, args.metric, floor)
-    return ComparisonResult(compare_reports(*reports, origins, criteria, across=args.across), reports)
+    estimator = StoredEstimator(_open_history(args.history), reports[1].environment)
+    compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
+    inconclusive, removed = _read_policy(args, compared)
+    compared = msgspec.structs.replace(compared, inconclusive=inconclusive, removed=removed)
+    return ComparisonResult(compared, reports)
+
+
+def _open_history(text: str | None) -> Store | None:
+    from pytest_llenergy.history.store import open_store
+
+    if text is None and not Path(DEFAULT_HISTORY).is_dir():
+        return None
+    return open_store(text or DEFAULT_HISTORY)
+
+
+def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> tuple[Inconclusive, Removed]:
+    """Return how to treat inconclusive and removed tests; options that are not given stay as they are."""
+    given = [
+        getattr(compared, name)
+        if getattr(args, name) is None
+        else option_row(name).read_argument(getattr(args, name))
+        for name in ("inconclusive", "removed")
+    ]
+    return given[0], given[1]

@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_format, add_report
+from pytest_llenergy.cli.console import add_output, add_report
+from pytest_llenergy.model.defaults import HISTORY
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.console import Commands
+    from collections.abc import Sequence
 
-DEFAULT_LOCATION = ".llenergy/history"
+    from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.history.store import Acceptance, Series
 
 
 def add_parser(commands: Commands) -> None:
@@ -36,7 +38,7 @@ def add_parser(commands: Commands) -> None:
         help="the metric (default: energy per token, or energy of tests without tokens)",
     )
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
-    add_format(showing, ("text", "markdown", "json"))
+    add_output(showing, ("text", "markdown", "html", "json"))
     showing.set_defaults(run=_show)
     accepting = actions.add_parser(
         "accept", help="accept a change: compare later sessions with those of this commit"
@@ -54,9 +56,9 @@ def add_parser(commands: Commands) -> None:
     for action in (adding, showing, accepting):
         action.add_argument(
             "--at",
-            default=DEFAULT_LOCATION,
+            default=HISTORY,
             metavar="PLACE",
-            help=f"a directory or a URL, such as s3://bucket/history (default: {DEFAULT_LOCATION})",
+            help=f"a directory or a URL, such as s3://bucket/history (default: {HISTORY})",
         )
 
 
@@ -91,28 +93,48 @@ def _add(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    import shutil
-
+    from pytest_llenergy.cli.console import print_encodable
     from pytest_llenergy.compare.gate import check_metric
+    from pytest_llenergy.history.add import load_accepted_steps
     from pytest_llenergy.history.store import open_store
-    from pytest_llenergy.history.trend import summarise_history
+    from pytest_llenergy.history.trend import select_series
+    from pytest_llenergy.report.store import replace_file
 
     metric = check_metric(args.metric) if args.metric is not None else None
-    summary = summarise_history(open_store(args.at), test=args.test, metric=metric, device_key=args.device)
-    if args.format == "json":
-        import msgspec
-
-        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
-        return 0
-    from pytest_llenergy.cli.console import print_encodable, wants_color
-    from pytest_llenergy.history.render import render_markdown, render_text
-
-    if args.format == "markdown":
-        print(render_markdown(summary), end="")
+    store = open_store(args.at)
+    series = select_series(store, test=args.test, metric=metric, device_key=args.device)
+    text = _render(args, store.name, series, load_accepted_steps(store))
+    if args.output is not None:
+        replace_file(args.output, text.encode())
+    elif args.format == "text":
+        print_encodable(text, end="")
     else:
-        width = shutil.get_terminal_size().columns
-        print_encodable(render_text(summary, width, color=wants_color()), end="")
+        print(text, end="")
     return 0
+
+
+def _render(
+    args: argparse.Namespace, place: str, series: Sequence[Series], steps: Sequence[Acceptance]
+) -> str:
+    import shutil
+
+    import msgspec
+
+    from pytest_llenergy.cli.console import wants_color
+    from pytest_llenergy.history.render import render_markdown, render_text
+    from pytest_llenergy.history.trend import build_view
+
+    if args.format == "html":
+        from pytest_llenergy.history.page import render_page
+
+        return f"{render_page(place, series, steps)}\n"
+    view = build_view(place, series, steps)
+    if args.format == "json":
+        return f"{msgspec.json.format(msgspec.json.encode(view)).decode()}\n"
+    if args.format == "markdown":
+        return render_markdown(view)
+    color = args.output is None and wants_color()
+    return render_text(view, shutil.get_terminal_size().columns, color=color)
 
 
 def _accept(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.columns import Layout
-    from pytest_llenergy.report.html.comparison_charts import Trend
+    from pytest_llenergy.report.html.trends import Trend
 
 
 Format = Literal["text", "markdown", "html"]
@@ -121,19 +121,6 @@ def _load_report_trends(report: Report, location: str) -> list[Trend]:
     """Load the trend of each test in the report, on the devices of its last session."""
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.history.trend import load_trends
-    from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 
     names = {record.id for record in report.records}
-    return [
-        Trend(
-            series.last.id,
-            series.last.metric,
-            series.last.unit,
-            [
-                TrendPoint(each.time, each.commit, each.value, each.low, each.high, changed=each.change)
-                for each in points
-            ],
-        )
-        for series, points in load_trends(open_store(location))
-        if series.last.id in names
-    ]
+    return [each for each in load_trends(open_store(location)) if each.id in names]

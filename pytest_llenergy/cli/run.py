@@ -38,6 +38,9 @@ FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: Options that select devices and meters, here and in ``llenergy watch``.
 METER_OPTIONS = ("meter", "gpus", "require")
 
+#: How the reason of the meter begins that the estimate replaces.
+ESTIMATED_METER = "rapl: "
+
 EXAMPLES = """\
   llenergy run -- python generate.py
   llenergy run --format json -o energy.json -- make -j
@@ -240,11 +243,21 @@ def format_seconds(seconds: float) -> str:
 def flag_lines(flags: Sequence[Flag], *, verbose: bool) -> list[str]:
     """Return lines for what readers of the joules must know.
 
-    Lines already label an estimate, and ``-v`` alone names the meters that are missing then.
+    Lines already label an estimate of the CPU, and ``-v`` alone names the counters that it replaces. GPUs are
+    not estimated, so one that cannot be read is always named.
     """
     estimated = any(flag.name == "estimated" for flag in flags)
-    hidden = set() if verbose else {"estimated", *(["unread-meter"] if estimated else [])}
-    return [f"{flag.name}: {flag.detail}" for flag in flags if flag.name not in {*hidden, "unmeasured"}]
+    return [
+        f"{flag.name}: {flag.detail}"
+        for flag in flags
+        if flag.name != "unmeasured" and (verbose or not _is_label(flag, estimated=estimated))
+    ]
+
+
+def _is_label(flag: Flag, *, estimated: bool) -> bool:
+    """Whether a flag repeats the label of an estimate."""
+    replaced = flag.name == "unread-meter" and flag.detail.startswith(ESTIMATED_METER)
+    return flag.name == "estimated" or (estimated and replaced)
 
 
 def _total(window: Window) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -24,22 +24,24 @@ from pytest_llenergy.compare.comparability import (
     work_differences,
     workload_differences,
 )
+from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
 from pytest_llenergy.compare.metrics import METRICS, Direction
+from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.statistics import (
     DEFAULT_RULE,
+    STORED,
     Estimate,
     Rule,
     Sample,
     compare_samples,
-    correct_multiple_comparisons,
 )
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, round_values
+from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource, Verdict
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests
 
@@ -55,8 +57,8 @@ MAX_TIMES_BETTER = 100.0
 #: How to accept a test that does other work than in the baseline.
 ACCEPT = "llenergy compare --across compares them all the same, and a new baseline accepts the change"
 
-#: Decides the verdict on one metric from the record of the head and both samples.
-Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
+#: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
+Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
@@ -189,6 +191,7 @@ class _Case:
             noise=_finite_or_none(estimate.noise),
             detectable=_finite_or_none(estimate.detectable),
             p=_finite_or_none(estimate.p),
+            session_spread=estimate.session_spread or None,
             notes=list(notes),
         )
 
@@ -216,13 +219,18 @@ class _Case:
         )
 
 
-def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
-    """Decide on all rounds at once; the default ``Estimator``."""
-    return compare_samples(base, head, rule, better)
+def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+    """Decide on all rounds of two separate sessions at once; the default ``Estimator``."""
+    return compare_samples(base, head, rule, METRICS[metric].better, STORED)
 
 
 def compare_records(
-    base: MeasuredRecord, head: MeasuredRecord, criterion: Criterion, *, across: bool = False
+    base: MeasuredRecord,
+    head: MeasuredRecord,
+    criterion: Criterion,
+    *,
+    across: bool = False,
+    estimator: Estimator = estimate_once,
 ) -> Comparison:
     """Compare one metric of one test. Measured values never raise.
 
@@ -231,8 +239,9 @@ def compare_records(
         head: The record to compare with it.
         criterion: Metric and rule.
         across: Also compare different workloads, such as two backends, and note the differences.
+        estimator: Decides the verdict.
     """
-    return _compare_records(base, head, criterion, across=across)[0]
+    return _compare_records(base, head, criterion, across=across, estimator=estimator)[0]
 
 
 def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str | None = None) -> Comparison:
@@ -411,11 +420,12 @@ def _compare_records(
     differences += changes
     samples = []
     for side, record in (("base", old), ("head", new)):
-        values, why = round_values(metric, record.rounds)
+        values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        samples.append(_make_sample(values, figure.unit))
-    estimate = estimator(new, samples[0], samples[1], criterion.rule, METRICS[metric].better)
+        samples.append(_make_sample(values, record.rounds, figure.unit))
+    estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
+    estimate = _hold_back(estimate, old, new, samples)
     notes = comparison_notes(old, new, base.environment, head.environment)
     notes += [f"different workload: {line}" for line in differences]
     return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
@@ -431,13 +441,29 @@ def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) 
     return comparisons
 
 
-def _make_sample(values: Sequence[RoundValue], unit: str) -> Sample:
-    """Combine each round's uncertainties: of the meter, and of energy that a part-time sensor missed."""
+def _make_sample(values: Sequence[tuple[int, RoundValue]], rounds: Sequence[Round], unit: str) -> Sample:
+    """Make a sample of the values of a metric, each with the index of its round."""
     return Sample(
-        tuple([each.value for each in values]),
-        tuple([math.hypot(each.meter, each.unsampled) if each.unsampled else each.meter for each in values]),
-        unit,
+        values=tuple([each.value for _, each in values]),
+        uncertainties=tuple([each.meter for _, each in values]),
+        unit=unit,
+        # Energy that a part-time sensor missed, and what the course of power between ticks makes uncertain.
+        shared=tuple([math.hypot(each.unsampled, each.shape) for _, each in values]),
+        pairs=tuple([index for index, _ in values]),
+        covariates=round_covariates([rounds[index] for index, _ in values]),
     )
+
+
+def _hold_back(estimate: Estimate, base: Record, head: Record, samples: Sequence[Sample]) -> Estimate:
+    """Return no verdict on a change if most rounds of a side were disturbed."""
+    if estimate.verdict in ("inconclusive", "invalid"):
+        return estimate
+    covariates = samples[0].covariates, samples[1].covariates
+    why = find_disturbance(base, head, estimate.adjusted, covariates, interleaved=estimate.interleaved)
+    if why is None:
+        return estimate
+    reason = f"{estimate.verdict} by itself, but {why}; {estimate.reason}"
+    return replace(estimate, verdict="inconclusive", reason=reason)
 
 
 def _not_measured_reason(side: str, record: Record) -> str:

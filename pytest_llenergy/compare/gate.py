@@ -14,8 +14,8 @@ from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.defaults import Inconclusive, Removed
+from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
@@ -278,7 +278,7 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     """Return why a gate fails, or ``None`` if it does not."""
     metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
     if verdict == "regressed":
-        change = " -> ".join(format_pair(comparison.base, comparison.head, comparison.unit))
+        change = " -> ".join(format_pair(comparison.base, comparison.estimated_head, comparison.unit))
         return f"energy_gate: {metric} regressed, {change}{comparison.kind_label}: {reason}"
     if verdict in ("not comparable", "invalid"):
         return f"energy_gate: {metric} is {verdict}: {reason}"
@@ -299,9 +299,9 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
             by_metric.setdefault(each.metric, []).append(each)
     lines = []
     for metric, found in by_metric.items():
-        if not any(each.gated for each in found):
+        if not any(each.gated or each.rule_applied for each in found):
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        decided = [each for each in found if each.gated and each.rule_applied]
+        decided = [each for each in found if each.gated and each.rule_applied and each.rule is not None]
         limits = [each.rule.threshold_absolute for each in decided if each.rule is not None]
         values = [max(each.base or 0.0, each.head or 0.0) for each in decided]
         if decided and all(value < limit for value, limit in zip(values, limits, strict=True)):
@@ -313,16 +313,14 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
     return lines
 
 
-def exit_code(
-    comparisons: Iterable[Comparison], inconclusive: Inconclusive, removed: Removed = "fail"
-) -> int:
-    """Return the exit code for the worst verdict.
+def exit_code(compared: ComparedReports) -> int:
+    """Return the exit code for the worst verdict, with the policy of the comparison.
 
     A comparison without a verdict is not a pass: the status is 3 if a test is not comparable, and 5 if one
     has no valid measurement, was removed, or nothing was compared. New tests do not count, and tests without
     any baseline pass.
     """
-    found = list(comparisons)
+    found = compared.comparisons
     verdicts = {each.verdict for each in found if each.gated}
     if "regressed" in verdicts:
         return REGRESSED
@@ -330,11 +328,11 @@ def exit_code(
         return NOT_COMPARABLE
     if verdicts == {"new"}:
         return PASSED
-    if "invalid" in verdicts or ("removed" in verdicts and removed == "fail"):
+    if "invalid" in verdicts or ("removed" in verdicts and compared.removed == "fail"):
         return NOTHING_VALID
     if not any(each.rule_applied for each in found) or list_void_gates(found):
         return NOTHING_VALID
-    if "inconclusive" in verdicts and inconclusive == "fail":
+    if "inconclusive" in verdicts and compared.inconclusive == "fail":
         return INCONCLUSIVE
     return PASSED
 

@@ -4,7 +4,8 @@
 Sources: H. B. Mann, D. R. Whitney, "On a test of whether one of two random variables is stochastically larger
 than the other", Ann. Math. Stat. 18 (1947); J. L. Hodges, E. L. Lehmann, "Estimates of location based on rank
 tests", Ann. Math. Stat. 34 (1963); M. Hollander, D. A. Wolfe, E. Chicken, "Nonparametric Statistical
-Methods", 3rd ed. (2014), sections 4.1 to 4.3 for the confidence limits and 8.5 for Spearman's coefficient.
+Methods", 3rd ed. (2014), sections 3.1 to 3.3 and 4.1 to 4.3 for the confidence limits and 8.5 for Spearman's
+coefficient.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import comb, sqrt
-from operator import mul
-from statistics import NormalDist, median
+from statistics import NormalDist
 
 #: Largest sample size for which the exact distribution is computed. Beyond it, the normal approximation is
 #: within 1e-3.
@@ -107,47 +107,41 @@ def one_sided_p_values(ordered: Sequence[float], n: int, m: int) -> tuple[float,
     return not_larger, not_smaller
 
 
-def rank_trend(values: Sequence[float]) -> tuple[float, float]:
-    """Return the numerator of Spearman's coefficient between values and their order, and its variance.
+@lru_cache(maxsize=256)
+def _signed_rank_counts(n: int) -> tuple[int, ...]:
+    """Count the subsets of 1, 2, ..., n whose sum is at most 0, 1, 2, ..."""
+    counts = [1] + [0] * (n * (n + 1) // 2)
+    for rank in range(1, n + 1):
+        for total in range(len(counts) - 1, rank - 1, -1):
+            counts[total] += counts[total - rank]
+    return tuple(accumulate(counts))
 
-    The numerator is the sum of products of both ranks, each relative to its mean. Without a trend its
-    expectation is 0. Sums and variances of several samples can be added, so that a difference between the
-    samples is not mistaken for a trend.
+
+@lru_cache(maxsize=16384)
+def signed_rank_cdf(w: int, n: int) -> float:
+    """Return P(W <= w) for Wilcoxon's signed-rank statistic of n symmetric differences, without ties."""
+    if w < 0:
+        return 0.0
+    if n > EXACT_UP_TO:
+        scale = sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        return NormalDist().cdf((w + 0.5 - n * (n + 1) / 4) / scale)
+    counts = _signed_rank_counts(n)
+    return counts[min(w, len(counts) - 1)] / (1 << n)
+
+
+@lru_cache(maxsize=4096)
+def signed_rank_limit(n: int, alpha: float) -> int:
+    """Return which of the ordered Walsh averages of n differences is the lower confidence limit.
+
+    As ``confidence_limit_rank``: the largest k with P(W <= k - 1) <= alpha, or 0 if there is none.
     """
-    n = len(values)
-    if n < 2:
-        return 0.0, 0.0
-    centre = (n - 1) / 2
-    order_variation = n * (n * n - 1) / 12
-    order = sorted(range(n), key=values.__getitem__)
-    if len(set(values)) == n:
-        total = sum(map(mul, range(n), order)) - n * centre * centre
-        return total, order_variation * order_variation / (n - 1)
-    ranks = _midranks(values, order)
-    total = sum((rank - centre) * (i - centre) for i, rank in enumerate(ranks))
-    return total, sum((rank - centre) ** 2 for rank in ranks) * order_variation / (n - 1)
+    k = 0
+    while signed_rank_cdf(k, n) <= alpha:
+        k += 1
+    return k
 
 
-def _midranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
-    """Ranks counted from 0; tied values share the mean of their ranks."""
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(values):
-        end = start
-        while end + 1 < len(values) and values[order[end + 1]] == values[order[start]]:
-            end += 1
-        for place in range(start, end + 1):
-            ranks[order[place]] = (start + end) / 2
-        start = end + 1
-    return ranks
-
-
-def theil_sen_slope(samples: Sequence[Sequence[float]]) -> float:
-    """Return the median change per step over all pairs within each sample (Theil 1950, Sen 1968)."""
-    slopes = [
-        (values[j] - values[i]) / (j - i)
-        for values in samples
-        for i in range(len(values))
-        for j in range(i + 1, len(values))
-    ]
-    return median(slopes) if slopes else 0.0
+def walsh_averages(differences: Sequence[float]) -> list[float]:
+    """Return the means of all pairs of differences, each with itself too, in ascending order."""
+    ordered = sorted(differences)
+    return sorted([(a + b) / 2 for i, a in enumerate(ordered) for b in ordered[i:]])

@@ -1,33 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistical rule: verdict, confidence limits and detectable change of two samples of rounds.
 
-Pure functions over plain numbers. The estimate is the Hodges-Lehmann shift of the logarithms, so a ratio; its
-limits are the exact order statistics of the Mann-Whitney test. ``docs/gating.md`` explains why these and not
-means, medians, a t-test or a bootstrap. The correction for multiple comparisons is at the end of the file.
+Pure functions over plain numbers. The estimate is a Hodges-Lehmann shift of the logarithms, so a ratio; its
+limits are exact order statistics of a rank test (``limits``). ``docs/gating.md`` explains why these and not
+means, medians, a t-test or a bootstrap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import exp, expm1, inf, log, log1p, pi, sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, expm1, hypot, inf, log, log1p, pi, sqrt
 from operator import truediv
-from statistics import NormalDist, median
+from statistics import fmean, median
 from typing import Literal
 
+from pytest_llenergy.compare.covariates import Adjustment, adjust_rounds
+from pytest_llenergy.compare.drift import Drift, detect_drift
+from pytest_llenergy.compare.limits import (
+    SecondLevel,
+    Shift,
+    differences_of_pairs,
+    find_second_level,
+    normal_quantile,
+    prefer_pairs,
+    relative_spread,
+    shift_of_samples,
+    standard_error,
+    widen_for_unequal_spread,
+)
 from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.rank_statistics import (
     confidence_limit_rank,
-    one_sided_p_values,
     pairwise_differences,
-    rank_trend,
-    theil_sen_slope,
 )
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.defaults import FLOOR
 
-RuleVerdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
+RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
 
 #: Fewest rounds of each side for a verdict. With three of each the limits are just the extremes.
 MIN_ROUNDS = 4
@@ -35,8 +45,8 @@ MIN_ROUNDS = 4
 #: find.
 NOISY_ABOVE = 0.03
 NOISY_ALPHA = 0.01
-#: Standard deviation of a normal distribution over its median absolute deviation: 1 / Phi^-1(3/4).
-MAD_TO_SIGMA = 1.4826
+#: Standard error of a median over that of a mean if the scatter is normal.
+MEDIAN_TO_MEAN = sqrt(pi / 2)
 #: Expanded uncertainty over standard uncertainty, for about 95 % (GUM 6.3.3).
 COVERAGE_FACTOR = 2.0
 #: Probability with which the minimum detectable change is found.
@@ -45,12 +55,11 @@ POWER = 0.9
 LOG_ROUNDING = 1e-12
 #: Values whose logarithms differ by more than this (a factor of 1e43) are not rounds of one workload.
 MAX_LOG_RANGE = 100.0
-#: A trend over the rounds counts from this many standard deviations of Spearman's coefficient.
-TREND_SIGMAS = 3.0
-#: Spearman's coefficient from which the trend makes up most of the scatter.
-STRONG_CORRELATION = 0.8
-#: Suites with fewer comparisons are not corrected, since they have few chances for false alarms.
-MIN_TESTS_TO_CORRECT = 10
+#: Standard deviation of the level between sessions of the same code if no history tells: a stored baseline
+#: was measured at another temperature, at another time of day, often after a restart.
+SESSION_SPREAD = 0.015
+#: Rounds of each side to ask for if the baseline is stored.
+STORED_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -83,16 +92,43 @@ DEFAULT_RULE = Rule()
 
 
 @dataclass(frozen=True)
+class Design:
+    """How the rounds of the two sides were measured.
+
+    Attributes:
+        interleaved: Whether they alternate in pairs, so that slow changes affect both alike.
+        session_spread: Standard deviation of the relative level between sessions, if the sides are from
+            separate ones.
+    """
+
+    interleaved: bool = False
+    session_spread: float = 0.0
+
+
+#: Rounds of one session that do not alternate; pairs of rounds (``llenergy ab``); a stored baseline.
+ONE_SESSION, PAIRS, STORED = Design(), Design(interleaved=True), Design(session_spread=SESSION_SPREAD)
+
+
+@dataclass(frozen=True)
 class Sample:
     """Rounds of one side, in the order of measurement.
 
-    ``uncertainties`` are the meter's standard uncertainties of the values, in the same unit: one for each
-    value, or empty if the metric has none. ``unit`` is for messages.
+    Attributes:
+        values: The values.
+        uncertainties: The meter's standard uncertainties that differ from round to round, in the same unit:
+            one for each value, or empty if the metric has none.
+        unit: The unit, for messages.
+        shared: The meter's standard uncertainties that all rounds share, likewise.
+        pairs: The number of the pair of each value; empty if the rounds do not alternate.
+        covariates: What may have disturbed each round (``covariates``).
     """
 
     values: tuple[float, ...]
     uncertainties: tuple[float, ...] = ()
     unit: str = ""
+    shared: tuple[float, ...] = ()
+    pairs: tuple[int, ...] = ()
+    covariates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def describe(self, value: float) -> str:
         """Format a value with its unit."""
@@ -116,11 +152,20 @@ class Estimate:
     p_improved: float | None = None  # rank p-value against "not better"
     drift: float | None = None  # relative change of the level over the rounds, if they have a clear trend
     alpha: float | None = None  # the alpha that the limits used
-    meter: float = 0.0  # smallest relative change that the meters can resolve, for any number of rounds
+    meter: float = 0.0  # smallest relative change that the meters can resolve with these rounds
+    meter_limit: float = 0.0  # the same for any number of rounds
+    session_spread: float = 0.0  # standard deviation of the level between sessions that the limits include
+    interleaved: bool = False  # whether the rounds of both sides alternate
+    paired: bool = False  # whether the limits are those of the differences within pairs
+    adjusted: tuple[str, ...] = ()  # covariates that were regressed out
 
 
 def compare_samples(
-    base: Sample, head: Sample, rule: Rule = DEFAULT_RULE, better: Direction = "less"
+    base: Sample,
+    head: Sample,
+    rule: Rule = DEFAULT_RULE,
+    better: Direction = "less",
+    design: Design = ONE_SESSION,
 ) -> Estimate:
     """Compare the rounds of ``head`` with those of ``base``.
 
@@ -131,80 +176,125 @@ def compare_samples(
         head: Rounds of the head.
         rule: When a change counts.
         better: Direction that is better.
+        design: How the rounds were measured.
     """
     fault = _find_fault("base", base) or _find_fault("head", head)
     if fault:
         return _invalid(base, head, fault)
-    base_logs = [log(value) for value in base.values]
-    head_logs = [log(value) for value in head.values]
-    n, m = len(base_logs), len(head_logs)
-    ordered = sorted(base_logs), sorted(head_logs)
-    shifts = pairwise_differences(*ordered)
-    shift = median(shifts)
-    if max(shifts[-1], -shifts[0]) > MAX_LOG_RANGE:
-        least, most = min(*base.values, *head.values), max(*base.values, *head.values)
+    least, most = min(*base.values, *head.values), max(*base.values, *head.values)
+    if log(most) - log(least) > MAX_LOG_RANGE:
         return _invalid(
             base, head, f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
         )
+    n, m = len(base.values), len(head.values)
+    rounds = adjust_rounds(
+        [log(value) for value in base.values],
+        [log(value) for value in head.values],
+        base.covariates,
+        head.covariates,
+    )
+    ordered = sorted(rounds.base), sorted(rounds.head)
     if min(n, m) < MIN_ROUNDS:
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
-        return _invalid(base, head, fault, ratio=exp(shift))
-    noise = relative_spread(*ordered)
+        return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*ordered))))
+    # The side that scatters more decides how well a change can be told.
+    noise = max(map(relative_spread, ordered))
     noisy = noise > NOISY_ABOVE
     alpha = min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha
     notes = [f"noise {noise:.1%} exceeds {NOISY_ABOVE:.0%}, so the limits use α {alpha:g}"] if noisy else []
-    drift = _detect_drift(base_logs, head_logs)
+    drift = detect_drift(rounds.base, rounds.head)
     if drift is not None:
         notes.append(f"drift {drift.change:+.1%} over the rounds")
-    k = confidence_limit_rank(n, m, alpha)
-    low, high = (shifts[k - 1], shifts[-k]) if k else (None, None)
+    notes += rounds.notes
+    shift = _estimate_shift(base, head, rounds, ordered, alpha, noise, design)
     less_is_better = better == "less"
-    p_more, p_less = one_sided_p_values(shifts, n, m)
-    u = _meter_uncertainty(base, head)
+    meter, meter_limit = _meter_uncertainties(base, head)
+    meter *= COVERAGE_FACTOR
+    k = confidence_limit_rank(n, m, alpha)
+    level = find_second_level(*_worse_last(ordered, less_is_better))
     verdict, reason = _decide_verdict(
-        shift if less_is_better else -shift,
-        low if less_is_better else _negate(high),
-        high if less_is_better else _negate(low),
+        shift.value if less_is_better else -shift.value,
+        shift.low if less_is_better else _negate(shift.high),
+        shift.high if less_is_better else _negate(shift.low),
         rule,
         absolute=_absolute_change(base, head, k, less_is_better) if rule.threshold_absolute and k else None,
-        meter=COVERAGE_FACTOR * u,
-        drift=drift,
+        meter=meter,
+        # Rounds that alternate drift alike.
+        drift=None if design.interleaved else drift,
+        level=level,
         better=better,
     )
-    relative_rule = _with_relative_threshold(rule, base)
+    if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
+        notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
+    equivalent = shift.error / standard_error(1.0, n, m)
+    p_values = shift.p_more, shift.p_less
     return Estimate(
-        ratio=exp(shift),
-        low=None if low is None else exp(low),
-        high=None if high is None else exp(high),
-        p=p_more if less_is_better else p_less,
+        ratio=exp(shift.value),
+        low=None if shift.low is None else exp(shift.low),
+        high=None if shift.high is None else exp(shift.high),
+        # A second level is no shift, which the p-value of ranks is for.
+        p=None if level is not None else p_values[not less_is_better],
         noise=noise,
-        detectable=minimum_detectable_change(n, m, noise, relative_rule, alpha=alpha, meter=u),
+        detectable=minimum_detectable_change(
+            n,
+            m,
+            equivalent,
+            _with_relative_threshold(rule, base),
+            alpha=alpha,
+            meter=meter / COVERAGE_FACTOR,
+            session_spread=design.session_spread,
+        ),
         n_base=n,
         n_head=m,
         verdict=verdict,
         reason="; ".join([reason, *notes]),
-        p_improved=p_less if less_is_better else p_more,
+        p_improved=p_values[less_is_better],
         drift=None if drift is None else drift.change,
         alpha=alpha,
-        meter=expm1(COVERAGE_FACTOR * u),
+        meter=expm1(meter),
+        meter_limit=expm1(COVERAGE_FACTOR * meter_limit),
+        session_spread=design.session_spread,
+        interleaved=design.interleaved,
+        paired=shift.paired,
+        adjusted=rounds.names,
     )
 
 
-def relative_spread(*sides: Sequence[float]) -> float:
-    """Return the robust relative scatter of values within their sides, given as logarithms.
+def _estimate_shift(
+    base: Sample,
+    head: Sample,
+    rounds: Adjustment,
+    ordered: tuple[list[float], list[float]],
+    alpha: float,
+    noise: float,
+    design: Design,
+) -> Shift:
+    shift = shift_of_samples(*ordered, alpha, noise)
+    if design.interleaved:
+        differences = differences_of_pairs(
+            dict(zip(base.pairs, rounds.base, strict=False)), dict(zip(head.pairs, rounds.head, strict=False))
+        )
+        shift = prefer_pairs(shift, differences, alpha)
+    if design.session_spread:
+        shift = widen_for_unequal_spread(shift, rounds.base, rounds.head, alpha)
+    error = hypot(rounds.error, sqrt(2) * design.session_spread)
+    return shift.widen_in_quadrature(normal_quantile(1 - alpha) * error)
 
-    This is the median absolute deviation of all values, each from the median of its own side, scaled to the
-    standard deviation of a normal distribution.
-    """
-    deviations = []
-    for logs in sides:
-        centre = median(logs)
-        deviations += [abs(value - centre) for value in logs]
-    return MAD_TO_SIGMA * median(deviations)
+
+def _worse_last(ordered: tuple[list[float], list[float]], less_is_better: bool) -> tuple[list[float], ...]:
+    """Return both sides on a scale on which higher is worse."""
+    return ordered if less_is_better else tuple([-value for value in side] for side in ordered)
 
 
 def minimum_detectable_change(
-    n: int, m: int, noise: float, rule: Rule, *, alpha: float, meter: float = 0.0
+    n: int,
+    m: int,
+    noise: float,
+    rule: Rule,
+    *,
+    alpha: float,
+    meter: float = 0.0,
+    session_spread: float = 0.0,
 ) -> float:
     """Return the relative change that nine of ten comparisons call a regression.
 
@@ -219,9 +309,10 @@ def minimum_detectable_change(
         rule: The rule; its absolute threshold is ignored.
         alpha: One-sided error probability of the limits.
         meter: Standard uncertainty of the ratio due to the meters alone.
+        session_spread: Standard deviation of the level between sessions.
     """
-    error = noise * sqrt(pi / 3 * (1 / n + 1 / m))
-    z_power, z_limit = _normal_quantile(POWER), _normal_quantile(1 - alpha)
+    error = hypot(standard_error(noise, n, m), sqrt(2) * session_spread)
+    z_power, z_limit = normal_quantile(POWER), normal_quantile(1 - alpha)
     by_threshold = max(log1p(rule.threshold), COVERAGE_FACTOR * meter) + z_power * error
     return expm1(max(by_threshold, log1p(rule.floor) + (z_limit + z_power) * error))
 
@@ -234,24 +325,19 @@ def _with_relative_threshold(rule: Rule, base: Sample) -> Rule:
     return replace(rule, threshold=max(rule.threshold, absolute))
 
 
-@lru_cache(maxsize=64)
-def _normal_quantile(p: float) -> float:
-    return NormalDist().inv_cdf(p)
-
-
 def _find_fault(name: str, side: Sample) -> str | None:
     if not side.values:
         return f"{name} has no valid round"
     for value in side.values if not _all_positive(side.values) else ():
         if not 0 < value < inf:
             return f"{name} has a value of {side.describe(value)}; a ratio needs finite values above zero"
-    if not side.uncertainties:
-        return None
-    if len(side.uncertainties) != len(side.values):
-        return f"{name} has {len(side.values)} values but {len(side.uncertainties)} uncertainties"
-    for u in side.uncertainties if not _all_positive(side.uncertainties) else ():
-        if not 0 <= u < inf:
-            return f"{name} has a meter uncertainty of {side.describe(u)}; it must be finite and not negative"
+    for each in (side.uncertainties, side.shared):
+        if each and len(each) != len(side.values):
+            return f"{name} has {len(side.values)} values but {len(each)} uncertainties"
+        for u in each if not _all_positive(each) else ():
+            if not 0 <= u < inf:
+                fault = f"{name} has a meter uncertainty of {side.describe(u)}"
+                return f"{fault}; it must be finite and not negative"
     return None
 
 
@@ -269,37 +355,22 @@ def _negate(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-@dataclass(frozen=True)
-class Drift:
-    """The relative change of a trend from first to last round, and whether it dominates the scatter."""
+def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
+    """Return the standard uncertainty of the logarithm of the ratio due to the meters, and its lower bound.
 
-    change: float
-    strong: bool
-
-
-def _detect_drift(*logs: Sequence[float]) -> Drift | None:
-    totals, variances = zip(*map(rank_trend, logs), strict=True)
-    total, variance = sum(totals), sum(variances)
-    if not variance or abs(total) < TREND_SIGMAS * sqrt(variance):
-        return None
-    change = expm1(theil_sen_slope(logs) * (max(len(side) for side in logs) - 1))
-    perfect = sum(sqrt(one * (len(side) - 1)) for one, side in zip(variances, logs, strict=True))
-    return Drift(change, abs(total) >= STRONG_CORRELATION * perfect)
-
-
-def _meter_uncertainty(base: Sample, head: Sample) -> float:
-    """Return the standard uncertainty of the logarithm of the ratio that is due to the meters.
-
-    Rounds of a side are treated as fully correlated, so that more rounds do not reduce their uncertainty (GUM
-    5.2.2, note 1): the part that differs from round to round is unknown here, and it also shows in the
-    scatter. The two sides are treated as independent, although errors that they share cancel. Both choices
-    avoid unjustified verdicts.
+    As in the uncertainty of a metric (``measure.round_statistics``): the part that differs from round to
+    round shrinks with their number, the part that rounds share, the bound, does not (GUM 5.2.2). The two
+    sides are treated as independent, although errors that they share cancel.
     """
-    relative = [
-        sum(map(truediv, side.uncertainties, side.values)) / len(side.values) if side.uncertainties else 0.0
-        for side in (base, head)
-    ]
-    return min(sqrt(sum(one * one for one in relative)), MAX_LOG_RANGE)
+    single, shared = [], []
+    for side in (base, head):
+        if side.uncertainties:
+            squares = [(u / value) ** 2 for u, value in zip(side.uncertainties, side.values, strict=True)]
+            single.append(MEDIAN_TO_MEAN * sqrt(fmean(squares) / len(squares)))
+        if side.shared:
+            shared.append(fmean(map(truediv, side.shared, side.values)))
+    limit = min(hypot(*shared), MAX_LOG_RANGE)
+    return min(hypot(limit, *single), MAX_LOG_RANGE), limit
 
 
 @dataclass(frozen=True)
@@ -328,6 +399,7 @@ def _decide_verdict(
     absolute: AbsoluteChange | None,
     meter: float,
     drift: Drift | None,
+    level: SecondLevel | None,
     better: Direction,
 ) -> tuple[RuleVerdict, str]:
     """Apply the rule. ``shift``, the limits and ``meter`` are logarithms; positive means worse."""
@@ -347,6 +419,14 @@ def _decide_verdict(
             return "inconclusive", f"{changed} by less than the meters can resolve ({expm1(meter):.1%})"
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
+    if level is not None and not changed and level.factor >= log1p(rule.threshold):
+        text = f"{level.count} rounds of the head differ from every round of the base, by a factor of "
+        text += f"{exp(sign * level.factor):.2g} on average"
+        return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
+    negligible = absolute is not None and absolute.worst < rule.threshold_absolute
+    if low > log1p(rule.floor) and high < log1p(rule.tolerance) and shift >= meter and not negligible:
+        change = f"{expm1(sign * shift):+.1%}, at least {expm1(sign * low):+.1%}"
+        return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
     if high < log1p(rule.tolerance):
         if meter >= log1p(rule.tolerance):
             return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
@@ -364,41 +444,3 @@ def _decide_verdict(
 
 def _is_change(shift: float, low: float, rule: Rule) -> bool:
     return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
-
-
-def correct_multiple_comparisons(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:
-    """Correct the verdicts of a suite for the number of comparisons.
-
-    Changes that are not significant among so many comparisons become ``inconclusive``. At most the share
-    ``q`` of the changes that remain is expected to be false: Y. Benjamini, Y. Hochberg, "Controlling the
-    false discovery rate", J. R. Stat. Soc. B 57 (1995). Regressions and improvements are two families, each
-    over all comparisons that have a p-value.
-
-    Returns:
-        The estimates in the order given.
-    """
-    known = [each for each in estimates if each.p is not None]
-    if len(known) < MIN_TESTS_TO_CORRECT:
-        return list(estimates)
-    bounds = {
-        "regressed": _largest_significant([each.p for each in known if each.p is not None], q),
-        "improved": _largest_significant(
-            [each.p_improved for each in known if each.p_improved is not None], q
-        ),
-    }
-    return [_correct(each, bounds, len(known), q) for each in estimates]
-
-
-def _largest_significant(p_values: Sequence[float], q: float) -> float:
-    """Return the largest p-value that is still significant, or -1.0 if none is."""
-    ordered = sorted(p_values)
-    return max((p for i, p in enumerate(ordered, 1) if p <= q * i / len(ordered)), default=-1.0)
-
-
-def _correct(estimate: Estimate, bounds: dict[str, float], count: int, q: float) -> Estimate:
-    verdict = estimate.verdict
-    p = estimate.p if verdict == "regressed" else estimate.p_improved
-    if verdict not in bounds or p is None or p <= bounds[verdict]:
-        return estimate
-    reason = f"{verdict} by itself, but p {p:.2g} is not significant among {count} comparisons (q {q:g})"
-    return replace(estimate, verdict="inconclusive", reason=f"{reason}; {estimate.reason}")

@@ -14,7 +14,7 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint, workload_key
 from pytest_llenergy.compare.comparison import select_last_attempts
-from pytest_llenergy.compare.statistics import relative_spread
+from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.store import (
     SCHEMA_VERSION,
@@ -124,6 +124,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
             device=device,
             workload_key=workload,
             kind=record.kind,
+            verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
         )
 
 

@@ -36,9 +36,9 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
         for name in COLUMNS:
             table.add_column(name, justify="right")
         for each in standings:
-            table.add_row(Text(short_test_name(each.id)), *(Text(cell) for cell in _cells(each)))
+            table.add_row(Text(short_test_name(each.id)), *(Text(cell) for cell in standing_cells(each)))
         console.print(table)
-    for note in _notes(view):
+    for note in list_notes(view):
         console.print(Text(note))
     text = strip_trailing_space(stream.getvalue())
     return f"{text}\n" if text else ""
@@ -55,11 +55,11 @@ def render_markdown(view: HistoryView) -> str:
         ]
         lines.append(f"|---|{'---:|' * len(COLUMNS)}")
         for each in standings:
-            cells = " | ".join(escape_markdown(cell, MAX_REASON_LENGTH) for cell in _cells(each))
+            cells = " | ".join(escape_markdown(cell, MAX_REASON_LENGTH) for cell in standing_cells(each))
             lines.append(f"| <code>{escape_markdown(short_test_name(each.id))}</code> | {cells} |")
         lines.append("")
     return (
-        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in _notes(view))])
+        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in list_notes(view))])
         + "\n"
     )
 
@@ -71,9 +71,10 @@ def _tables(view: HistoryView) -> dict[str, list[Standing]]:
     return found
 
 
-def _cells(standing: Standing) -> tuple[str, ...]:
+def standing_cells(standing: Standing) -> tuple[str, ...]:
+    """Return the cells of ``COLUMNS``."""
     fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
-    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes or ()]
+    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes]
     return (
         format_value(standing.last.value, standing.unit),
         _format_percent(standing.from_rolling),
@@ -83,7 +84,8 @@ def _cells(standing: Standing) -> tuple[str, ...]:
     )
 
 
-def _notes(view: HistoryView) -> list[str]:
+def list_notes(view: HistoryView) -> list[str]:
+    """Return the notes below the tables; the last explains the columns."""
     notes = list(view.notes)
     earlier = sum(each.earlier > 0 for each in view.standings)
     if earlier:

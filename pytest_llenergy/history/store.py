@@ -18,6 +18,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.model.comparison import Verdict
 from pytest_llenergy.report.remote import is_url, open_file_system, redact_url, run_with_timeout
 from pytest_llenergy.report.store import replace_file
 
@@ -37,7 +38,7 @@ class Entry(StoredStruct, frozen=True):
     ``value`` is the median of ``n`` valid rounds, ``low`` and ``high`` are their quartiles (``None`` for one
     round), ``noise`` is their relative scatter (``None`` unless all are positive). ``time`` is the start of
     the run, RFC 3339 in UTC. Entries are comparable if ``device_key`` and ``workload_key`` are equal;
-    ``device`` describes the devices.
+    ``device`` describes the devices. ``verdict`` is that of the run, if it was compared with a baseline.
     """
 
     schema_version: int
@@ -58,6 +59,7 @@ class Entry(StoredStruct, frozen=True):
     device: str
     workload_key: str
     kind: EnergyKind | None
+    verdict: Verdict | None = None
 
 
 class Acceptance(StoredStruct, frozen=True):
@@ -216,6 +218,17 @@ class Series:
     def last(self) -> Entry:
         """The latest entry."""
         return self.entries[-1]
+
+    def find_accepted(self, steps: Sequence[Acceptance]) -> dict[int, Acceptance]:
+        """Return the steps that apply to this test by the index of their first entry, accepted last last."""
+        commits = [entry.commit for entry in self.entries]
+        found: dict[int, Acceptance] = {}
+        for step in steps:
+            if step.commit in commits and (not step.tests or self.last.id in step.tests):
+                place = commits.index(step.commit)
+                found.pop(place, None)
+                found[place] = step
+        return found
 
 
 def read_entries(place: Store) -> list[Entry]:

@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trends of tests: change points, and the last run compared with two anchors.
 
-Change points are hints for people, never a gate. They are found by optimal partitioning of the logarithms,
-with the squared distance from the mean of each segment: ``ruptures``, C. Truong, L. Oudre, N. Vayatis,
-"Selective review of offline change point detection methods", Signal Processing 167 (2020). A change must be
-worth its penalty, which is scaled by the scatter between neighbours, and large enough to matter.
-
-The rolling anchor follows slow creep from run to run; the fixed anchor does not, and so reveals it.
+Change points are hints for people, never a gate. The rolling anchor follows slow creep from run to run; the
+fixed anchor does not, and so reveals it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, log, sqrt
 from statistics import median
 from typing import Literal
 
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.statistics import MAD_TO_SIGMA
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.history.add import load_accepted_steps
+from pytest_llenergy.history.change_points import MIN_SEGMENT, find_change_points, find_outliers, step_sizes
 from pytest_llenergy.history.store import (
     Acceptance,
     Entry,
@@ -32,74 +25,13 @@ from pytest_llenergy.history.store import (
     read_entries,
 )
 from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
-#: Fewest runs for change points, and fewest on either side of one.
-MIN_SESSIONS, MIN_SEGMENT = 8, 3
-
-#: Smallest relative change that counts.
-MIN_CHANGE = 0.02
-
-#: Least cost that a change must save, in units of sigma^2 log(n). Schwarz's criterion for a mean and a
-#: position is 2.
-PENALTY = 5.0
-
-#: Smallest relative scatter to assume, since runs may agree by chance.
-MIN_SPREAD = 0.002
-
-#: Most runs in the rolling anchor.
-ROLLING_SESSIONS = 10
+#: Most sessions in the rolling anchor, and in the fixed one.
+ROLLING_SESSIONS, FIXED_SESSIONS = 10, 5
 
 #: Metrics to show if none is named: the first that a test has.
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
-
-
-def find_change_points(values: Sequence[float]) -> list[int]:
-    """Return the indices at which a new level begins; empty for few or non-positive values.
-
-    Raises:
-        PlanError: If ``ruptures`` is not installed.
-    """
-    if len(values) < MIN_SESSIONS or min(values) <= 0:
-        return []
-    try:
-        import numpy as np
-        import ruptures
-    except ImportError:
-        raise PlanError("changes need ruptures; pip install 'pytest-llenergy[history]'") from None
-    logs = [log(value) for value in values]
-    penalty = PENALTY * _neighbour_spread(logs) ** 2 * log(len(logs))
-    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT)
-    found = search.fit(np.array(logs).reshape(-1, 1)).predict(pen=penalty)
-    return _drop_small_steps(logs, [int(place) for place in found[:-1]])
-
-
-def step_sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
-    """Return the relative change of the median level at each change point."""
-    logs = [log(value) for value in values]
-    return [exp(each) - 1 for each in _log_steps(logs, places)]
-
-
-def _neighbour_spread(logs: Sequence[float]) -> float:
-    """The scatter between neighbours, to which a change of level contributes only once."""
-    steps = [abs(after - before) for before, after in pairwise(logs)]
-    return max(MIN_SPREAD, MAD_TO_SIGMA * median(steps) / sqrt(2))
-
-
-def _log_steps(logs: Sequence[float], places: Sequence[int]) -> list[float]:
-    borders = [0, *places, len(logs)]
-    levels = [median(logs[start:end]) for start, end in pairwise(borders)]
-    return [after - before for before, after in pairwise(levels)]
-
-
-def _drop_small_steps(logs: Sequence[float], places: list[int]) -> list[int]:
-    """Remove the smallest step repeatedly until all that remain are large enough."""
-    while places:
-        steps = [abs(each) for each in _log_steps(logs, places)]
-        smallest = min(range(len(places)), key=steps.__getitem__)
-        if steps[smallest] >= log(1 + MIN_CHANGE):
-            break
-        del places[smallest]
-    return places
 
 
 class Change(StoredStruct, frozen=True):
@@ -114,9 +46,10 @@ class Standing(StoredStruct, frozen=True):
     """One metric of one test on one kind of device.
 
     ``rolling`` is the median of up to ten sessions before the last, since the accepted step. ``anchor`` is
-    the median of the sessions of ``anchor_commit``, the commit accepted last, or the first session.
-    ``from_rolling`` and ``from_anchor`` are the relative differences of ``last`` from these. ``earlier``
-    counts sessions of another workload, which are left out. ``changes`` is ``None`` without a search.
+    the median of up to five sessions from that step on, or from the first session: those before the next
+    change and before the last session, one at least. ``from_rolling`` and ``from_anchor`` are the relative
+    differences of ``last`` from these. ``anchor_commit`` is the commit accepted last, or the first one.
+    ``earlier`` counts sessions of another workload, which are left out.
     """
 
     id: str
@@ -132,10 +65,11 @@ class Standing(StoredStruct, frozen=True):
     rolling_sessions: int
     from_rolling: float | None
     anchor: float
+    anchor_sessions: int
     anchor_commit: str | None
     accepted: bool
     from_anchor: float | None
-    changes: list[Change] | None
+    changes: list[Change]
 
 
 class HistoryView(StoredStruct, frozen=True):
@@ -146,49 +80,25 @@ class HistoryView(StoredStruct, frozen=True):
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class TrendPoint:
-    """One run in a plot; ``change`` is true for the first run of a new level."""
-
-    time: str
-    commit: str | None
-    value: float
-    low: float | None
-    high: float | None
-    change: bool
-
-
-def summarise_history(
-    store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> HistoryView:
-    """Compare the last run of each selected test with its anchors.
+def build_view(place: str, series: Sequence[Series], steps: Sequence[Acceptance]) -> HistoryView:
+    """Compare the last run of each series with its anchors.
 
     Args:
-        store: The history.
-        test: Id of a test, or the part after ``::``; None for all tests.
-        metric: The metric; None is the default metric of each test.
-        device_key: Key of a kind of devices; None for all kinds.
-
-    Raises:
-        PlanError: If nothing is selected.
-        ReportError: If a file is broken.
+        place: Name of the history.
+        series: The series to show.
+        steps: All accepted steps.
     """
-    series = select_series(store, test=test, metric=metric, device_key=device_key)
-    steps = load_accepted_steps(store)
-    notes: list[str] = []
-    standings = [_standing(each, steps, notes) for each in series]
-    return HistoryView(
-        place=store.name, standings=standings, notes=[*dict.fromkeys(notes), *_device_change_notes(series)]
-    )
+    standings = [_standing(each, steps) for each in series]
+    return HistoryView(place=place, standings=standings, notes=_device_change_notes(series))
 
 
 def load_trends(
     store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> list[tuple[Series, list[TrendPoint]]]:
-    """Return the runs of each selected test, oldest first, with its change points.
+) -> list[Trend]:
+    """Return the trend of each selected test.
 
-    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the errors of
-    ``summarise_history``, and ``PlanError`` if ``ruptures`` is not installed.
+    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the
+    errors of ``select_series``.
 
     Args:
         store: The history.
@@ -198,17 +108,32 @@ def load_trends(
     """
     latest: dict[tuple[str, str], Series] = {}
     found = select_series(store, test=test, metric=metric, device_key=device_key)
+    steps = load_accepted_steps(store)
     for each in sorted(found, key=lambda each: each.last.time):
         latest[each.last.id, each.last.metric] = each
-    return [(each, _points(each)) for each in latest.values()]
+    return [build_trend(each, steps) for each in latest.values()]
 
 
-def _points(series: Series) -> list[TrendPoint]:
-    starts = set(find_change_points([entry.value for entry in series.entries]))
-    return [
-        TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)
-        for index, entry in enumerate(series.entries)
+def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
+    """Return the runs of a series with its change points, outliers and accepted steps."""
+    values = [entry.value for entry in series.entries]
+    starts, outliers = set(find_change_points(values)), set(find_outliers(values))
+    accepted = series.find_accepted(steps)
+    points = [
+        TrendPoint(
+            entry.time,
+            entry.commit,
+            entry.value,
+            entry.low,
+            entry.high,
+            changed=place in starts,
+            outlier=place in outliers,
+            verdict=entry.verdict,
+            accepted=accepted[place].reason if place in accepted else "",
+        )
+        for place, entry in enumerate(series.entries)
     ]
+    return Trend(series.last.id, series.last.metric, series.last.unit, points)
 
 
 def select_series(
@@ -221,6 +146,10 @@ def select_series(
         test: Id of a test, or the part after ``::``; None for all tests.
         metric: The metric; None is the default metric of each test.
         device_key: Key of a kind of devices; None for all kinds.
+
+    Raises:
+        PlanError: If nothing is selected.
+        ReportError: If a file is broken.
     """
     entries = read_entries(store)
     if not entries:
@@ -246,15 +175,17 @@ def _is_selected(entry: Entry, test: str | None, device_key: str | None) -> bool
     return named and (device_key is None or entry.device_key.startswith(device_key))
 
 
-def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> Standing:
+def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
     entries, last = series.entries, series.last
-    commits = [entry.commit for entry in entries]
-    applicable = [each for each in steps if not each.tests or last.id in each.tests]
-    step = next((each for each in reversed(applicable) if each.commit in commits), None)
-    start = commits.index(step.commit) if step is not None else 0
-    at_anchor = [entry.value for entry in entries if step is not None and entry.commit == step.commit]
-    anchor = median(at_anchor) if at_anchor else entries[0].value
-    since = [entry.value for entry in entries[start:-1]][-ROLLING_SESSIONS:]
+    accepted = series.find_accepted(steps)
+    start = next(reversed(accepted), 0)
+    values = [entry.value for entry in entries]
+    places = find_change_points(values)
+    # A change soon after the accepted step must not move the anchor.
+    end = min((place for place in places if place >= start + MIN_SEGMENT), default=len(values))
+    at_anchor = values[start : min(end, start + FIXED_SESSIONS, max(start + 1, len(values) - 1))]
+    anchor = median(at_anchor)
+    since = values[start:-1][-ROLLING_SESSIONS:]
     rolling = median(since) if since else None
     return Standing(
         id=last.id,
@@ -270,24 +201,15 @@ def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> 
         rolling_sessions=len(since),
         from_rolling=_relative_change(rolling, last.value),
         anchor=anchor,
-        anchor_commit=step.commit if step is not None else entries[0].commit,
-        accepted=step is not None,
+        anchor_sessions=len(at_anchor),
+        anchor_commit=entries[start].commit,
+        accepted=bool(accepted),
         from_anchor=_relative_change(anchor, last.value) if len(entries) > 1 else None,
-        changes=_changes(entries, notes),
+        changes=[
+            Change(time=entries[place].time, commit=entries[place].commit, size=size)
+            for place, size in zip(places, step_sizes(values, places) if places else (), strict=True)
+        ],
     )
-
-
-def _changes(entries: Sequence[Entry], notes: list[str]) -> list[Change] | None:
-    values = [entry.value for entry in entries]
-    try:
-        places = find_change_points(values)
-    except PlanError as error:
-        notes.append(str(error))
-        return None
-    return [
-        Change(time=entries[place].time, commit=entries[place].commit, size=size)
-        for place, size in zip(places, step_sizes(values, places), strict=True)
-    ]
 
 
 def _relative_change(anchor: float | None, value: float) -> float | None:

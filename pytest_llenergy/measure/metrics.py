@@ -91,21 +91,30 @@ def is_valid(round_: Round) -> bool:
     return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
-def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
-    """Return the values of a metric in valid rounds, in order; without any, also the reason."""
+def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int, RoundValue]], str | None]:
+    """Return the values of a metric in valid rounds with the indices of these; without any, also the reason.
+
+    Rounds are counted from 0.
+    """
     figure = ROUND_METRICS[name]
-    valid = [round_ for round_ in rounds if not round_.flags or is_valid(round_)]
+    valid = [(index, each) for index, each in enumerate(rounds) if not each.flags or is_valid(each)]
     missing = figure.missing
-    unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
+    unresolved = _unresolved([each for _, each in valid], figure.phase) if figure.phase is not None else []
     if unresolved:
         # The median over only the rounds whose phase was resolved would be too high.
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
-        values = [value for round_ in valid if (value := figure.value_of(round_)) is not None]
+        values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
     if values:
         return values, None
     no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
     return [], no_energy or missing
+
+
+def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
+    """Return the values of a metric in valid rounds, in order; without any, also the reason."""
+    values, reason = values_of_rounds(name, rounds)
+    return [value for _, value in values], reason
 
 
 def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.model.defaults import Inconclusive, Removed
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
 #: say why the rule was not applied: ``new`` tests exist on the head only, ``removed`` ones on the
@@ -59,11 +60,14 @@ class Comparison(StoredStruct, frozen=True):
 
     Attributes:
         ratio: Head over base, with one-sided limits ``low`` and ``high`` at the ``alpha`` of ``rule``.
-        base: Value of the metric over ``n_base`` valid rounds, in ``unit``; ``head`` likewise.
+        base: Value of the metric over ``n_base`` valid rounds, in ``unit``; ``head`` likewise. Outputs for
+            people show ``estimated_head`` instead.
         better: Direction of an improvement.
         noise: Relative scatter of the rounds of one side.
         detectable: Smallest relative change that this comparison could have found.
         p: P-value of no regression.
+        session_spread: Relative standard deviation of the level between sessions that the limits allow for;
+            null if both sides were measured in turn.
         kind: Whether the joules are measured, attributed or estimated; null for times and counts.
         gated: Whether a gate was requested for this metric.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
@@ -89,6 +93,7 @@ class Comparison(StoredStruct, frozen=True):
     noise: float | None = None
     detectable: float | None = None
     p: float | None = None
+    session_spread: float | None = None
     kind: EnergyKind | None = None
     rule: AppliedRule | None = None
     gated: bool = False
@@ -102,6 +107,14 @@ class Comparison(StoredStruct, frozen=True):
     def rule_applied(self) -> bool:
         """Whether the statistical rule was applied."""
         return self.verdict in RULE_VERDICTS
+
+    @property
+    def estimated_head(self) -> float | None:
+        """``base`` times ``ratio``, to show beside the change, or ``head`` without an estimate.
+
+        The ratio is the median over all pairs of rounds, so the ratio of the two medians may differ from it.
+        """
+        return self.head if self.base is None or self.ratio is None else self.base * self.ratio
 
     @property
     def kind_label(self) -> str:
@@ -132,10 +145,15 @@ class Baseline(StoredStruct, frozen=True):
 
 
 class ComparedReports(StoredStruct, frozen=True):
-    """Two reports, test by test: the result of ``llenergy compare``."""
+    """Two reports, test by test: the result of ``llenergy compare``.
+
+    ``inconclusive`` is how the gate treats inconclusive tests, ``removed`` tests that only the baseline has.
+    """
 
     base: ReportSource
     head: ReportSource
     comparisons: list[Comparison]
     devices: list[str] = []
     notes: list[str] = []
+    inconclusive: Inconclusive = "warn"
+    removed: Removed = "fail"

@@ -17,6 +17,9 @@ Inconclusive = Literal["warn", "fail", "pass"]
 #: What to do about a test of the baseline that the head lacks.
 Removed = Literal["fail", "warn", "pass"]
 
+#: Directory of the history, in the root directory.
+HISTORY = ".llenergy/history"
+
 #: Directory for reports of ``--energy-save=NAME``, in the root directory.
 SAVED = ".llenergy"
 

@@ -14,6 +14,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
+from pytest_llenergy.model.defaults import Inconclusive, Removed
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round, Window
 
@@ -226,6 +227,11 @@ class PairedReport(StoredStruct, frozen=True):
     base: Report
     head: Report
     compared: ComparedReports
+
+    def with_policy(self, inconclusive: Inconclusive, removed: Removed) -> PairedReport:
+        """Return the report with how its gate treats inconclusive and removed tests."""
+        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive, removed=removed)
+        return msgspec.structs.replace(self, compared=compared)
 
 
 def encode_paired_report(paired: PairedReport) -> bytes:

@@ -16,8 +16,15 @@ from xml.etree import ElementTree
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
-from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, render_comment
-from pytest_llenergy.report.verdicts import count_verdicts, format_change, format_value, summarize_verdicts
+from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment, render_title
+from pytest_llenergy.report.verdicts import (
+    failing_verdicts,
+    format_change,
+    format_sides,
+    summarize_verdicts,
+    warning_verdicts,
+    worsening,
+)
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
@@ -29,9 +36,6 @@ MAX_ANNOTATIONS = 10
 
 #: GitHub's limit for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
-
-#: Verdicts of gated tests that are counted in one warning.
-WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
 
 #: Decimal places of a relative change: a tenth of a percent.
 CHANGE_DECIMAL_PLACES = 3
@@ -99,10 +103,11 @@ def _format_labels(labels: Mapping[str, str]) -> str:
 def render_workflow_commands(compared: ComparedReports) -> str:
     """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
-    regressed.sort(key=_worsening, reverse=True)
+    regressed.sort(key=worsening, reverse=True)
     lines = [_error_command(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
-    rest = [f"{counts[state]} {state}" for state in WITHOUT_ANNOTATION if counts[state]]
+    counted = (failing_verdicts(compared) | warning_verdicts(compared)) - {"regressed"}
+    rest = [f"{counts[state]} {state}" for state in VERDICTS if state in counted and counts[state]]
     if len(regressed) > MAX_ANNOTATIONS:
         rest.insert(0, f"{len(regressed) - MAX_ANNOTATIONS} more regressed")
     if rest:
@@ -133,13 +138,13 @@ def _escape_property(text: str) -> str:
     return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def append_comparison_summary(compared: ComparedReports) -> None:
+def append_comparison_summary(compared: ComparedReports, context: CommentContext) -> None:
     """Append a comparison to the summary of the step; do nothing outside GitHub Actions.
 
     Raises:
         ReportError: If the file cannot be written.
     """
-    _append_to_summary(lambda room: _render_fitting(compared, room))
+    _append_to_summary(lambda room: _render_fitting(compared, context, room))
 
 
 def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
@@ -173,25 +178,20 @@ def _append_to_summary(render: Callable[[int], str]) -> None:
         raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
 
 
-def _render_fitting(compared: ComparedReports, room: int) -> str:
+def _render_fitting(compared: ComparedReports, context: CommentContext, room: int) -> str:
     """Return the comment, or only its title, or nothing, depending on ``room`` (bytes).
 
     A summary may be longer than a comment.
     """
     if room >= MAX_COMMENT_BYTES:
-        return render_comment(compared, max_bytes=room)
-    title = f"\n### Energy: {count_verdicts(compared.comparisons)}\n"
-    return title if len(title) <= room else ""
-
-
-def _worsening(comparison: Comparison) -> float:
-    ratio = comparison.ratio or 1.0
-    return ratio if comparison.better == "less" else 1 / ratio
+        return render_comment(compared, context, max_bytes=room)
+    title = f"\n{render_title(compared, context)}\n"
+    return title if len(title.encode()) <= room else ""
 
 
 def _error_command(comparison: Comparison) -> str:
     file, line = _locate(comparison.id)
-    values = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
+    values = " -> ".join(format_sides(comparison))
     title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
     message = one_line(f"{comparison.metric} regressed, {values}{comparison.kind_label}: {comparison.reason}")
     return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)
@@ -274,7 +274,8 @@ def _escape_label(name: str) -> str:
 
 def render_junit(compared: ComparedReports) -> str:
     """Render one JUnit test case per comparison. Errors of tests that are not gated count as skipped."""
-    outcomes = [_outcome(each) for each in compared.comparisons]
+    failing = failing_verdicts(compared)
+    outcomes = [_outcome(each, failing) for each in compared.comparisons]
     counts = Counter(outcomes)
     numbers = {
         "tests": str(len(outcomes)),
@@ -290,8 +291,10 @@ def render_junit(compared: ComparedReports) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _outcome(comparison: Comparison) -> str:
+def _outcome(comparison: Comparison, failing: set[Verdict]) -> str:
     outcome = JUNIT_OUTCOMES.get(comparison.verdict, "passed")
+    if comparison.verdict in failing and outcome == "skipped":
+        outcome = "error"
     return "skipped" if outcome == "error" and not comparison.gated else outcome
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
 from pytest_llenergy.model.comparison import (
     VERDICTS,
     AppliedRule,
@@ -21,15 +24,31 @@ from pytest_llenergy.model.comparison import (
 from pytest_llenergy.model.text import one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
     count_verdicts,
+    describe_detectable,
     describe_noise,
+    failing_verdicts,
     format_change,
     format_interval,
-    format_value,
+    format_ratio,
+    format_sides,
+    overall_changes,
     sort_by_verdict,
+    warning_verdicts,
+    worsening,
 )
 
 #: First line of the comment, by which a later run finds and replaces it.
 MARKER = "<!-- llenergy:compare -->"
+
+State = Literal["pass", "warning", "fail"]
+
+STATE_SIGNS: dict[State, str] = {"pass": "✅", "warning": "⚠️", "fail": "❌"}
+
+#: Most metrics in the title.
+MAX_TITLE_METRICS = 3
+
+#: Addresses that become links. Others could end the link.
+ADDRESS = re.compile(r"https?://[\w.:/%#?=&+~@-]+")
 
 #: GitHub refuses comments of more than 65,536 characters. Bytes are a safe upper bound.
 MAX_COMMENT_BYTES = 65_000
@@ -67,10 +86,111 @@ TABLE_HEADER = (
 )
 
 
-def render_comment(compared: ComparedReports, max_bytes: int = MAX_COMMENT_BYTES) -> str:
+@dataclass(frozen=True)
+class CommentContext:
+    """What a comment says besides the comparison.
+
+    Attributes:
+        pairs: Stages of a run that measured both sides alternately, such as ``6+6``.
+        over_budget: Ids of tests that exceed their budget on the head only.
+        run_url: Address of the CI run.
+        report_url: Address of the HTML page and the JSON.
+        job: Name of the job, of several that comment.
+        marker: First line of the comment.
+    """
+
+    pairs: str | None = None
+    over_budget: tuple[str, ...] = ()
+    run_url: str = ""
+    report_url: str = ""
+    job: str = ""
+    marker: str = MARKER
+
+
+NO_CONTEXT = CommentContext()
+
+
+def marker_of(workflow: str, job: str = "") -> str:
+    """Return the marker of a job's comment, or without ``job`` how those of the workflow start."""
+    parts = [re.sub(r"[^\w.,()=+ ]+", "-", part)[:100] for part in (workflow, job)]
+    start = f"{MARKER.removesuffix(' -->')} {parts[0]}/"
+    return f"{start}{parts[1]} -->" if job else start
+
+
+def render_missing(context: CommentContext, commit: str) -> str:
+    """Render the comment of a run that compared nothing; it replaces that of an older commit."""
+    name = f"<code>{escape_markdown(commit[:10])}</code>" if commit else "the last commit"
+    lines = [
+        context.marker,
+        f"### ❔ Energy{_job(context)}: no comparison for {name}",
+        "The job failed or was skipped before it compared anything.",
+    ]
+    return "\n".join(filter(None, [*lines, _links(context)])) + "\n"
+
+
+def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT) -> str:
+    """Render the title: pass, warning or fail, as the exit code says, and the overall change."""
+    found = compared.comparisons
+    failing = failing_verdicts(compared)
+    failed = [each for each in found if each.gated and each.verdict in failing]
+    warned = [each for each in found if each.gated and each.verdict in warning_verdicts(compared) - failing]
+    fails = exit_code(compared) != PASSED or bool(context.over_budget)
+    state: State = "fail" if fails else "warning" if warned else "pass"
+    reasons = list(
+        filter(None, [_count_tests(failed if fails else warned, len({each.id for each in found}))])
+    )
+    if context.over_budget:
+        reasons.append(f"{len(context.over_budget)} over budget")
+    if not any(each.rule_applied for each in found):
+        reasons.append("nothing was compared")
+    elif fails and not reasons:
+        reasons.append("no gate could be checked")
+    overall = _describe_overall(found)
+    text = ", ".join([state, *reasons]) + (f"{'; ' if reasons else ', '}{overall}" if overall else "")
+    return f"### {STATE_SIGNS[state]} Energy{_job(context)}: {text}"
+
+
+def _count_tests(found: Sequence[Comparison], count: int) -> str:
+    """Return text such as ``1 of 48 tests regressed (+4.6%), 2 invalid``."""
+    texts: list[str] = []
+    for verdict in VERDICTS:
+        named = [each for each in found if each.verdict == verdict]
+        if not named:
+            continue
+        number = str(len({each.id for each in named}))
+        number += "" if texts else f" of {count} test{'' if count == 1 else 's'}"
+        worst = max(named, key=worsening)
+        known = verdict in ("regressed", "worse") and worst.ratio is not None
+        most = f" ({'up to ' if len(named) > 1 else ''}{format_change(worst)})" if known else ""
+        texts.append(f"{number} {verdict}{most}")
+    return ", ".join(texts)
+
+
+def _describe_overall(comparisons: Sequence[Comparison]) -> str:
+    overall = overall_changes(comparisons)
+    texts = [
+        f"{escape_markdown(metric) + ' ' if len(overall) > 1 else ''}{format_ratio(mean)} over {count} "
+        f"test{'' if count == 1 else 's'}"
+        for metric, (mean, count) in list(overall.items())[:MAX_TITLE_METRICS]
+    ]
+    return ", ".join(texts) + (", …" if len(overall) > MAX_TITLE_METRICS else "")
+
+
+def _job(context: CommentContext) -> str:
+    return f" ({escape_markdown(context.job)})" if context.job else ""
+
+
+def _links(context: CommentContext) -> str:
+    links = {"HTML report and JSON": context.report_url, "CI run": context.run_url}
+    return " · ".join(f"[{text}]({url})" for text, url in links.items() if ADDRESS.fullmatch(url))
+
+
+def render_comment(
+    compared: ComparedReports, context: CommentContext = NO_CONTEXT, max_bytes: int = MAX_COMMENT_BYTES
+) -> str:
     """Render the comment in at most ``max_bytes``; the least urgent rows that do not fit are only counted."""
     groups = {state: [each for each in compared.comparisons if each.verdict == state] for state in VERDICTS}
-    head = _head(compared)
+    head = _head(compared, context)
     foot = _foot(compared)
     urgent = [each for each in sort_by_verdict(compared.comparisons) if each.verdict != "unchanged"]
     names = unique_short_ids(each.id for each in compared.comparisons)
@@ -115,17 +235,26 @@ def escape_markdown(text: str, width: int = MAX_NAME_LENGTH) -> str:
     return MENTION_OR_REFERENCE.sub(r"\1&#8203;", unlinked)
 
 
-def _head(compared: ComparedReports) -> str:
+def _head(compared: ComparedReports, context: CommentContext) -> str:
     shown = [escape_markdown(line) for line in compared.devices[:3]]
     shown += [f"{len(compared.devices) - 3} more devices"] if len(compared.devices) > 3 else []
     about = [f"{_side(compared.head)} against {_side(compared.base)}", *shown]
-    noise = describe_noise(compared.comparisons)
-    about += [noise] if noise else []
-    lines = [MARKER, f"### Energy: {count_verdicts(compared.comparisons)}", " · ".join(about)]
-    lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in compared.notes[:MAX_NOTES]]
-    if len(compared.notes) > MAX_NOTES:
-        lines.append(f"\n**and {len(compared.notes) - MAX_NOTES} more notes, in the JSON**")
+    about += [_describe_pairs(context.pairs)] if context.pairs is not None else []
+    about += filter(None, [describe_noise(compared.comparisons), describe_detectable(compared.comparisons)])
+    lines = [context.marker, render_title(compared, context), f"{count_verdicts(compared.comparisons)}  "]
+    lines += filter(None, [" · ".join(about), f"\n{_links(context)}" if _links(context) else ""])
+    over = ", ".join(f"<code>{escape_markdown(each)}</code>" for each in context.over_budget[:MAX_NOTES])
+    lines += [f"\n**over budget on the head:** {over}"] if over else []
+    notes = [*list_void_gates(compared.comparisons), *compared.notes]
+    lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in notes[:MAX_NOTES]]
+    if len(notes) > MAX_NOTES:
+        lines.append(f"\n**and {len(notes) - MAX_NOTES} more notes, in the JSON**")
     return "\n".join(lines)
+
+
+def _describe_pairs(stages: str) -> str:
+    counts = re.findall(r"\d{1,9}", stages)
+    return f"{'up to ' if len(counts) > 1 else ''}{sum(map(int, counts))} pairs"
 
 
 def _side(side: ReportSource) -> str:
@@ -139,17 +268,19 @@ def _row(comparison: Comparison, short_id: str) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
     reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
     name = f"<code>{escape_markdown(short_id)}</code>"
+    if comparison.verdict == "removed":
+        return f"| {sign} | <del>{name}</del>{' | -' * 6} |"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
-    unit = escape_markdown(comparison.unit)
+    base, head = map(escape_markdown, format_sides(comparison))
     change = format_change(comparison)
-    if comparison.verdict in ("regressed", "improved"):
+    if comparison.verdict in ("regressed", "worse", "improved"):
         change = f"**{change}**"
     cells = (
         sign,
         name,
-        format_value(comparison.base, unit),
-        format_value(comparison.head, unit) + comparison.kind_label,
+        base,
+        head + comparison.kind_label,
         change,
         format_interval(comparison),
         _throughput(comparison),
@@ -171,7 +302,16 @@ def _foot(compared: ComparedReports) -> str:
         (each.metric, _rule(each.rule)) for each in compared.comparisons if each.rule is not None
     )
     text = "; ".join(f"{escape_markdown(metric)}: {rule}" for metric, rule in rules)
-    return f"Regressed: {text}. Values are medians of rounds." if text else "No rule was applied."
+    if not text:
+        return "No rule was applied."
+    fails, warns = (
+        ", ".join(each for each in VERDICTS if each in verdicts)
+        for verdicts in (failing_verdicts(compared), warning_verdicts(compared))
+    )
+    return (
+        f"Fails: {fails}; warns: {warns}. Regressed: {text}. Base is a median of rounds, head is base times "
+        "the estimated change; the title has the geometric mean of the changes."
+    )
 
 
 def _rule(rule: AppliedRule) -> str:

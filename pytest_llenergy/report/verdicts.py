@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import VERDICTS, Comparison, Verdict
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -35,7 +36,10 @@ VERDICT_STYLES: dict[Verdict, str] = {
 #: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
 
-LEGEND = "detectable: smallest change found 9 times in 10; noise: scatter within a side"
+LEGEND = (
+    "head: base times the estimated change",
+    "detectable: smallest change found 9 times in 10; noise: scatter within a side",
+)
 
 #: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
@@ -73,7 +77,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             console.print(f"{state}: {len(explained) - MAX_LINES_PER_VERDICT} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
-        console.print(LEGEND, markup=False)
+        console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
     return strip_trailing_space(stream.getvalue())
 
 
@@ -112,9 +116,59 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
     return f"noise {median(noises):.1%} median, {max(noises):.1%} at most"
 
 
+def failing_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that fail a comparison."""
+    verdicts: set[Verdict] = {"regressed", "not comparable", "invalid"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "fail" else set()
+    return verdicts | ({"removed"} if compared.removed == "fail" else set())
+
+
+def warning_verdicts(compared: ComparedReports) -> set[Verdict]:
+    """Return the verdicts of gated tests that are a warning."""
+    verdicts: set[Verdict] = {"worse"}
+    verdicts |= {"inconclusive"} if compared.inconclusive == "warn" else set()
+    return verdicts | ({"removed"} if compared.removed == "warn" else set())
+
+
+def worsening(comparison: Comparison) -> float:
+    """Return the ratio in the direction that is worse: above 1 if the head is worse."""
+    ratio = comparison.ratio or 1.0
+    return ratio if comparison.better == "less" else 1 / ratio
+
+
+def describe_detectable(comparisons: Sequence[Comparison]) -> str:
+    """Describe which changes could have been found; return an empty string if nothing was compared."""
+    found = [each.detectable for each in comparisons if each.detectable is not None]
+    return f"finds changes from {median(found):.1%} (median test), {max(found):.1%} (worst)" if found else ""
+
+
+def overall_changes(comparisons: Sequence[Comparison]) -> dict[str, tuple[float, int]]:
+    """Return the geometric mean of the ratios and their number, by metric."""
+    logs: dict[str, list[float]] = {}
+    for each in comparisons:
+        if each.rule_applied and each.ratio is not None and each.ratio > 0:
+            logs.setdefault(each.metric, []).append(math.log(each.ratio))
+    return {metric: (math.exp(fmean(found)), len(found)) for metric, found in logs.items()}
+
+
+def describe_sessions(comparisons: Sequence[Comparison]) -> str:
+    """Say what the limits allow for if the baseline is stored; return an empty string if it is not."""
+    spreads = [each.session_spread for each in comparisons if each.session_spread is not None]
+    if not spreads:
+        return ""
+    low, high = f"{min(spreads):.1%}", f"{max(spreads):.1%}"
+    size = low if low == high else f"{low} to {high}"
+    return f"limits allow for {size} between sessions; llenergy ab finds smaller changes"
+
+
 def format_change(comparison: Comparison) -> str:
     """Format the relative change, such as ``+4.6%``, or ``-``."""
-    return "-" if comparison.ratio is None else f"{comparison.ratio - 1:+.1%}"
+    return format_ratio(comparison.ratio)
+
+
+def format_ratio(ratio: float | None) -> str:
+    """Format head over base as a relative change, or ``-``."""
+    return "-" if ratio is None else f"{ratio - 1:+.1%}"
 
 
 def format_interval(comparison: Comparison) -> str:
@@ -135,6 +189,11 @@ def format_value(number: float | None, unit: str = "") -> str:
     return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
 
 
+def format_sides(comparison: Comparison) -> tuple[str, str]:
+    """Format base and head in one step; the head is the base times the estimated change."""
+    return format_pair(comparison.base, comparison.estimated_head, one_line(comparison.unit))
+
+
 def _names(comparisons: Sequence[Comparison]) -> TableColumn:
     named = unique_function_names(each.id for each in comparisons)
     return TableColumn("test", [_test(each.id, named[each.id]) for each in comparisons], is_number=False)
@@ -146,8 +205,8 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
         [VERDICT_STYLES.get(each.verdict, "") for each in comparisons],
     )
     cells: dict[str, Callable[[Comparison], str]] = {
-        "base": lambda each: format_pair(each.base, each.head, one_line(each.unit))[0],
-        "head": lambda each: format_pair(each.base, each.head, one_line(each.unit))[1],
+        "base": lambda each: format_sides(each)[0],
+        "head": lambda each: format_sides(each)[1],
         "change": format_change,
         "limits": format_interval,
         "detectable": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_fails(energy):
     assert FINE
 
 def test_{old}(energy):
+    assert "{old}"
     energy(work)
 
 def test_unmeasured():
@@ -94,8 +96,13 @@ def test_only_tests_without_a_clear_verdict_are_measured_again(compared: tuple[P
         "test_same_again": 4,
     }
     assert comparison(compared, "test_same_again").verdict == "unchanged"
-    (last,) = [line for line in result.lines if line.startswith("[8/8] ")]
-    assert "  1 test  " in last
+    pairs = [line for line in result.lines if line.startswith("[pair ")]
+    assert [line.partition(";")[2].split(" open")[0] for line in pairs] == [
+        " 7 of 10 tests",
+        " 1 of 10 tests",
+        " 1 of 10 tests",
+        " no test",
+    ]
 
 
 def test_failing_test_is_invalid_and_not_run_again(compared: tuple[Project, Result]) -> None:
@@ -111,6 +118,20 @@ def test_tests_of_one_side_are_new_or_removed_and_not_run_again(compared: tuple[
     assert comparison(compared, "test_new").verdict == "new"
     assert comparison(compared, "test_old").verdict == "removed"
     assert len(record(paired.base, "test_old").rounds) == len(record(paired.head, "test_new").rounds) == 2
+
+
+def test_renamed_test_is_measured_again(project: Project) -> None:
+    project.git("checkout", "-q", "-b", "feature")
+    project.edit("test_some.py", "test_a", "test_z")
+    project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
+    project.commit()
+    result = project.ab("--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest")
+    assert result.status == 1
+    (found,) = project.paired().compared.comparisons
+    assert (found.id, found.verdict, found.n_base) == ("test_some.py::test_z", "regressed", 4)
+    assert project.paired().compared.notes == [
+        "renamed, and compared: test_some.py::test_a -> test_some.py::test_z"
+    ]
 
 
 def test_rounds_are_in_session_order(compared: tuple[Project, Result]) -> None:
@@ -133,10 +154,19 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     base, head = (project.git("rev-parse", name)[:10] for name in ("main", "feature"))
     assert result.lines[:2] == [
         f"base {base} (main), head {head} (HEAD)",
-        "4+4 pairs, 4 sessions in the first stage",
+        "4+4 pairs of rounds: 2 to 4 pairs of sessions, as tests need",
     ]
-    assert result.lines[2].startswith(f"[1/4] base {base[:7]}  9 tests  0:0")
-    assert result.lines[-1] == f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}"
+    assert result.lines[2] == f"session 1 (base {base[:7]}) starts; the first of a side may load models"
+    assert result.lines[3] == f"session 2 (head {head[:7]}) starts; the first of a side may load models"
+    assert re.fullmatch(
+        r"\[pair 1 of 2, at most 4\] base 0:0\d, head 0:0\d; 7 of 10 tests open; "
+        r"verdicts in about \d s; at most \d+ s left",
+        result.lines[4],
+    )
+    assert result.lines[-2:] == [
+        f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}",
+        "llenergy ab: 1 test of the baseline removed; --removed=warn accepts this",
+    ]
     assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import importlib.abc
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.ab.progress import SessionWatch
 from pytest_llenergy.cli import main
 
 from .project import Project, Result
@@ -183,12 +185,103 @@ def test_a_wait_for_a_lease_is_shown_with_its_holder(project: Project) -> None:
         try:
             assert running.stderr is not None
             lines = iter(running.stderr.readline, "")
+            next(line for line in lines if line.startswith("session 1 "))
+            started = time.monotonic()
             waiting = next(line for line in lines if line.startswith("  waiting: "))
+            waited = time.monotonic() - started
         finally:
             running.terminate()
             running.communicate(timeout=60)
     finally:
         holder.communicate(timeout=60)
+    # Starting pytest takes most of it.
+    assert waited < 15
     assert waiting.startswith("  waiting: test_some.py::test_a: ")
     assert str(holder.pid) in waiting
     assert "tests/other.py::test_long" in waiting
+
+
+def test_repeated_waits_are_said_ever_more_rarely(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+    log.touch()
+    with log.open() as printed, log.open("a") as written:
+        watch = SessionWatch(printed, said.append, "session 3", 60.0)
+        for line in (
+            "cpu is held by A (1 s so far)",
+            "cpu is held by A (31 s so far)",
+            "cpu is held by B (2 s so far)",
+        ):
+            written.write(f"energy: test_a: {line}\n")
+            written.flush()
+            watch.poll()
+    assert [line.partition("held by ")[2] for line in said] == ["A (1 s so far)", "B (2 s so far)"]
+
+
+def test_session_without_output_shows_signs_of_life(project: Project) -> None:
+    log = project.path / "log"
+    log.write_text("collecting\rcollecting 5 items")
+    said = list[str]()
+    with log.open() as printed:
+        watch = SessionWatch(printed, said.append, "session 1 (base abc)", 0.2)
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            watch.poll()
+            time.sleep(0.01)
+    assert said[0] == "  session 1 (base abc) runs, 0:00 so far: collecting 5 items"
+    # After 0.2 s, 0.4 s, 0.8 s.
+    assert len(said) == 3
+
+
+#: A benchmark in a directory that the baseline lacks.
+ADDED = "from work import work\ndef test_new(energy): energy(work)"
+
+
+@pytest.mark.parametrize("args", [["pytest", "benchmarks"], ["pytest", "-q", "-k", "new"]])
+def test_baseline_without_energy_tests_passes_and_says_so(project: Project, args: list[str]) -> None:
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("benchmarks/test_new.py", ADDED)
+    project.commit()
+    result = project.ab("--base=main", "--pairs=4", "--", *args)
+    assert result.status == 0
+    assert result.lines[-1] == "llenergy ab: no baseline: 1 new test"
+    paired = project.paired()
+    assert [each.verdict for each in paired.compared.comparisons] == ["new"]
+    commits = [project.git("rev-parse", name) for name in ("main", "feature")]
+    assert [paired.base.source.commit, paired.head.source.commit] == commits
+    assert (paired.base.records, len(paired.head.records[0].rounds)) == ([], 1)
+    assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 0
+
+
+def test_directory_that_the_baseline_lacks_is_no_baseline(project: Project) -> None:
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("benchmarks/test_new.py", ADDED)
+    project.commit()
+    top, project.path = project.path, project.path / "benchmarks"
+    result = project.ab("--base=main", "--pairs=4", "--", "pytest")
+    project.path = top
+    assert (result.status, result.lines[-1]) == (0, "llenergy ab: no baseline: 1 new test")
+
+
+@pytest.mark.parametrize(
+    ("base", "args", "how"),
+    [
+        # One of two paths exists on the base, and its tests must not count as new.
+        ({}, ["test_some.py", "benchmarks"], "ended with exit code 4: 'ERROR: file or directory not found: "),
+        ({"test_some.py": "import no_such_module"}, ["-q"], "ended with exit code 2: "),
+        ({"test_some.py": "def test_a(): assert 0"}, ["-q"], "measured no test; "),
+        ({"conftest.py": "raise SystemExit(5)"}, ["-q"], "ended with exit code 5"),
+    ],
+)
+def test_baseline_that_fails_is_an_error(
+    project: Project, base: dict[str, str], args: list[str], how: str
+) -> None:
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("benchmarks/test_new.py", ADDED)
+    project.commit()
+    project.git("checkout", "-q", "main")
+    for name, text in base.items():
+        project.write(name, text)
+    project.commit()
+    project.git("checkout", "-q", "feature")
+    message = project.error("--base=main", "--head=feature", "--pairs=4", "--", "pytest", *args)
+    assert message.startswith(f"session 1 (base {project.git('rev-parse', 'main')[:7]}) {how}")

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_llenergy.ab.cleaning import discard
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.state import (
     CampaignInputs,
     SessionSummary,
     State,
-    discard_campaign,
     has_measured,
     list_unfinished,
 )
@@ -51,6 +51,7 @@ WHOLE = msgspec.structs.replace(REPORT, run=msgspec.structs.replace(REPORT.run, 
         {"setup": "make"},
         {"metrics": ["energy_j"]},
         {"across": True},
+        {"to_itself": True},
     ],
 )
 def test_every_input_identifies_the_comparison(change: dict[str, Any]) -> None:
@@ -148,7 +149,8 @@ def test_comparison_in_use_is_not_discarded(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     with pytest.raises(PlanError, match=r"^process \d+ is running this comparison; "):
         State(tmp_path, ASKED)
-    assert not discard_campaign(tmp_path, ASKED.key)
+    discard(tmp_path, None, ASKED.key)
+    assert list(list_unfinished(tmp_path)) == [ASKED.key]
     state.release()
-    assert discard_campaign(tmp_path, ASKED.key)
+    discard(tmp_path, None, ASKED.key)
     assert list(list_unfinished(tmp_path)) == []

@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_llenergy.options.table import option_row
+
 ROOT = Path(__file__).parents[2]
 ACTIONS = [ROOT / "action.yml", ROOT / "comment/action.yml"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATE = ROOT / "templates/energy.yml"
+SCRIPTS = sorted((ROOT / "action").glob("*.sh"))
+PAGES = [ROOT / "docs/pull-requests.md", ROOT / "docs/tutorial.md"]
+
+#: An action at a commit, with its version.
+PINNED = re.compile(r"uses: ([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
 
 def template(**inputs: str) -> str:
@@ -47,6 +54,72 @@ def test_the_actions_are_valid() -> None:
 
 def test_the_workflows_are_valid() -> None:
     check("vendor.github-workflows", *WORKFLOWS)
+
+
+def test_the_configuration_of_dependabot_is_valid_and_covers_every_action() -> None:
+    path = ROOT / ".github/dependabot.yml"
+    check("vendor.dependabot", path)
+    updates = {each["package-ecosystem"]: each for each in yaml.safe_load(path.read_text())["updates"]}
+    assert updates.keys() == {"github-actions", "pip"}
+    directories = {f"/{file.parent.relative_to(ROOT)}".rstrip(".") for file in ACTIONS}
+    assert set(updates["github-actions"]["directories"]) == directories
+
+
+def uses(path: Path) -> list[str]:
+    """Return the lines that use an action of somebody else, except this one under the name ``OWNER``."""
+    lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines()]
+    return [
+        line
+        for line in lines
+        if line.startswith("uses: ") and not line.startswith(("uses: .", "uses: OWNER"))
+    ]
+
+
+@pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_action_is_pinned_to_a_commit_with_its_version(path: Path) -> None:
+    for line in uses(path):
+        assert PINNED.fullmatch(line), line
+
+
+def test_an_action_has_one_version_everywhere() -> None:
+    lines = {line for path in (*ACTIONS, *WORKFLOWS, *PAGES) for line in uses(path)}
+    names = [line.partition("@")[0] for line in lines]
+    assert len(names) == len(set(names)) >= 5, sorted(lines)
+
+
+def test_every_job_has_a_time_limit() -> None:
+    for path in WORKFLOWS:
+        for name, job in yaml.safe_load(path.read_text())["jobs"].items():
+            assert 10 <= job["timeout-minutes"] <= 90, (path.name, name)
+    jobs = yaml.safe_load(template())
+    limits = {name: job.get("timeout") for name, job in jobs.items()}
+    assert limits == {"energy": "1 hour", "energy-comment": "10 minutes"}
+    energy = yaml.safe_load((ROOT / ".github/workflows/energy.yml").read_text())["jobs"]["compare"]
+    assert energy["timeout-minutes"] == 60
+
+
+def test_github_and_gitlab_have_the_same_defaults() -> None:
+    header, _ = yaml.safe_load_all(TEMPLATE.read_text())
+    gitlab = {name: about.get("default") for name, about in header["spec"]["inputs"].items()}
+    github = {
+        name: about.get("default") for name, about in yaml.safe_load(ACTIONS[0].read_text())["inputs"].items()
+    }
+    both = gitlab.keys() & github.keys()
+    assert both == {"command", "setup", "fail-on", "pairs", "inconclusive", "removed", "floor", "options"}
+    assert {name: gitlab[name] for name in both} == {name: github[name] for name in both}
+    assert {name: gitlab[name] for name in ("inconclusive", "removed")} == {
+        name: option_row(name).read_argument(None) for name in ("inconclusive", "removed")
+    }
+    assert gitlab["image"] == "python:3.11"
+    assert gitlab["package"] == "pytest-llenergy[html]"
+
+
+def test_no_module_of_the_workspace_is_run_where_a_token_may_be() -> None:
+    texts = [path.read_text() for path in (*SCRIPTS, TEMPLATE)]
+    texts += [command for path in ACTIONS for command in commands(yaml.safe_load(path.read_text()))]
+    for line in "\n".join(texts).splitlines():
+        assert not re.search(r"""\bpython["']? (?!-I\b)-m""", line, re.IGNORECASE), line
+        assert not re.match(r"\s*(- )?pip ", line), line
 
 
 def test_the_gitlab_template_is_valid(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,11 @@ def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     assert (comparison.verdict, comparison.metric) == ("regressed", "energy_j")
     assert comparison.ratio == pytest.approx(1.1, rel=0.01)
     assert ",file=test_some.py,line=4::energy_j regressed" in done.stdout
-    assert summary.read_text().startswith("<!-- llenergy:compare -->\n### Energy: 1 regressed")
+    title = (
+        "<!-- llenergy:compare -->\n### ❌ Energy: fail, 1 of 1 test regressed (+10.0%); +10.0% over 1 test"
+    )
+    assert summary.read_text().startswith(title)
+    assert " · 4 pairs · " in summary.read_text()
     names = {path.name for path in clone.out.iterdir()}
     assert names == {"energy.json", "energy.markdown", "energy.html", "energy.junit"}
 
@@ -146,8 +151,13 @@ def gitlab_script(**inputs: str) -> tuple[dict[str, str], str]:
 def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     variables, script = gitlab_script(
-        install="true", command="pytest 'test_some.py'", pairs="4", **{"fail-on": "energy_j:3%"}
+        package=str(wheel(tmp_path, "x = 1")),
+        command="pytest 'test_some.py'",
+        pairs="4",
+        **{"fail-on": "energy_j:3%"},
     )
+    # The job would install into the environment of the tests.
+    variables |= {"PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1", "CI_PROJECT_DIR": str(clone.path)}
     # The job sets GIT_DEPTH to 0, which fetches the whole history.
     subprocess.run(["git", "fetch", "-q", "--unshallow", "origin", "main"], cwd=clone.path, check=True)
     variables |= {"CI_MERGE_REQUEST_DIFF_BASE_SHA": clone.begun, "CI_COMMIT_SHA": clone.head}
@@ -158,3 +168,97 @@ def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     names = {path.name for path in clone.path.glob("energy.*")}
     assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit", "energy.gitlab"}
     assert json.loads((clone.path / "energy.json").read_text())["compared"]
+
+
+def wheel(directory: Path, code: str) -> Path:
+    """Write a wheel with the module ``pytest_llenergy.cli``, which needs no index to install."""
+    path = directory / "pytest_llenergy-1-py3-none-any.whl"
+    about = "pytest_llenergy-1.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("pytest_llenergy/__init__.py", "")
+        file.writestr("pytest_llenergy/cli.py", code)
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: pytest_llenergy\nVersion: 1\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A workspace whose modules end every Python that imports them."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    for name in ("pip", "venv", "ensurepip", "pytest_llenergy", "argparse"):
+        (workspace / f"{name}.py").write_text("raise SystemExit('taken in')\n")
+    return workspace
+
+
+def run_in(workspace: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PIP_NO_INDEX": "1", **variables}
+    return subprocess.run(command, cwd=workspace, env=given, capture_output=True, text=True, timeout=300)
+
+
+def test_the_tool_is_installed_outside_the_workspace_without_its_modules(trap: Path, tmp_path: Path) -> None:
+    script, folder = str(ROOT / "action/install.sh"), tmp_path / "environment"
+    done = run_in(trap, "bash", script, str(wheel(tmp_path, "")), str(folder), PYTHONPATH=str(trap))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder}/bin/python\n"
+    assert list(folder.glob("lib/python*/site-packages/pytest_llenergy/cli.py"))
+
+
+def test_the_comment_of_gitlab_runs_nothing_next_to_the_artifacts(trap: Path, tmp_path: Path) -> None:
+    job = yaml.safe_load(template())["energy-comment"]
+    script = "\n".join(["set -eo pipefail", *job["script"]])
+    code = "import os, sys\nprint(sys.argv[1:], os.listdir('jobs/energy'))\n"
+    variables = {"PACKAGE": str(wheel(tmp_path, code))}
+    assert "no comment" in run_in(trap, "bash", "-c", script, **variables).stdout
+    variables["LLENERGY_GITLAB_TOKEN"] = "secret"
+    for present in ([], ["energy.json"]):
+        for name in present:
+            (trap / name).write_text("{}")
+        done = run_in(trap, "bash", "-c", script, **variables)
+        assert (done.returncode, done.stdout) == (0, f"['comment', 'jobs'] {present}\n"), done.stderr
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_the_comment_action_runs_with_or_without_artifacts(present: bool, trap: Path, tmp_path: Path) -> None:
+    (step,) = [
+        each
+        for each in yaml.safe_load((ROOT / "comment/action.yml").read_text())["runs"]["steps"]
+        if each["name"] == "Comment"
+    ]
+    code = "import os, sys\nprint(sys.argv[1:], os.path.isdir(sys.argv[2]))\n"
+    folder, python = tmp_path / "environment", str(tmp_path / "environment/bin/python")
+    script = str(ROOT / "action/install.sh")
+    assert run_in(trap, "bash", script, str(wheel(tmp_path, code)), str(folder)).returncode == 0
+    found = tmp_path / "energy"
+    if present:
+        found.mkdir()
+    variables = {"PYTHON": python, "COMPARISONS": str(found), "KEY": "", "NUMBER": "3"}
+    done = run_in(trap, "bash", "-eo", "pipefail", "-c", step["run"], **variables)
+    assert done.stdout == f"['comment', '{found}', '--number', '3'] True\n", done.stderr
+
+
+def test_the_action_names_its_artifact_after_the_job(tmp_path: Path) -> None:
+    (step,) = [
+        each
+        for each in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+        if each.get("id") == "install"
+    ]
+    action = tmp_path / "action"
+    action.mkdir()
+    (action / "install.sh").write_text('#!/bin/sh\necho "$2"\n')
+    (action / "install.sh").chmod(0o755)
+    variables = {"GITHUB_ACTION_PATH": str(tmp_path), "RUNNER_TEMP": "/tmp/runner", "PYTHON": "python"}
+    for key, expected in {
+        "compare": "compare",
+        "compare-a/b: 3.11": "compare-a-b--3-11",
+        "../x": "---x",
+        "": "energy",
+    }.items():
+        output = tmp_path / "output"
+        output.write_text("")
+        given = {**variables, "GITHUB_OUTPUT": str(output), "KEY": key, "SETUP": "pip install ."}
+        done = run_in(tmp_path, "bash", "-eo", "pipefail", "-c", step["run"], **given)
+        assert done.returncode == 0, done.stderr
+        assert output.read_text().splitlines()[1] == f"key={expected}"

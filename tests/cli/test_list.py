@@ -59,7 +59,7 @@ def test_saved_reports_are_listed_newest_first(kept: Path, capsys: Output) -> No
 
 def test_a_file_of_ab_has_both_commits(kept: Path, capsys: Output) -> None:
     base, head = report("2026-01-02T03:04:05Z", "a" * 40), report("2026-01-02T04:04:05Z", "b" * 40)
-    compared = compare_reports(base, head, ("base", "head"), [Criterion()])
+    compared = compare_reports(base, head, ("base", "head"), [Criterion(gated=True)])
     paired = PairedReport(
         schema_version=1,
         tool=base.tool,

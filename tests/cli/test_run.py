@@ -181,6 +181,26 @@ def test_boards_are_measured_with_the_process_and_rates_apply(
     assert float(spent[1] + spent[2]) == pytest.approx(float(found[1]) * 10 / 3.6e6, rel=0.06)
 
 
+@pytest.mark.parametrize("named", [[], ["--gpus=0"]])
+def test_a_board_that_cannot_be_read_is_named_with_an_estimate(
+    tmp_path: Path,
+    nvml_attach: Callable[[World], ModuleType],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    named: list[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    board = Board(
+        energy_supported=False, power_usage_supported=False, unsupported_fields=(185, 186)
+    )
+    world = World(tmp_path / "world", [board])
+    nvml_attach(world)
+    assert main(["run", *named, "--", "true"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    (line,) = [line for line in lines if "unread-meter" in line]
+    assert line.startswith(f"energy: unread-meter: nvml: {world.board(0).uuid} ")
+
+
 def test_a_wrong_use_is_one_line_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     touch = ["--", "touch", str(tmp_path / "ran")]
     assert main(["run"]) == 2

@@ -13,7 +13,7 @@ from pytest_llenergy.compare.comparison import Criterion, compare_reports, selec
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
 from pytest_llenergy.model.record import Flag, Record
 from pytest_llenergy.model.report import Report
 
@@ -33,7 +33,8 @@ def one(base: Record, head: Record, metric: str | None = None, **how: Any) -> Co
 
 
 def code(*comparisons: Comparison, inconclusive: Any = "warn") -> int:
-    return exit_code(comparisons, inconclusive)
+    side = ReportSource("base.json", "1", "2026-01-01T00:00:00Z", complete=True)
+    return exit_code(ComparedReports(side, side, list(comparisons), inconclusive=inconclusive))
 
 
 @pytest.mark.parametrize(
@@ -262,14 +263,14 @@ def test_metric_missing_on_both_sides_gates_only_tests_with_a_mark() -> None:
 
 
 def test_applied_rule_is_recorded() -> None:
-    base, head = report_of(record_of()), report_of(record_of(joules=scaled(1.04)))
+    base, head = report_of(record_of()), report_of(record_of(joules=scaled(1.06)))
     assert compared(base, head).comparisons[0].verdict == "regressed"
-    lax = compared(base, head, Criterion(rule=Rule(threshold=0.08, tolerance=0.08), gated=True)).comparisons[
+    lax = compared(base, head, Criterion(rule=Rule(threshold=0.12, tolerance=0.12), gated=True)).comparisons[
         0
     ]
-    assert lax.verdict == "unchanged"
+    assert lax.verdict == "worse"
     assert lax.rule is not None
-    assert lax.rule.threshold == 0.08
+    assert lax.rule.threshold == 0.12
 
 
 def test_lone_weak_change_among_many_tests_is_inconclusive() -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations, product
 from math import comb
 from random import Random
 from statistics import NormalDist, median
@@ -16,8 +16,9 @@ from pytest_llenergy.compare.rank_statistics import (
     mann_whitney_cdf,
     one_sided_p_values,
     pairwise_differences,
-    rank_trend,
-    theil_sen_slope,
+    signed_rank_cdf,
+    signed_rank_limit,
+    walsh_averages,
 )
 
 
@@ -118,27 +119,38 @@ def test_limits_miss_the_true_shift_as_often_as_promised(n: int, alpha: float) -
     assert missed[1] / trials == pytest.approx(promised, abs=margin)
 
 
-def test_trend_variance_matches_all_permutations() -> None:
-    totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 3.0, 4.0, 5.0])]
-    _, variance = rank_trend([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert sum(totals) == pytest.approx(0.0, abs=1e-9)
-    assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_signed_rank_distribution_matches_enumeration_of_all_signs(n: int) -> None:
+    sums = [
+        sum(rank for rank, sign in zip(range(1, n + 1), signs, strict=True) if sign)
+        for signs in product((0, 1), repeat=n)
+    ]
+    for w in range(-1, n * (n + 1) // 2 + 2):
+        assert signed_rank_cdf(w, n) == pytest.approx(sum(each <= w for each in sums) / 2**n)
 
 
-def test_trend_variance_with_ties_matches_all_permutations() -> None:
-    totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 2.0, 2.0, 5.0])]
-    _, variance = rank_trend([1.0, 2.0, 2.0, 2.0, 5.0])
-    assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
+# Wilcoxon, "Individual comparisons by ranking methods", Biometrics Bull. 1 (1945), and later tables: the
+# largest sum of ranks that is significant, one-sided.
+@pytest.mark.parametrize(
+    ("n", "alpha", "critical"),
+    [(5, 0.05, 0), (6, 0.05, 2), (8, 0.01, 1), (10, 0.05, 10), (10, 0.005, 3), (20, 0.01, 43)],
+)
+def test_critical_values_of_signed_ranks_match_printed_tables(n: int, alpha: float, critical: int) -> None:
+    assert signed_rank_limit(n, alpha) == critical + 1
 
 
-def test_perfect_trend_has_a_coefficient_of_one() -> None:
-    total, variance = rank_trend([3.0, 4.0, 8.0, 9.0])
-    assert total / (variance * 3) ** 0.5 == pytest.approx(1.0)
-    assert rank_trend([1.0, 1.0, 1.0]) == (0.0, 0.0)
-    assert rank_trend([1.0]) == (0.0, 0.0)
+def test_too_few_pairs_have_no_limit() -> None:
+    assert signed_rank_limit(4, 0.05) == 0
 
 
-def test_slope_is_within_samples_and_robust_to_outliers() -> None:
-    assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0], [100.0, 101.0, 102.0]]) == 1.0
-    assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 6.0]]) == 1.0
-    assert theil_sen_slope([[1.0]]) == 0.0
+def test_walsh_averages_of_three_differences() -> None:
+    assert walsh_averages([4.0, 0.0, 1.0]) == [0.0, 0.5, 1.0, 2.0, 2.5, 4.0]
+
+
+def test_normal_approximation_of_signed_ranks_continues_the_exact_distribution() -> None:
+    exact = signed_rank_cdf(450, EXACT_UP_TO)
+    scale = (EXACT_UP_TO * (EXACT_UP_TO + 1) * (2 * EXACT_UP_TO + 1) / 24) ** 0.5
+    assert NormalDist().cdf((450.5 - EXACT_UP_TO * (EXACT_UP_TO + 1) / 4) / scale) == pytest.approx(
+        exact, abs=1e-3
+    )
+    assert signed_rank_cdf(450, EXACT_UP_TO + 1) < exact

@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_llenergy.errors import ForgeError
-from pytest_llenergy.forges import post_comment
+from pytest_llenergy.forges import CiRun, find_run, post_comments
 
 from .forge import SOMEBODY, Forge, serving
 
 MARKER = "<!-- llenergy:compare -->"
 
 Post = Callable[[str], tuple[str, str]]
+
+
+def post_comment(environ: dict[str, str], body: str, number: int | None = None) -> tuple[str, str]:
+    (done,) = post_comments(environ, [body], number)
+    return done
 
 
 @pytest.fixture
@@ -80,6 +86,24 @@ def test_a_marked_comment_of_somebody_else_is_left_alone(forge: Forge, post: Pos
 def test_a_marker_counts_on_the_first_line_only(forge: Forge, post: Post) -> None:
     forge.has(f"the comment begins with {MARKER}\n{MARKER}")
     assert post(f"{MARKER}\nours")[0] == "added"
+
+
+def test_each_marker_has_its_comment_and_outdated_ones_are_replaced(forge: Forge, post: Post) -> None:
+    for job in "abc":
+        post(f"<!-- {job} -->\nold")
+    forge.has("<!-- c -->\nmine", SOMEBODY)
+    bodies = ["<!-- a -->\nnew", "<!-- d -->\nnew"]
+    environ, number = (gitlab(forge), None) if "notes" in forge.asked[-1] else (github(forge), 3)
+    answers = {"<!-- c -->": "<!-- c -->\nno comparison"}
+    done = post_comments(environ, bodies, number, answers.get)
+    assert sorted(each for each, _ in done) == ["added", "replaced", "replaced"]
+    assert forge.bodies == [
+        "<!-- a -->\nnew",
+        "<!-- b -->\nold",
+        "<!-- c -->\nno comparison",
+        "<!-- c -->\nmine",
+        "<!-- d -->\nnew",
+    ]
 
 
 def test_a_refusal_is_one_line_with_the_message_of_the_forge(forge: Forge, post: Post) -> None:
@@ -186,3 +210,58 @@ def test_a_missing_variable_of_github_is_named(forge: Forge, name: str) -> None:
 def test_a_missing_variable_of_gitlab_is_named(forge: Forge, name: str) -> None:
     with pytest.raises(ForgeError, match=f"{name} is not set; "):
         post_comment(gitlab(forge) | {name: ""}, MARKER)
+
+
+class TestRun:
+    """Where the links of a comment lead."""
+
+    OWN = CiRun(
+        "https://github.example/us/energy/actions/runs/7",
+        "https://github.example/us/energy/actions/runs/7#artifacts",
+        "Energy",
+        "compare",
+        "merged",
+    )
+
+    @staticmethod
+    def environ(tmp_path: Path, event: str) -> dict[str, str]:
+        (tmp_path / "event.json").write_text(event)
+        return {
+            "GITHUB_EVENT_PATH": str(tmp_path / "event.json"),
+            "GITHUB_SERVER_URL": "https://github.example",
+            "GITHUB_REPOSITORY": "us/energy",
+            "GITHUB_RUN_ID": "7",
+            "GITHUB_WORKFLOW": "Energy",
+            "GITHUB_JOB": "compare",
+            "GITHUB_SHA": "merged",
+        }
+
+    def test_a_pull_request_names_its_commit_and_not_the_merge(self, tmp_path: Path) -> None:
+        environ = self.environ(tmp_path, '{"pull_request": {"number": 3, "head": {"sha": "theirs"}}}')
+        assert find_run(environ) == replace(self.OWN, commit="theirs")
+        assert find_run(self.environ(tmp_path, "{}")) == self.OWN
+
+    def test_a_triggered_workflow_names_the_run_that_measured(self, tmp_path: Path) -> None:
+        run = {"html_url": "https://github.example/run/6", "name": "Energy", "head_sha": "theirs"}
+        environ = self.environ(tmp_path, json.dumps({"workflow_run": run}))
+        environ["GITHUB_WORKFLOW"] = "Energy comment"
+        url = "https://github.example/run/6"
+        assert find_run(environ) == CiRun(url, f"{url}#artifacts", "Energy", commit="theirs")
+
+    def test_gitlab_names_the_job_that_measured_or_else_the_pipeline(self) -> None:
+        environ = {
+            "GITLAB_CI": "true",
+            "CI_JOB_URL": "https://gitlab.example/jobs/1",
+            "CI_PIPELINE_URL": "https://gitlab.example/pipelines/2",
+            "CI_JOB_NAME": "energy",
+            "CI_COMMIT_SHA": "merged",
+            "CI_MERGE_REQUEST_SOURCE_BRANCH_SHA": "theirs",
+        }
+        job = "https://gitlab.example/jobs/1"
+        assert find_run(environ) == CiRun(job, f"{job}/artifacts/browse", job="energy", commit="theirs")
+        assert find_run(environ, other_job=True).url == "https://gitlab.example/pipelines/2"
+
+    @pytest.mark.parametrize("event", ["{", "[]", '{"workflow_run": {}}'])
+    def test_without_a_readable_event_there_is_no_link(self, tmp_path: Path, event: str) -> None:
+        assert find_run(self.environ(tmp_path, event)) == CiRun()
+        assert find_run({}) == CiRun()

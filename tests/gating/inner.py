@@ -23,11 +23,13 @@ from pytest_llenergy.model.record import Round
 from ..conftest import TEN_WATTS
 from ..model.reports import RECORD
 
-#: Source of a conftest with a meter whose power and kind are set by the variables WATTS and KIND.
+#: Source of a conftest with a meter whose power and kind are set by the variables WATTS and KIND. It is that
+#: of a GPU, since other tests that run meanwhile have no effect on GPUs.
 WATTS_FROM_ENV = (
     TEN_WATTS.replace("10 * time", "float(os.environ['WATTS']) * time")
     .replace('"measured"', "os.environ['KIND']")
     .replace("poll_period_s = 0.01", "poll_period_s = 0.003")
+    .replace('"cpu:ten"', '"gpu:ten"')
 )
 
 

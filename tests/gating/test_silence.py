@@ -24,7 +24,7 @@ class TestNoSilentPass:
         result.stdout.fnmatch_lines(
             [
                 "new: test_some.py::test_c: not in the baseline",
-                "1 new, 1 unchanged; *",
+                "1 worse, 1 new; *",
                 "in base.json but not compared: test_b (not in this run)",
             ]
         )

@@ -29,8 +29,8 @@ from pytest_llenergy.model.record import (
     Window,
 )
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared, render_report
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
 from ..compare.runs import SPOILED, TEST, record_of, report_of, round_of
 
@@ -144,7 +144,9 @@ def pair_of(ids: Sequence[str], changes: Sequence[float] = tuple(CHANGES.values(
         base.append(record_like(name, rng, joules, seconds, noise, 100.0, steps))
         head.append(record_like(name, rng, joules * change, seconds * change**0.5, noise, 102.0, steps))
     gone = record_like("benchmarks/test_old.py::test_gone", rng, 1700.0, 2.0, 0.01, 100.0)
+    # Another workload: otherwise it would be the removed test under another name.
     added = record_like("benchmarks/test_new.py::test_added", rng, 1700.0, 2.0, 0.01, 100.0)
+    added = msgspec.structs.replace(added, params={"batch_size": 16})
     lost = msgspec.structs.replace(
         record_of("benchmarks/test_prefill.py::test_lost", [None] * 6),
         status="invalid",

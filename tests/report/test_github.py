@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
@@ -42,7 +43,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[0].startswith(
         "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
         "file=benchmarks/test_decode.py::"
-        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: +20.0%25, at least +1"
+        "energy_per_output_token_j regressed, 625.3 -> 750.4 mJ/token: +20.0%25, at least +1"
     )
     assert lines[2] == "::warning title=Energy::1 inconclusive; see the summary"
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
@@ -116,7 +117,9 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
     assert main(["compare", "base.json", "head.json", "--format=github"]) == 1
     assert capsys.readouterr().out.startswith("::error ")
     text = summary.read_text()
-    assert text.startswith("# Before\n<!-- llenergy:compare -->\n### Energy: 1 regressed\n")
+    assert text.startswith(
+        "# Before\n<!-- llenergy:compare -->\n### ❌ Energy: fail, 1 of 1 test regressed (+10.0%); +10.0%"
+    )
 
 
 @pytest.mark.parametrize(("taken", "message"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
@@ -126,11 +129,11 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * taken)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    shown(compared(*(comparison(f"t.py::t[{i}]", "regressed") for i in range(20_000))), "github")
+    shown(compared(*(comparison(f"t.py::t[{i}]", "regressed", gated=True) for i in range(20_000))), "github")
     text = summary.read_text()
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= message
-    assert text.endswith("### Energy: 20000 regressed\n") or "Cut to fit" in text
+    assert text.endswith("fail, 20000 of 20000 tests regressed\n") or "Cut to fit" in text
 
 
 def test_a_summary_that_cannot_be_written_is_an_error(
@@ -138,5 +141,7 @@ def test_a_summary_that_cannot_be_written_is_an_error(
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     Path("base.json").write_bytes(encode_report(report_of(record_of())))
-    assert main(["compare", "base.json", "base.json", "--format=github"]) == 2
+    run = msgspec.structs.replace(report_of().run, id="another")
+    Path("head.json").write_bytes(encode_report(msgspec.structs.replace(report_of(record_of()), run=run)))
+    assert main(["compare", "base.json", "head.json", "--format=github"]) == 2
     assert capsys.readouterr().err == f"llenergy compare: GITHUB_STEP_SUMMARY={tmp_path}: Is a directory\n"

@@ -17,12 +17,13 @@ from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
-from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint, forest_plot
+from pytest_llenergy.report.html.comparison_charts import forest_plot
 from pytest_llenergy.report.html.labels import name_cases
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.round_charts import sum_step_functions
 from pytest_llenergy.report.html.scatter import pareto_front
 from pytest_llenergy.report.html.svg import open_sheet
+from pytest_llenergy.report.html.trends import Trend, TrendPoint
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import record_of, report_of, round_of
@@ -83,7 +84,7 @@ def test_a_failure_is_named_beside_its_test_since_wide_tables_scroll() -> None:
 def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: str) -> None:
     cells = Reader(compared_page).cells()
     for each in pair.compared.comparisons:
-        expected = [*format_pair(each.base, each.head, each.unit)]
+        expected = [*format_pair(each.base, each.estimated_head, each.unit)]
         if each.rule_applied:
             assert each.ratio is not None
             assert each.low is not None
@@ -186,7 +187,7 @@ def test_the_trend_is_drawn_with_its_change_point() -> None:
     assert text.count("<h3>Trend</h3>") == 1
     assert "change point" in text
     assert {"c0ffee4", "1.4", "other devices", "1.2"} <= Reader(text).cells()
-    assert "<title>2026-01-04T00:00:00Z c0ffee4: 1.4 J</title>" in text
+    assert "<title>2026-01-04T00:00:00Z c0ffee4: 1.4 J, change point</title>" in text
 
 
 def test_windows_in_the_round_are_named() -> None:

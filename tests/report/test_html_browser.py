@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..history.test_page import history_shown
 from .pages import LONG_REASON, pair_shown, run_shown
 from .test_html_hostile import HOSTILE, hostile_shown
 
@@ -116,6 +117,13 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def history_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("history") / "page.html"
+    file.write_text(history_shown(), "utf-8")
+    return file
+
+
 class Visit:
     """An open page, with the messages and requests of the browser."""
 
@@ -159,15 +167,22 @@ def run_visit(browser: Browser, run_file: Path) -> Iterator[Visit]:
         yield visit
 
 
+@pytest.fixture(scope="module")
+def history_visit(browser: Browser, history_file: Path) -> Iterator[Visit]:
+    """The page of a history, for all tests that only look at it."""
+    with Visit(browser, history_file, viewport=DESKTOP) as visit:
+        yield visit
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_text_in_charts_covers_neither_data_nor_other_text(
-    visit: Visit, run_visit: Visit, width: int
+    visit: Visit, run_visit: Visit, history_visit: Visit, width: int
 ) -> None:
-    for each in (visit, run_visit):
+    for each, texts in ((visit, 100), (run_visit, 100), (history_visit, 20)):
         each.page.set_viewport_size({"width": width, "height": 900})
         each.open_all()
         count, covered = each.page.evaluate(COVERED)
-        assert count > 100
+        assert count > texts
         assert covered == []
 
 
@@ -196,6 +211,25 @@ def test_a_page_prints_in_light_colours_without_cutting_a_table(browser: Browser
             "[...document.querySelectorAll('.scroll')].map(each => each.scrollWidth - each.clientWidth)"
         )
         assert max(widths) <= 0
+
+
+def test_the_page_of_a_history_fits_phone_and_desktop(browser: Browser, history_file: Path) -> None:
+    shown = {}
+    for name, size in (("phone", PHONE), ("desktop", DESKTOP)):
+        with Visit(browser, history_file, viewport=size) as visit:
+            visit.open_all()
+            overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert visit.page.evaluate(overflow) == 0
+            marks = visit.page.locator("svg.plot:visible use:has(title)")
+            shown[name] = marks.count()
+            mark = visit.page.locator("svg.plot:visible use").filter(has_text="regressed").first
+            box = mark.bounding_box()
+            assert box is not None
+            assert 0 < box["x"] < size["width"]
+            assert visit.messages == []
+            assert visit.fetched == [history_file.as_uri()]
+    # Every session of both tests and the accepted step; on phones the latest 60 of the longer one.
+    assert shown == {"phone": 60 + 3 + 1, "desktop": 120 + 3 + 1}
 
 
 def test_a_link_in_the_table_opens_its_test(visit: Visit) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.html.page import render_report
+from pytest_llenergy.report.store import read_report
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
 
@@ -28,7 +29,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_writes_the_page_of_a_report(files: Path, capsys: Command) -> None:
     assert main(["report", "base.json", "--format=html", "-o", "energy.html"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert (files / "energy.html").read_text("utf-8") == f"{render_report(report_of(record_of()))}\n"
+    assert (files / "energy.html").read_text(
+        "utf-8"
+    ) == f"{render_report(read_report(files / 'base.json'))}\n"
 
 
 def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Command) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource
-from pytest_llenergy.report.pr_comment import MARKER, MAX_COMMENT_BYTES, escape_markdown, render_comment
+from pytest_llenergy.report.pr_comment import (
+    MARKER,
+    MAX_COMMENT_BYTES,
+    CommentContext,
+    escape_markdown,
+    render_comment,
+)
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
 
@@ -34,23 +41,26 @@ def test_the_comment_shows_verdicts_most_urgent_first() -> None:
     text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion(gated=True)]))
     lines = text.splitlines()
     assert lines[0] == MARKER
-    assert lines[1] == "### Energy: 1 regressed, 1 improved, 1 unchanged"
-    assert "<code>abc</code> (with changes) against <code>abc</code> (with changes)" in lines[2]
-    assert "1x NVIDIA H100 700 W, nvml (measured)" in lines[2]
-    assert re.search(r"noise 0\.\d% median, 0\.\d% at most", lines[2])
+    assert lines[1] == "### ❌ Energy: fail, 1 of 3 tests regressed (+10.0%); -0.3% over 3 tests"
+    assert lines[2] == "1 regressed, 1 improved, 1 unchanged  "
+    assert "<code>abc</code> (with changes) against <code>abc</code> (with changes)" in lines[3]
+    assert "1x NVIDIA H100 700 W, nvml (measured)" in lines[3]
+    assert re.search(r"noise 0\.\d% median, 0\.\d% at most · finds changes from \d\.\d% \(", lines[3])
     rows = [line for line in lines if line.startswith("| ") and "<code>" in line]
     assert [re.findall("test_[a-z]+", row)[-1] for row in rows] == ["test_worse", "test_better", "test_same"]
     cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
     assert cells[0] == "🔴 regressed"
-    assert cells[2:4] == ["0.6253 J/token", "0.6878 J/token"]
+    assert cells[2:4] == ["625.3", "687.8 mJ/token"]
     assert cells[4] == "**+10.0%**"
-    assert re.fullmatch(r"\+9\.\d% … \+10\.\d%", cells[5])
+    assert re.fullmatch(r"\+\d\.\d% … \+1\d\.\d%", cells[5])
     assert cells[6] == "8 → 8 (+0.0%)"
     assert cells[7] == "6 + 6"
     assert text.index("<details><summary>1 unchanged</summary>") > text.index("test_better")
     assert lines[-1] == (
-        "Regressed: energy_per_output_token_j: the estimate is at least 3% worse and the lower limit is "
-        "above 1%. Values are medians of rounds."
+        "Fails: regressed, not comparable, invalid, removed; warns: worse, inconclusive. Regressed: "
+        "energy_per_output_token_j: the estimate is at least 3% worse and the lower limit is above 1%. Base "
+        "is a median of rounds, head is base times the estimated change; the title has the geometric mean of "
+        "the changes."
     )
 
 
@@ -113,7 +123,7 @@ def test_no_text_of_a_comparison_is_markup(text: str) -> None:
 def test_the_name_of_a_report_cannot_start_a_markdown_block(origin: str) -> None:
     side = msgspec.structs.replace(SIDE, origin=origin)
     lines = render_comment(ComparedReports(base=side, head=side, comparisons=[])).splitlines()
-    assert lines[2].startswith("<code>")
+    assert lines[3].startswith("<code>")
 
 
 def test_names_keep_the_directories_that_distinguish_them() -> None:
@@ -153,7 +163,7 @@ def test_a_long_comment_is_cut_and_counts_what_was_omitted() -> None:
     kept = text.count("⚪ unchanged")
     assert 0 < kept < 900
     assert f"Cut to fit into a comment: {900 - kept} unchanged. All of them are in the JSON." in text
-    assert text.splitlines()[1] == "### Energy: 30 regressed, 900 unchanged"
+    assert text.splitlines()[2] == "30 regressed, 900 unchanged  "
 
 
 def test_more_regressions_than_fit_are_counted() -> None:
@@ -169,16 +179,59 @@ def test_estimates_and_interrupted_runs_are_labelled() -> None:
     base = report_of(record_of(meters=meters), complete=False)
     head = report_of(record_of(joules=scaled(1.2, LEVEL), meters=meters))
     text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion()]))
-    assert "J/token (estimated) |" in text
+    assert "mJ/token (estimated) |" in text
     assert "**base.json is from a run that did not finish; its remaining tests are missing**" in text
 
 
+def test_a_certain_small_change_is_shown_open_and_a_removed_test_without_figures() -> None:
+    numbers: dict[str, Any] = {
+        "base": 10.0,
+        "head": 10.2,
+        "ratio": 1.02,
+        "low": 1.015,
+        "high": 1.025,
+        "gated": True,
+    }
+    found = [
+        comparison("t.py::test_small", "worse", **numbers),
+        comparison("t.py::test_gone", "removed", base=7.77, gated=True),
+        comparison("t.py::test_same", **{**numbers, "ratio": 1.0}),
+    ]
+    text = render_comment(compared(*found))
+    title = "### ❌ Energy: fail, 1 of 3 tests removed; +1.0% over 2 tests"
+    assert text.splitlines()[1] == title
+    accepted = render_comment(msgspec.structs.replace(compared(*found), removed="warn"))
+    title = "### ⚠️ Energy: warning, 1 of 3 tests worse (+2.0%), 1 removed; +1.0% over 2 tests"
+    assert accepted.splitlines()[1] == title
+    assert text.index("test_small") < text.index("<details>") < text.index("test_same")
+    assert "7.77" not in text
+    assert "| ➖ removed | <del><code>t.py::test_gone</code></del> | - | - | - | - | - | - |" in text
+
+
 def test_a_comparison_without_tests_has_a_title() -> None:
-    assert render_comment(compared()).splitlines()[1] == "### Energy: nothing to compare"
+    assert render_comment(compared()).splitlines()[1] == "### ❌ Energy: fail, nothing was compared"
 
 
 def test_notes_do_not_fill_the_comment() -> None:
-    noted = msgspec.structs.replace(compared(comparison("t.py::t")), notes=["x" * 400] * 400)
+    noted = msgspec.structs.replace(compared(comparison("t.py::t", gated=True)), notes=["x" * 400] * 400)
     text = render_comment(noted)
     assert len(text.encode()) < MAX_COMMENT_BYTES
     assert "**and 390 more notes, in the JSON**" in text
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"), [("12", " · 12 pairs"), ("6+6", " · up to 12 pairs"), ("<b>", " · 0 pairs")]
+)
+def test_the_pairs_are_those_of_all_stages(pairs: str, said: str) -> None:
+    text = render_comment(compared(), CommentContext(pairs=pairs))
+    assert text.splitlines()[3].endswith(said)
+
+
+def test_links_that_are_no_addresses_are_left_out() -> None:
+    odd = CommentContext(
+        run_url="https://a.example/1) [x](http://b", report_url="https://a.example/1#artifacts"
+    )
+    text = render_comment(compared(), odd)
+    assert "[HTML report and JSON](https://a.example/1#artifacts)\n" in text
+    assert "b.example" not in text
+    assert "CI run" not in text

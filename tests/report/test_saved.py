@@ -30,7 +30,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_names_of_saved_reports_are_compared(capsys: Output) -> None:
     assert main(["compare", "main", "slower"]) == 1
     assert "regressed" in capsys.readouterr().out
-    assert main(["compare", "main", "../../.llenergy/main.json"]) == 0
+    assert main(["compare", "slower", "../../.llenergy/main.json"]) == 0
 
 
 @pytest.mark.parametrize("command", [["report", "main"], ["export", "main", "--format=csv"]], ids=str)

@@ -19,7 +19,7 @@ def judged(name: str) -> Comparison:
         verdict="regressed",
         reason="",
         base=1.735,
-        head=2.629,
+        head=1.629,
         ratio=1.504,
         low=0.268,
         high=9.708,
@@ -44,22 +44,22 @@ def test_a_name_that_does_not_fit_is_above_its_row(name: str) -> None:
     assert max(map(len, lines)) <= 80
     assert name in "".join(lines)
     after = lines[lines.index("test_m") + 1]
-    assert after.split() == ["regressed", "1.735", "2.629", "J", "+50.4%", *LIMITS.split(), "13.9%"]
+    assert after.split() == ["regressed", "1.735", "2.609", "J", "+50.4%", *LIMITS.split(), "13.9%"]
     assert len([line for line in lines if LIMITS in line]) == 2
 
 
 def test_detectable_and_noise_are_explained_where_they_are_shown() -> None:
-    assert lines_of("test_m")[-2:] == ["1 regressed; noise 39.4% median, 39.4% at most", LEGEND]
-    assert len(LEGEND) <= 80
+    assert lines_of("test_m")[-3:] == ["1 regressed; noise 39.4% median, 39.4% at most", *LEGEND]
+    assert all(len(line) <= 80 for line in LEGEND)
     new = Comparison(id="t.py::test_m", metric="energy_j", unit="J", verdict="new", reason="it is new")
-    assert LEGEND not in render_verdicts([new], 80, color=False)
+    assert LEGEND[0] not in render_verdicts([new], 80, color=False)
 
 
 def test_no_digit_is_lost_if_no_table_fits() -> None:
     lines = lines_of("test_decode[llama-cpp-4]", width=50)
     assert max(map(len, lines)) <= 50
     text = " ".join(" ".join(lines).split())
-    assert all(each in text for each in ("1.735", "2.629 J", "+50.4%", LIMITS, "13.9%"))
+    assert all(each in text for each in ("1.735", "2.609 J", "+50.4%", LIMITS, "13.9%"))
 
 
 def test_rows_below_their_names_keep_their_colours() -> None:

@@ -21,7 +21,7 @@ def in_time(machine: Machine, pairs: int, seed: int) -> list[float]:
     base, head = draw_rounds(machine, (pairs,), "abba", Random(seed))
     return [
         value
-        for place, (one, other) in enumerate(zip(base, head, strict=True))
+        for place, (one, other) in enumerate(zip(base.values, head.values, strict=True))
         for value in ((other, one) if place % 2 else (one, other))
     ]
 

@@ -18,12 +18,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from drawing import BLUE, GREEN, GREY, RED, configure_pyplot, save_picture
-from gate_world import LEVEL_J, Machine, draw_rounds
+from drawing import BLUE, GREEN, GREY, ORANGE, RED, configure_pyplot, save_picture
+from gate_world import LEVEL_J, Machine, draw_rounds, first_rounds
 
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estimate, Sample, compare_samples
 
-COLOURS = {"regressed": RED, "improved": GREEN, "unchanged": BLUE, "inconclusive": GREY}
+COLOURS = {
+    "regressed": RED,
+    "worse": ORANGE,
+    "improved": GREEN,
+    "unchanged": BLUE,
+    "inconclusive": GREY,
+}
 ROUNDS = 12
 #: The rule uses a smaller error rate for noisy rounds; with that rate throughout, intervals grow evenly.
 NOISY_RULE = replace(DEFAULT_RULE, alpha=NOISY_ALPHA)
@@ -62,7 +68,7 @@ def simulate_examples() -> list[Example]:
     found = []
     for index, (change, noise) in enumerate(EXAMPLES):
         base, head = draw_rounds(Machine(noise=noise), [ROUNDS], "abba", Random(index))
-        judged = compare_samples(Sample(tuple(base)), Sample(tuple(value * (1 + change) for value in head)))
+        judged = compare_samples(base, first_rounds(head, ROUNDS, 1 + change))
         found.append(Example(change, noise, judged))
     return found
 

@@ -51,6 +51,19 @@ def asv_5_percent(base: Sequence[float], head: Sequence[float]) -> bool:
     return asv(base, head, factor=1.05)
 
 
+def codspeed(base: Sequence[float], head: Sequence[float], threshold: float = 0.10) -> bool:
+    """Apply a threshold to the change of one value per benchmark, as CodSpeed does by default (10 %).
+
+    The median stands for the value, which CodSpeed computes on its server.
+    """
+    return median(head) > (1 + threshold) * median(base)
+
+
+def codspeed_3_percent(base: Sequence[float], head: Sequence[float]) -> bool:
+    """Apply the same with a threshold of 3 %."""
+    return codspeed(base, head, threshold=0.03)
+
+
 def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
     """Return the two-sided Mann-Whitney p; 1.0 if the head is not higher."""
     n, m = len(base), len(head)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of comparisons: verdicts, what they can detect, trends."""
+"""Charts of comparisons: verdicts, and what they can detect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log, log1p
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from pytest_llenergy.model.comparison import AppliedRule, Comparison
 from pytest_llenergy.report.html.bars import BAR_AT, BAR_THICKNESS, row_figure, write_row
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes, plot_label
-from pytest_llenergy.report.verdicts import format_change, format_change_and_limits, format_value
+from pytest_llenergy.report.verdicts import format_change, format_change_and_limits
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -24,12 +23,6 @@ MAX_ROWS = 60
 
 #: Largest and smallest ratio at which the axis of the verdicts may end.
 WIDEST, NARROWEST = 2.0, 1.08
-
-#: Height of a trend (CSS pixels).
-TREND_HEIGHT = 220
-
-#: Most runs of a trend that a chart shows, the latest ones.
-MAX_POINTS = 200
 
 VERDICT_COLOURS = {
     "regressed": "regressed",
@@ -169,67 +162,3 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
         caption,
         legend,
     )
-
-
-@dataclass(frozen=True)
-class TrendPoint:
-    """One run of a trend.
-
-    Attributes:
-        time: Start of the run (RFC 3339).
-        value: Value in the unit of the trend, with limits ``low`` and ``high``.
-        changed: Whether the level changes at this run.
-        broke: Whether the devices differ from those of the previous run.
-    """
-
-    time: str
-    commit: str | None
-    value: float
-    low: float | None = None
-    high: float | None = None
-    changed: bool = False
-    broke: bool = False
-
-
-@dataclass(frozen=True)
-class Trend:
-    """One metric of one test over runs, oldest first."""
-
-    id: str
-    metric: str
-    unit: str
-    points: Sequence[TrendPoint]
-
-
-def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
-    """Plot the runs of a trend at equal distances; return None if there are no runs."""
-    points = trend.points[-MAX_POINTS:]
-    if not points:
-        return None
-    drawn, axes = sheet.figure(TREND_HEIGHT)
-    places = range(1, len(points) + 1)
-    values = [each.value for each in points]
-    for place, each in zip(places, points, strict=True):
-        if each.low is not None and each.high is not None:
-            axes.plot([place, place], [each.low, each.high], color=COLOURS["head"], linewidth=1, alpha=0.6)
-        if each.changed:
-            axes.axvline(place - 0.5, color=COLOURS["regressed"], linewidth=1.2, linestyle=(0, (3, 3)))
-        if each.broke:
-            axes.axvline(place - 0.5, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
-    axes.plot(places, values, color=COLOURS["head"], linewidth=1, alpha=0.5)
-    axes.scatter(places, values, s=20, color=COLOURS["head"], gid="runs", zorder=3)
-    tips = {"runs": [f"{_describe_run(each)}: {format_value(each.value, trend.unit)}" for each in points]}
-    axes.set_xlim(0.4, len(points) + 0.6)
-    axes.locator_params(axis="x", nbins=8, integer=True)
-    axes.locator_params(axis="y", nbins=6)
-    label_axes(axes, "run", f"{trend.metric}, {trend.unit}")
-    legend = [LegendEntry("threshold", "change point")] if any(each.changed for each in points) else []
-    legend += [LegendEntry("edge", "other devices")] if any(each.broke for each in points) else []
-    caption = f"{points[0].time} to {points[-1].time}."
-    if len(points) < len(trend.points):
-        caption += f" The latest {len(points)} of {len(trend.points)} runs; the table has all of them."
-    return Plot(sheet.inline(drawn, name, f"{trend.metric} from run to run", tips), "Trend", caption, legend)
-
-
-def _describe_run(point: TrendPoint) -> str:
-    return f"{point.time} {(point.commit or '')[:10]}".strip()

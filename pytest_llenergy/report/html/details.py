@@ -16,7 +16,6 @@ from pytest_llenergy.report.html.cases import (
     OrderedRound,
     format_metric_of,
 )
-from pytest_llenergy.report.html.comparison_charts import Trend
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.html.round_charts import PowerCurve
 from pytest_llenergy.report.html.svg import MAX_LABEL_LENGTH
@@ -151,24 +150,6 @@ def spans(case: Case) -> Table:
             rows.append([name, "round", "0", f"{trace.duration_s:.6g}"])
             rows += [[name, span.name, f"{span.start_s:.6g}", f"{span.end_s:.6g}"] for span in trace.spans]
     return table("Edges and phases", ("side", "span", "#from s", "#to s"), rows)
-
-
-def trend_points(trend: Trend) -> Table:
-    """List the runs of a trend."""
-    rows: list[Row] = [
-        [
-            each.time,
-            (each.commit or "-")[:10],
-            format_value(each.value),
-            format_value(each.low),
-            format_value(each.high),
-            "; ".join(["change point"] * each.changed + ["other devices"] * each.broke),
-        ]
-        for each in trend.points
-    ]
-    return table(
-        f"Trend of {trend.metric}, {trend.unit}", ("time", "commit", "#value", "#low", "#high", ""), rows
-    )
 
 
 def flags(case: Case) -> Table:

@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pytest_llenergy
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html import details, header, tables
 from pytest_llenergy.report.html.bars import energy_bars, windows_plot
 from pytest_llenergy.report.html.cases import (
@@ -24,16 +22,15 @@ from pytest_llenergy.report.html.cases import (
     order_rounds,
     report_cases,
 )
-from pytest_llenergy.report.html.comparison_charts import Trend, detectability_plot, forest_plot, trend_plot
+from pytest_llenergy.report.html.comparison_charts import detectability_plot, forest_plot
 from pytest_llenergy.report.html.overview_charts import energy_speed_plot, parameter_plots
 from pytest_llenergy.report.html.parts import Plot, Reason, Table
 from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
+from pytest_llenergy.report.html.template import render_template
+from pytest_llenergy.report.html.trends import Trend, trend_plot, trend_table
 from pytest_llenergy.report.terminal import has_values
 from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 #: Most tests with a section; the others are in the tables only.
 MAX_SECTIONS = 100
@@ -203,11 +200,7 @@ def _render(
         closing=[each for each in closing if each.rows],
         version=pytest_llenergy.__version__,
     )
-    return (
-        _create_environment()
-        .get_template("page.html.j2")
-        .render(page=page, most_tests=header.MAX_TESTS, **_style(sheet))
-    )
+    return render_template("page.html.j2", sheet, page=page, most_tests=header.MAX_TESTS)
 
 
 def _find_single(cases: Sequence[Case]) -> Record | None:
@@ -260,7 +253,7 @@ def _build_section(
         details.spans(case),
         *(details.steps(each) for each in curves),
     ]
-    more += [*(details.trend_points(each) for each in trends), details.settings(case)]
+    more += [*(trend_table(each) for each in trends), details.settings(case)]
     records = case.records.values()
     notes = [f"{each.metric}: {each.reason}" for each in case.comparisons]
     notes += [note for each in case.comparisons for note in [*each.notes, *each.differences]]
@@ -289,40 +282,3 @@ def _summarize(case: Case) -> str:
     if metric is None or metric.value is None:
         return ""
     return format_quantity(metric.value, metric.uncertainty_absolute, metric.unit)
-
-
-def _create_environment() -> Environment:
-    """Create the template environment, which escapes every value and puts it on one line.
-
-    Only markup that this package generates is left as it is.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    def finalize(text: Any) -> Any:
-        return one_line(text) if type(text) is str else text
-
-    return Environment(
-        loader=PackageLoader("pytest_llenergy.report.html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _style(sheet: Sheet) -> dict[str, str]:
-    """Return the style sheet, and a content security policy that allows nothing else."""
-    import base64
-    import hashlib
-    from importlib.resources import files
-
-    from markupsafe import Markup
-
-    sheet_text = files("pytest_llenergy.report.html").joinpath("templates/page.css").read_text("utf-8")
-    style = f"\n{sheet_text}{sheet.css}"
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return {"style": Markup(style), "policy": policy}

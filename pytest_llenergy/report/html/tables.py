@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_llenergy.compare.statistics import relative_spread
+from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.quantity import format_pair, format_quantity
+from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT
@@ -19,7 +19,7 @@ from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.terminal import has_values
-from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
+from pytest_llenergy.report.verdicts import format_change, format_interval, format_sides, format_value
 
 #: Columns of the table of all tests.
 MEASURED_COLUMNS = (
@@ -81,12 +81,13 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
         "#detectable",
         "#rounds",
     )
-    label = "Verdicts" if len(metrics) > 1 else f"Verdicts, {''.join(metrics)}"
+    named = "" if len(metrics) > 1 else f", {''.join(metrics)}"
+    label = f"Verdicts{named}; head is base times the estimated change"
     return table(label, (*columns, "#tokens/s"), rows)
 
 
 def _pair(comparison: Comparison) -> tuple[str, str]:
-    base, head = format_pair(comparison.base, comparison.head, comparison.unit)
+    base, head = format_sides(comparison)
     return base, head + comparison.kind_label
 
 

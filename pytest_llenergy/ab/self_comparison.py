@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare unchanged code with itself several times (A/A): how often this machine raises false alarms.
+
+Everything but the measuring is done once: the comparisons share their checkouts and environments.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median, pstdev
+
+import msgspec
+
+import pytest_llenergy
+from pytest_llenergy.ab.campaign import Campaign
+from pytest_llenergy.ab.floors import (
+    MIN_COMPARISONS,
+    LearnedFloor,
+    device_key,
+    estimate_floor,
+    save_floors,
+)
+from pytest_llenergy.ab.prepare import Prepared
+from pytest_llenergy.ab.progress import format_left
+from pytest_llenergy.compare.comparability import describe_devices
+from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.model.comparison import VERDICTS, Comparison
+from pytest_llenergy.model.report import PairedReport, Tool, encode_paired_report
+from pytest_llenergy.model.text import one_line, short_test_name
+from pytest_llenergy.report.store import replace_file
+
+#: The verdict that is a false alarm if nothing has changed.
+ALARM = "regressed"
+
+
+class AlarmRate(StoredStruct, frozen=True):
+    """Alarms among comparisons, with the 95 % limits of their share (Wilson)."""
+
+    alarms: int
+    count: int
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.alarms} of {self.count} ({self.low:.1%} to {self.high:.1%})"
+
+
+class RepeatedTest(StoredStruct, frozen=True):
+    """One metric of one test over all comparisons.
+
+    Attributes:
+        verdicts: How often it had each verdict.
+        ratios: Estimates of head over base.
+        spread: Standard deviation of their logarithms around no change.
+        noise: Scatter of the rounds of a side, the median of the comparisons.
+        detectable: Smallest change found nine times in ten, likewise.
+    """
+
+    id: str
+    metric: str
+    verdicts: dict[str, int]
+    ratios: list[float]
+    spread: float | None
+    noise: float | None
+    detectable: float | None
+
+
+class DeviceFloors(StoredStruct, frozen=True):
+    """The floors of a kind of device by metric. ``key`` is the fingerprint of its facts."""
+
+    key: str
+    floors: dict[str, LearnedFloor]
+
+
+class SelfComparison(StoredStruct, frozen=True):
+    """The result of ``llenergy ab --aa``.
+
+    Attributes:
+        date: Day of the last comparison (UTC).
+        code: What was compared with itself.
+        pairs: Pairs of rounds in each stage.
+        comparisons: The number of finished comparisons.
+        alarms: Comparisons with at least one test called regressed.
+        test_alarms: The same for single tests, which are not independent of each other.
+        kept: Whether the floors are used from now on.
+    """
+
+    tool: Tool
+    date: str
+    code: str
+    pairs: str
+    comparisons: int
+    alarms: AlarmRate
+    test_alarms: AlarmRate
+    tests: list[RepeatedTest]
+    floors: list[DeviceFloors]
+    kept: bool = False
+
+
+def run_comparisons(
+    prepared: Prepared, count: int, say: Callable[[str], None], show: Callable[[str], None] | None
+) -> Iterator[PairedReport]:
+    """Measure comparisons one by one, and write each to ``.llenergy/aa``.
+
+    Those of a stopped campaign are loaded.
+
+    Raises:
+        PlanError: If a session fails.
+    """
+    directory = prepared.root / ".llenergy" / "aa"
+    directory.mkdir(parents=True, exist_ok=True)
+    durations_s: list[float] = []
+    for number in range(1, count + 1):
+        started_s = time.monotonic()
+        name = f"comparison {number} of {count}"
+        campaign = Campaign(prepared.plan, prepared.state.part(number), prepared.callbacks(say, show), name)
+        paired = campaign.run()
+        if number == 1:
+            for earlier in directory.glob("*.json"):
+                earlier.unlink()
+        replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
+        durations_s.append(time.monotonic() - started_s)
+        verdicts = Counter(each.verdict for each in paired.compared.comparisons)
+        text = ", ".join(f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each])
+        left = (
+            f"; about {format_left((count - number) * max(durations_s[-3:]))} left" if number < count else ""
+        )
+        say(f"[{name}] {text}{left}")
+        yield paired
+
+
+def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
+    """Summarize at least one finished comparison."""
+    by_test: dict[tuple[str, str], list[Comparison]] = {}
+    for paired in reports:
+        for each in paired.compared.comparisons:
+            by_test.setdefault((each.id, each.metric), []).append(each)
+    decided = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
+    alarming = [sum(each.verdict == ALARM for each in found) for found in decided]
+    date = reports[-1].sessions[-1].started_at[:10]
+    return SelfComparison(
+        tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
+        date=date,
+        code=code,
+        pairs=reports[0].pairs,
+        comparisons=len(reports),
+        alarms=_rate(sum(map(bool, alarming)), sum(map(bool, decided))),
+        test_alarms=_rate(sum(alarming), sum(map(len, decided))),
+        tests=[_summarize_test(found) for found in by_test.values()],
+        floors=_estimate_floors(reports, date),
+    )
+
+
+def keep_floors(prepared: Prepared, result: SelfComparison) -> SelfComparison:
+    """Keep the floors for later comparisons of this project, unless there were too few comparisons."""
+    if result.comparisons < MIN_COMPARISONS:
+        return result
+    for each in result.floors:
+        save_floors(prepared.root, each.key, each.floors)
+    return msgspec.structs.replace(result, kept=bool(result.floors))
+
+
+def render_self_comparison(result: SelfComparison) -> str:
+    """Render the result as text: a table of the tests, then rates and floors."""
+    head = ("test", "noise", "spread", "ratios", "detectable", "verdicts")
+    rows = [
+        (
+            one_line(short_test_name(each.id)),
+            _percent(each.noise),
+            _percent(each.spread),
+            f"{min(each.ratios):.3f} … {max(each.ratios):.3f}" if each.ratios else "-",
+            _percent(each.detectable),
+            ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items()),
+        )
+        for each in result.tests
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+    lines.append("noise: scatter within a side; spread: scatter of the ratios of whole comparisons;")
+    lines.append("detectable: smallest change found 9 times in 10")
+    lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
+    for device in result.floors:
+        for metric, each in device.floors.items():
+            lines.append(f"floor of {metric}: {each.floor:.1%}, {each.estimates} estimates on {each.devices}")
+    if not result.kept:
+        lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")
+    return "\n".join(lines)
+
+
+def wilson_limits(hits: int, count: int) -> tuple[float, float]:
+    """Return the 95 % limits of a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927)."""
+    if count == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    share, spread = hits / count, z * z / count
+    center = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def _rate(hits: int, count: int) -> AlarmRate:
+    low, high = wilson_limits(hits, count)
+    return AlarmRate(alarms=hits, count=count, low=low, high=high)
+
+
+def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
+    verdicts = Counter(each.verdict for each in found)
+    ratios = _ratios(found)
+    return RepeatedTest(
+        id=found[0].id,
+        metric=found[0].metric,
+        verdicts={each: verdicts[each] for each in VERDICTS if verdicts[each]},
+        ratios=ratios,
+        spread=pstdev(map(math.log, ratios), 0.0) if ratios else None,
+        noise=_median([each.noise for each in found]),
+        detectable=_median([each.detectable for each in found]),
+    )
+
+
+def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[DeviceFloors]:
+    found: dict[str, dict[str, list[float]]] = {}
+    devices: dict[str, str] = {}
+    for paired in reports:
+        records = {record.id: record for record in paired.base.records}
+        for each in paired.compared.comparisons:
+            if each.id in records and _ratios([each]):
+                record = records[each.id]
+                key = device_key(record, paired.base.environment)
+                devices[key] = describe_devices(record, paired.base.environment)
+                found.setdefault(key, {}).setdefault(each.metric, []).extend(_ratios([each]))
+    return [
+        DeviceFloors(
+            key=key,
+            floors={
+                metric: LearnedFloor(
+                    floor=estimate_floor(ratios),
+                    comparisons=len(reports),
+                    estimates=len(ratios),
+                    date=date,
+                    devices=devices[key],
+                )
+                for metric, ratios in metrics.items()
+            },
+        )
+        for key, metrics in found.items()
+    ]
+
+
+def _ratios(comparisons: Sequence[Comparison]) -> list[float]:
+    return [each.ratio for each in comparisons if each.rule_applied and each.ratio is not None]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the level of a test differs between sessions, which rounds within a session do not show.
+
+The estimate is the median distance between two sessions of one level: M. I. Shamos, "Geometry and
+statistics", in Algorithms and Complexity (1976). It needs no estimate of the level, and a quarter of the
+sessions may be outliers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+from math import log, pi, sqrt
+from statistics import median
+
+from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Rule, Sample, compare_samples
+from pytest_llenergy.history.add import load_accepted_steps
+from pytest_llenergy.history.change_points import find_change_points
+from pytest_llenergy.history.store import Acceptance, Series, Store, group_series, read_entries
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Record
+
+#: Fewest sessions of a test for a spread.
+MIN_SPREAD_SESSIONS = 4
+
+#: Standard deviation of a normal distribution over the median distance of two values:
+#: 1 / (sqrt(2) Phi^-1(3/4)).
+SHAMOS_TO_SIGMA = 1.0483
+
+#: Least spread to assume, because few sessions may agree by chance.
+MIN_SPREAD = 0.003
+
+
+class StoredEstimator:
+    """Compares with a stored baseline: the limits allow for what sessions of the same code differ by.
+
+    The spread is that of the test in the history, or else the typical one of the history, or else
+    ``SESSION_SPREAD``.
+
+    Args:
+        store: The history; None without one.
+        environment: The machine of the head.
+    """
+
+    def __init__(self, store: Store | None, environment: Environment | None) -> None:
+        self._store = store
+        self._environment = environment
+        self._found: dict[tuple[str, str], dict[str, float]] = {}
+
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+        """Decide on all rounds of both sessions.
+
+        Raises:
+            ReportError: If a file of the history is broken.
+        """
+        design = Design(session_spread=self._spread(record, metric))
+        return compare_samples(base, head, rule, METRICS[metric].better, design)
+
+    def _spread(self, record: Record, metric: str) -> float:
+        if self._store is None:
+            return SESSION_SPREAD
+        key = metric, fingerprint(device_facts(record, self._environment))
+        if key not in self._found:
+            self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+        spreads = self._found[key]
+        learned = spreads.get(record.id, pooled_spread(spreads))
+        return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)
+
+
+def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, float]:
+    """Return the spread of each test that has enough sessions on one kind of devices, by its id.
+
+    Args:
+        store: The history.
+        metric: The metric.
+        device_key: Key of the kind of devices.
+
+    Raises:
+        ReportError: If a file is broken.
+    """
+    steps = load_accepted_steps(store)
+    entries = [each for each in read_entries(store) if (each.metric, each.device_key) == (metric, device_key)]
+    found = {each.last.id: session_spread(each, steps) for each in group_series(entries)}
+    return {test: spread for test, spread in found.items() if spread is not None}
+
+
+def pooled_spread(spreads: Mapping[str, float]) -> float | None:
+    """Return the typical spread, for tests with too few sessions; None if no test has enough."""
+    return median(spreads.values()) if spreads else None
+
+
+def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | None:
+    """Return the standard deviation of the logarithm of the level between sessions.
+
+    Changes of level and accepted steps do not count, nor does the noise of the rounds. Zero means that the
+    noise of the rounds explains all differences.
+
+    Returns:
+        The spread, or None if there are fewer than four sessions or values that are not positive.
+    """
+    entries = series.entries
+    values = [entry.value for entry in entries]
+    if len(values) < MIN_SPREAD_SESSIONS or min(values) <= 0:
+        return None
+    borders = sorted({0, *find_change_points(values), *series.find_accepted(steps), len(values)})
+    logs = [log(value) for value in values]
+    distances = [
+        abs(first - second)
+        for start, end in pairwise(borders)
+        for first, second in combinations(logs[start:end], 2)
+    ]
+    if not distances:
+        return None
+    # The variance of a median of n rounds is pi / 2 n times that of a round.
+    of_rounds = median(pi / 2 * (entry.noise or 0.0) ** 2 / entry.n for entry in entries)
+    return sqrt(max(0.0, (SHAMOS_TO_SIGMA * median(distances)) ** 2 - of_rounds))

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unchanged code compared with itself: false alarms, spread and floor where they are known by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.ab.floors import estimate_floor
+from pytest_llenergy.ab.self_comparison import wilson_limits
+from pytest_llenergy.report.store import read_paired_report
+
+from .project import Project, Result
+from .test_resume import until
+
+ONCE = ["--pairs=6", "--rounds-per-session=6"]
+
+#: What the head draws more in each comparison. The fourth is a false alarm.
+FACTORS = "FACTORS = {2: 1.011, 3: 0.985, 4: 1.06}\n"
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
+    project = Project(tmp_path_factory.mktemp("repeated"))
+    project.write("work.py", FACTORS + (project.path / "work.py").read_text())
+    project.commit()
+    return project, project.ab("--aa=5", *ONCE, "-o", "aa.json", "--", "pytest", "-q")
+
+
+def result_of(repeated: tuple[Project, Result]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((repeated[0].path / "aa.json").read_text())
+    return found
+
+
+def test_alarms_are_counted_with_their_limits(repeated: tuple[Project, Result]) -> None:
+    found = result_of(repeated)
+    assert repeated[1].status == 0
+    assert (found["comparisons"], found["pairs"]) == (5, "6")
+    # Wilson's limits of 1 of 5, from a table.
+    assert found["alarms"] == {
+        "alarms": 1,
+        "count": 5,
+        "low": pytest.approx(0.0362, abs=1e-4),
+        "high": pytest.approx(0.6245, abs=1e-4),
+    }
+    assert found["test_alarms"] == found["alarms"]
+
+
+def test_spread_and_noise_are_those_that_were_driven(repeated: tuple[Project, Result]) -> None:
+    (test,) = result_of(repeated)["tests"]
+    factors = [1, 1.011, 0.985, 1.06, 1]
+    assert test["ratios"] == pytest.approx(factors, abs=0.001)
+    spread = math.sqrt(sum(math.log(each) ** 2 for each in factors) / 5)
+    assert test["spread"] == pytest.approx(spread, abs=0.0005)
+    assert test["noise"] == pytest.approx(0.0022, abs=0.001)
+    assert test["detectable"] > 0.02
+    assert test["verdicts"] == {"regressed": 1, "unchanged": 4}
+
+
+def test_floor_is_the_largest_of_few_estimates(repeated: tuple[Project, Result]) -> None:
+    project, result = repeated
+    (device,) = result_of(repeated)["floors"]
+    floor = device["floors"]["energy_j"]
+    assert floor["floor"] == pytest.approx(0.06, abs=0.0011)
+    assert (floor["comparisons"], floor["estimates"]) == (5, 5)
+    assert result_of(repeated)["kept"]
+    kept = project.path / ".llenergy" / "floors" / f"{device['key']}.json"
+    assert json.loads(kept.read_text())["energy_j"] == floor
+    assert f"floor of energy_j: {floor['floor']:.1%}, 5 estimates on " in result.out
+
+
+def test_progress_names_the_comparison_and_all_rounds_are_kept(repeated: tuple[Project, Result]) -> None:
+    project, result = repeated
+    pairs = [line.partition("]")[0] for line in result.lines if "pair 1" in line]
+    assert pairs == [f"[comparison {number} of 5, pair 1 of 1" for number in range(1, 6)]
+    assert "[comparison 4 of 5] 1 regressed; about " in result.err
+    files = sorted((project.path / ".llenergy" / "aa").glob("*.json"))
+    assert len(files) == 5
+    assert len(read_paired_report(files[3]).head.records[0].rounds) == 6
+    assert project.git("worktree", "list").count("\n") == 0
+    assert "false alarms: 1 of 5 (3.6% to 62.4%) comparisons" in result.out
+
+
+@pytest.fixture
+def feature(repeated: tuple[Project, Result]) -> Project:
+    """Four percent more on the head: above the threshold, and below the floor that was learned."""
+    project = repeated[0]
+    if project.git("branch", "--show-current") == "main":
+        project.git("checkout", "-q", "-b", "feature")
+        project.edit("work.py", "EACH = 10.0", "EACH = 10.4")
+        project.commit()
+    return project
+
+
+def test_later_comparisons_use_the_floor_and_say_so(feature: Project) -> None:
+    result = feature.ab("--base=main", *ONCE, "--", "pytest", "-q")
+    (line,) = [line for line in result.lines if line.startswith("floor ")]
+    date = json.loads((feature.path / "aa.json").read_text())["date"]
+    assert re.fullmatch(rf"floor 6\.[01]% \(from 5 A/A comparisons of {date}\)", line)
+    (found,) = feature.paired().compared.comparisons
+    assert result.status == 0
+    assert found.rule is not None
+    assert found.rule.floor == pytest.approx(0.06, abs=0.0011)
+
+
+def test_threshold_below_the_floor_is_refused(feature: Project) -> None:
+    message = feature.error("--base=main", *ONCE, "--fail-on=energy_j:3%", "--", "pytest", "-q")
+    assert message.startswith("threshold '3%' of energy_j is below the floor of 6")
+    assert message.endswith("; --floor 1% overrides it)")
+
+
+def test_named_floor_wins(feature: Project) -> None:
+    result = feature.ab("--base=main", *ONCE, "--floor=1%", "--", "pytest", "-q")
+    assert result.status == 1
+    assert "A/A comparisons" not in result.err
+
+
+def test_working_tree_is_compared_with_itself_and_few_comparisons_keep_no_floor(project: Project) -> None:
+    project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
+    result = project.ab("--aa=2", "--head=.", *ONCE, "--format=json", "--", "pytest", "-q")
+    assert result.status == 0
+    found = json.loads(result.out)
+    assert (found["code"], found["comparisons"], found["kept"]) == ("the working tree", 2, False)
+    assert not (project.path / ".llenergy" / "floors").exists()
+    paired = read_paired_report(project.path / ".llenergy" / "aa" / "001.json")
+    assert paired.base.records[0].rounds[0].energy_j == pytest.approx(20, rel=0.01)
+
+
+#: In the second comparison, the session waits to be stopped.
+WAITING = """
+import os, time
+from pathlib import Path
+from work import work
+
+def test_a(energy):
+    if "sessions-002" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
+        Path(os.environ["GO_ON"]).write_text("x")
+        time.sleep(300)
+    energy(work)
+"""
+
+
+def test_interrupted_campaign_reports_what_it_has_and_continues(project: Project, tmp_path: Path) -> None:
+    project.environment["GO_ON"] = str(tmp_path / "waits")
+    project.write("test_some.py", WAITING)
+    project.commit()
+    command = ["--aa=3", *ONCE, "--", "pytest", "-q"]
+    process = project.start(*command)
+    until((tmp_path / "waits").exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "1 of 3 comparisons are finished:" in err
+    assert "false alarms: 0 of 1 (0.0% to 79.3%) comparisons" in out
+    result = project.ab(*command)
+    assert result.status == 0
+    assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
+    assert "false alarms: 0 of 3 (0.0% to 56.1%) comparisons" in result.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--aa=0"], "--aa=0 must be 1 or more"),
+        (["--aa=2", "--base=main"], "--aa compares the head with itself; it allows neither --base nor "),
+        (["--aa=2", "--a=-q"], "--aa compares the head with itself; "),
+        (["--aa=2", "--head=.", "--setup=true"], "--aa with --head . measures in this environment; "),
+        (["--aa=2", "--format=html"], "--aa has no format html; choose text or json"),
+    ],
+)
+def test_unsuitable_options_are_refused(project: Project, args: list[str], message: str) -> None:
+    assert project.error(*args, "--", "pytest").startswith(message)
+
+
+def test_floor_of_many_estimates_is_a_quantile() -> None:
+    ratios = [1 + number / 1000 for number in range(1, 41)]
+    # 38 of 40 are 95 %.
+    assert estimate_floor(ratios) == pytest.approx(0.038)
+    assert estimate_floor([0.98, 1.001]) == pytest.approx(0.021)
+
+
+def test_wilson_limits() -> None:
+    assert wilson_limits(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson_limits(0, 0) == (0.0, 1.0)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disturbed rounds: known effects are regressed out, unknown ones hold the verdict back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+from random import Random
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import estimate_once
+from pytest_llenergy.compare.covariates import adjust_rounds, find_disturbance, round_covariates
+from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
+from pytest_llenergy.compare.statistics import DEFAULT_RULE, PAIRS, STORED, Estimate, Sample, compare_samples
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Flag, Record
+
+from .runs import record_of, report_of, round_of
+from .test_comparison import compared
+
+
+def disturbed(
+    random: Random, rounds: int, *, level: float = 1.0, slope: float = 0.3, noise: float = 0.01
+) -> Sample:
+    """Rounds that other processes disturb, each core by ``slope``."""
+    cores = [random.expovariate(2.0) for _ in range(rounds)]
+    values = [100 * level * exp(slope * load + random.gauss(0, noise)) for load in cores]
+    return Sample(tuple(values), pairs=tuple(range(rounds)), covariates={"contended": tuple(cores)})
+
+
+def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_difference() -> None:
+    """By hand: 0.1 per unit on both sides, the head 0.05 above, and disturbed more."""
+    x, y = [0.0, 1.0, 2.0, 3.0, 4.0], [4.0, 5.0, 6.0, 7.0, 8.0]
+    jitter = [0.001, -0.001, 0.0, -0.001, 0.001]
+    base = [0.1 * each + by for each, by in zip(x, jitter, strict=True)]
+    head = [0.05 + 0.1 * each + by for each, by in zip(y, jitter, strict=True)]
+    done = adjust_rounds(base, head, {"contended": x}, {"contended": y})
+    assert done.names == ("contended",)
+    for one, other in zip(done.base, done.head, strict=True):
+        assert other - one == pytest.approx(0.05)
+    # s^2 = sum of squared residuals / (10 - 2 - 1); the standard error is s / sqrt(20), times 4 apart.
+    assert done.error == pytest.approx(4 * (8e-6 / 7 / 20) ** 0.5)
+    assert "corrected for the CPU use of other processes (+10.0% per core)" in done.notes[0]
+
+
+def test_covariate_without_an_effect_changes_nothing() -> None:
+    random = Random(1)
+    for _ in range(200):
+        base, head = (disturbed(random, 12, slope=0.0, noise=0.02) for _ in range(2))
+        plain = [replace(side, covariates={}) for side in (base, head)]
+        found = compare_samples(base, head, design=PAIRS)
+        if not found.adjusted:
+            assert found == compare_samples(plain[0], plain[1], design=PAIRS)
+
+
+def test_correction_turns_an_inconclusive_change_into_a_regression() -> None:
+    random = Random(2)
+    corrected, raw = [], []
+    for _ in range(50):
+        base, head = disturbed(random, 12), disturbed(random, 12, level=1.3)
+        corrected.append(compare_samples(base, head, design=PAIRS))
+        raw.append(compare_samples(replace(base, covariates={}), replace(head, covariates={}), design=PAIRS))
+    assert sum(each.verdict == "regressed" for each in corrected) == 50
+    assert sum(each.verdict == "regressed" for each in raw) < 48
+    assert all(each.ratio == pytest.approx(1.3, rel=0.03) for each in corrected)
+    widths = [(each.high or 9) / (each.low or 1) for each in corrected]
+    assert max(widths) < 1.1
+
+
+def test_correction_raises_no_alarm_in_a_suite_without_changes() -> None:
+    random = Random(3)
+    for _ in range(300):
+        base, head = disturbed(random, 12), disturbed(random, 12)
+        assert compare_samples(base, head, design=STORED).verdict in ("unchanged", "inconclusive")
+
+
+def test_more_disturbance_on_one_side_widens_the_limits() -> None:
+    random = Random(4)
+    base, head = disturbed(random, 12), disturbed(random, 12)
+    moved = tuple(each + 3.0 for each in head.covariates["contended"])
+    values = tuple(value * exp(0.9) for value in head.values)
+    near = compare_samples(base, head, design=PAIRS)
+    far = compare_samples(base, replace(head, values=values, covariates={"contended": moved}), design=PAIRS)
+    assert far.ratio == pytest.approx(near.ratio, rel=0.1)
+    assert far.low is not None
+    assert far.high is not None
+    assert near.low is not None
+    assert near.high is not None
+    assert log(far.high / far.low) > 1.5 * log(near.high / near.low)
+
+
+def test_constant_covariates_are_ignored() -> None:
+    same = {"temperature": (40.0,) * 6}
+    values = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)
+    assert compare_samples(Sample(values, covariates=same), Sample(values, covariates=same)).adjusted == ()
+
+
+def test_covariates_of_rounds_are_rates_and_must_be_known_for_all() -> None:
+    rounds = [round_of(1.0, other_cpu_s=3.0, temperature_start_c=40.0), round_of(1.0, other_cpu_s=1.0)]
+    assert round_covariates(rounds) == {"contended": (1.5, 0.5)}
+
+
+def on_domain(record: Record, domain: str) -> Record:
+    meters = [msgspec.structs.replace(record.meters[0], domain=domain)]
+    return msgspec.structs.replace(record, meters=meters)
+
+
+def with_flag(name: str, detail: str, count: int, domain: str = "package-0", **changes: float) -> Record:
+    rounds = [round_of(each, **changes) for each in (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)]
+    flag = Flag(name=name, severity="warning", detail=detail)
+    rounds[:count] = [msgspec.structs.replace(each, flags=[flag]) for each in rounds[:count]]
+    return on_domain(record_of(rounds=rounds), domain)
+
+
+def verdict_against(head: Record, factor: float = 1.0) -> Comparison:
+    joules = tuple(factor * each for each in (10.0, 10.02, 9.97, 10.01, 9.98, 10.02))
+    base = msgspec.structs.replace(record_of(joules=joules), meters=head.meters)
+    (found,) = compared(report_of(base), report_of(head)).comparisons
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "detail", "cause"),
+    [
+        ("contended", "other processes used 1.50 cores", "other processes used the CPU"),
+        ("stolen", "the hypervisor gave other guests 0.50 cores", "the hypervisor ran other guests"),
+        (
+            "throttled",
+            "GPU-1: held back by thermal-hardware 80% of the round",
+            "a board was throttled by heat",
+        ),
+    ],
+)
+@pytest.mark.parametrize("factor", [1.0, 0.8, 1.2])
+def test_majority_of_disturbed_rounds_allows_no_verdict(
+    name: str, detail: str, cause: str, factor: float
+) -> None:
+    found = verdict_against(with_flag(name, detail, 4), factor)
+    assert found.verdict == "inconclusive"
+    assert f"by itself, but {cause} during 4 of 6 rounds of head" in found.reason
+    assert verdict_against(with_flag(name, detail, 3), factor).verdict != "inconclusive"
+
+
+def test_power_cap_is_part_of_the_workload() -> None:
+    record = with_flag("throttled", "GPU-1: held back by power-cap 80% of the round", 6)
+    assert verdict_against(record).verdict == "unchanged"
+
+
+def test_other_processes_do_not_matter_to_a_gpu() -> None:
+    record = with_flag("contended", "other processes used 1.50 cores", 6, domain="gpu:GPU-1")
+    assert verdict_against(record).verdict == "unchanged"
+
+
+def test_alternating_rounds_that_were_disturbed_alike_have_a_verdict() -> None:
+    record = with_flag("contended", "other processes used 1.50 cores", 6)
+    loads = (1.5, 1.4, 1.6, 1.5, 1.3, 1.6)
+    alike = {"contended": loads}, {"contended": tuple(reversed(loads))}
+    more = {"contended": loads}, {"contended": tuple(load + 1 for load in loads)}
+    assert find_disturbance(record, record, (), alike, interleaved=True) is None
+    assert find_disturbance(record, record, (), alike, interleaved=False) is not None
+    assert find_disturbance(record, record, (), more, interleaved=True) is not None
+    assert find_disturbance(record, record, ("contended",), more, interleaved=False) is None
+
+
+def test_staged_comparison_is_corrected_too() -> None:
+    random = Random(5)
+    base, head = disturbed(random, 40, noise=0.02), disturbed(random, 40, level=1.04, noise=0.02)
+    final = decide_stage(base, head, 10, DEFAULT_STAGES).estimate
+    assert (final.verdict, final.adjusted) == ("regressed", ("contended",))
+
+
+def test_default_estimator_treats_the_baseline_as_stored() -> None:
+    values = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)
+    sample = Sample(values)
+    found: Estimate = estimate_once(record_of(), sample, sample, DEFAULT_RULE, "energy_j")
+    assert found == compare_samples(sample, sample, DEFAULT_RULE, "less", STORED)
