@@ -190,9 +190,7 @@ def test_a_board_that_cannot_be_read_is_named_with_an_estimate(
     named: list[str],
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    board = Board(
-        energy_supported=False, power_usage_supported=False, unsupported_fields=(185, 186)
-    )
+    board = Board(energy_supported=False, power_usage_supported=False, unsupported_fields=(185, 186))
     world = World(tmp_path / "world", [board])
     nvml_attach(world)
     assert main(["run", *named, "--", "true"]) == 0
