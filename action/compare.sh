@@ -28,8 +28,8 @@ if [[ $merge_base == "$head" ]]; then
 fi
 
 arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
+arguments+=(--inconclusive "${INCONCLUSIVE:-warn}")
 [[ -z ${PAIRS:-} ]] || arguments+=(--pairs "$PAIRS")
-[[ -z ${INCONCLUSIVE:-} ]] || arguments+=(--inconclusive "$INCONCLUSIVE")
 [[ -z ${REMOVED:-} ]] || arguments+=(--removed "$REMOVED")
 [[ -z ${FLOOR:-} ]] || arguments+=(--floor "$FLOOR")
 [[ -z ${SETUP:-} ]] || arguments+=(--setup "$SETUP")

@@ -254,7 +254,8 @@ class Campaign:
         words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
         session = f"session {turn.number} ({turn.side} {side.short})"
         if turn.number <= 2:
-            self._callbacks.say(f"{session} starts; the first of a side may load models")
+            where = f" of {self._name}" if self._name else "; the first of a side may load models"
+            self._callbacks.say(f"{session} starts{where}")
         first_s = FIRST_SIGN_S if turn.number <= 2 else LATER_SIGN_S
         started, began_s = datetime.now(timezone.utc), time.monotonic()
         code = run_session(

@@ -77,6 +77,7 @@ def test_another_comparison_leaves_a_recent_one_to_be_continued(waiting: Project
     check_resumes(waiting)
 
 
+@pytest.mark.slow
 def test_measurements_outlive_checkouts_that_are_old(waiting: Project) -> None:
     stop(waiting, signal.SIGKILL)
     (left,) = checkouts(waiting)
@@ -109,6 +110,7 @@ def test_running_comparison_keeps_its_checkouts(waiting: Project) -> None:
         running.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_worktrees_in_another_cache_are_found_through_git(waiting: Project, tmp_path: Path) -> None:
     stop(waiting, signal.SIGKILL)
     (left,) = checkouts(waiting)
@@ -129,6 +131,7 @@ def test_kept_comparison_is_removed_only_on_request(project: Project) -> None:
     assert (checkouts(project), worktrees(project)) == ([], 0)
 
 
+@pytest.mark.slow
 def test_checkouts_of_a_project_that_is_gone_are_removed(waiting: Project, tmp_path: Path) -> None:
     stop(waiting, signal.SIGKILL)
     (left,) = checkouts(waiting)
