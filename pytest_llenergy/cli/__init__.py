@@ -48,7 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    args = parser.parse_args(argv)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit:
+        # Help and version are printed already, unless their reader has gone.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard(sys.stdout)
+        raise
     try:
         status = int(args.run(args))
         sys.stdout.flush()

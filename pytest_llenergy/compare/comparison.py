@@ -323,6 +323,7 @@ def compare_reports(
             *[incomplete_run_note(side.origin) for side in sides if not side.complete],
             *[f"renamed, and compared: {old} -> {new}" for new, old in renamed.items()],
             *_describe_reruns(head, origins[1]),
+            *_describe_floor(criteria),
         ],
     )
 
@@ -343,6 +344,13 @@ def mark_renamed(comparison: Comparison, renamed: Mapping[str, str]) -> Comparis
         return comparison
     notes = [f"renamed from {old}", *comparison.notes]
     return msgspec.structs.replace(comparison, renamed_from=old, notes=notes)
+
+
+def _describe_floor(criteria: Sequence[Criterion]) -> list[str]:
+    floor = max((each.rule.floor for each in criteria), default=0.0)
+    return (
+        [f"changes up to {floor * 100:.3g}% do not count (--floor)"] if floor > DEFAULT_RULE.threshold else []
+    )
 
 
 def _describe_reruns(head: Report, origin: str) -> list[str]:

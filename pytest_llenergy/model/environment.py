@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.model.base import Count, StoredStruct
 
 
 class Host(StoredStruct, frozen=True):
@@ -19,7 +19,7 @@ class Host(StoredStruct, frozen=True):
     machine: str
     cpu_model: str
     logical_cpus: int
-    memory_bytes: int
+    memory_bytes: Count
     load_average: float | None
 
 
@@ -29,7 +29,7 @@ class Board(StoredStruct, frozen=True):
     uuid: str
     name: str
     pci_bus_id: str
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
     power_limit_w: float | None = None
 
 

@@ -71,3 +71,13 @@ def test_shells_complete_commands_options_and_saved_names(tmp_path: Path) -> Non
     assert "--inconclusive" in complete("llenergy compare --inc", tmp_path)
     assert complete("llenergy compare ma", tmp_path) == ["main", "man.txt"]
     assert complete("llenergy report main --format m", tmp_path) == ["markdown"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["--version"]])
+def test_a_reader_that_has_gone_gets_no_traceback(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pytest_llenergy.cli", *words]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert ended.stderr == b""

@@ -18,7 +18,7 @@ def in_order(schema: Any) -> Any:
         return schema
     ordered = {name: in_order(each) for name, each in schema.items()}
     if "anyOf" in ordered:
-        ordered["anyOf"] = sorted(ordered["anyOf"], key=json.dumps)
+        ordered["anyOf"] = sorted(ordered["anyOf"], key=lambda each: json.dumps(each, sort_keys=True))
     if isinstance(ordered.get("description"), str):
         ordered["description"] = " ".join(ordered["description"].split())
     return ordered
