@@ -71,8 +71,8 @@ class Stages:
 
 
 #: Six pairs, and at most forty for tests that are not clear before. At 2 % noise, they find a change of +3 %
-#: in 94 to 99 of 100 cases, and raise at most one false alarm in a hundred suites of 50 tests, on every machine
-#: that ``benchmarks/plugin/gate`` simulates.
+#: in 94 to 99 of 100 cases, and raise at most one false alarm in a hundred suites of 50 tests, on every
+#: machine that ``benchmarks/plugin/gate`` simulates.
 DEFAULT_STAGES = Stages((6, 2, 2, 2, 2, 2, 4, 4, 8, 8))
 
 

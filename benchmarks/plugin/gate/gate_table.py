@@ -33,7 +33,6 @@ def _cell(cell: Mapping[str, Any], suite: int) -> str:
     titles = [
         "rule",
         f"alarms per suite of {suite}",
-        "suites with an alarm",
         "unchanged",
         "pairs",
         *(f"found {float(effect):+.0%}" for effect in effects),
@@ -48,7 +47,6 @@ def _cell(cell: Mapping[str, Any], suite: int) -> str:
         cells = [
             name,
             _alarms(same, suite),
-            f"{same['suites_with_alarm'] / same['suites']:.1%}",
             f"{same['verdicts'].get('unchanged', 0) / same['benchmarks']:.1%}",
             f"{same['mean_pairs']:.1f}",
             *(_share(by_effect[effect], float(effect)) for effect in effects),
