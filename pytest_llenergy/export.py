@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import pytest_llenergy
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
-from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparability import Work, find_renamed, group_by_work
 from pytest_llenergy.compare.comparison import (
     Criterion,
     MeasuredRecord,
@@ -26,8 +25,6 @@ from pytest_llenergy.compare.comparison import (
     describe_side,
     has_measurements,
     incomplete_run_note,
-    mark_renamed,
-    select_last_attempts,
 )
 from pytest_llenergy.compare.gate import (
     Gate,
@@ -37,6 +34,13 @@ from pytest_llenergy.compare.gate import (
     list_void_gates,
     rule_with_floor,
     select_criteria,
+)
+from pytest_llenergy.compare.pairing import (
+    Work,
+    find_renamed,
+    group_by_work,
+    mark_renamed,
+    select_last_attempts,
 )
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.history.spread import StoredEstimator

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pytest_llenergy.compare.comparability import device_differences, match_renamed, workload_differences
-from pytest_llenergy.compare.comparison import select_last_attempts
+from pytest_llenergy.compare.comparability import device_differences, workload_differences
+from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import rescale
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.model.base import Primitive

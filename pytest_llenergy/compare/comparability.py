@@ -257,43 +257,6 @@ def workload_key(record: Record) -> str:
     return fingerprint(workload_facts(record))
 
 
-#: Workload and code of a test, which a new name leaves as they are.
-Work = tuple[str, str | None]
-
-
-def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
-    """Find tests that have another id in the baseline: the id of the baseline by that of the head."""
-    removed = group_by_work(record for name, record in base.items() if name not in head)
-    new = group_by_work(record for name, record in head.items() if name not in base)
-    found = {
-        records[0].id: find_renamed(records[0], removed) for records in new.values() if len(records) == 1
-    }
-    return {name: old.id for name, old in found.items() if old is not None}
-
-
-def group_by_work(records: Iterable[Record]) -> dict[Work, list[Record]]:
-    """Group measured tests by workload and code."""
-    groups: dict[Work, list[Record]] = {}
-    for record in records:
-        if record.counts and record.rounds:
-            groups.setdefault(_work(record), []).append(record)
-    return groups
-
-
-def find_renamed(head: Record, removed: Mapping[Work, Sequence[Record]]) -> Record | None:
-    """Return the only removed test with the work of a new one, if there is one.
-
-    Where the baseline lacks digests of code, the workload must have a backend: others are hardly distinct.
-    """
-    workload, _ = _work(head)
-    candidates = removed.get(_work(head)) or (removed.get((workload, None), ()) if head.backend else ())
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _work(record: Record) -> Work:
-    return workload_key(msgspec.structs.replace(record, id="")), record.source_digest
-
-
 def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
     """Return why equal workloads may be different work: an edited test, or answers of another length.
 

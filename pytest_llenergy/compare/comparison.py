@@ -8,7 +8,7 @@ other comparison states why it was not applied: ``new``, ``removed``, ``invalid`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
@@ -20,13 +20,19 @@ from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
     device_differences,
-    match_renamed,
     work_differences,
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
 from pytest_llenergy.compare.metrics import METRICS, Direction
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
+from pytest_llenergy.compare.pairing import (
+    mark_renamed,
+    match_renamed,
+    pair_records,
+    rename_records,
+    select_last_attempts,
+)
 from pytest_llenergy.compare.statistics import (
     DEFAULT_RULE,
     STORED,
@@ -35,7 +41,6 @@ from pytest_llenergy.compare.statistics import (
     Sample,
     compare_samples,
 )
-from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection
@@ -59,42 +64,6 @@ ACCEPT = "llenergy compare --across compares them all the same, and a new baseli
 
 #: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
 Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
-
-
-def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
-    """Return the record of the last attempt of each test, by id: a rerun replaces earlier attempts.
-
-    Raises:
-        ReportError: If an attempt has two records, since choosing one would be arbitrary.
-    """
-    last: dict[str, Record] = {}
-    attempts: dict[str, set[int]] = {}
-    for record in records:
-        before = last.get(record.id)
-        if before is None:
-            last[record.id] = record
-            continue
-        numbers = attempts.setdefault(record.id, {before.attempt})
-        if record.attempt in numbers:
-            raise ReportError(
-                f"{origin}: {record.id} has two records of attempt {record.attempt}; write one report per "
-                "run, or combine runs with llenergy merge"
-            )
-        numbers.add(record.attempt)
-        if record.attempt > before.attempt:
-            last[record.id] = record
-    return last
-
-
-def pair_records(
-    base: Mapping[str, Record], head: Mapping[str, Record]
-) -> Iterator[tuple[Record | None, Record | None]]:
-    """Pair records by test id: first all of the head in their order, then those of the baseline alone."""
-    for name, record in head.items():
-        yield base.get(name), record
-    for name, record in base.items():
-        if name not in head:
-            yield record, None
 
 
 def default_metric(*records: Record | None) -> str:
@@ -326,24 +295,6 @@ def compare_reports(
             *_describe_floor(criteria),
         ],
     )
-
-
-def rename_records(records: Mapping[str, Record], renamed: Mapping[str, str]) -> dict[str, Record]:
-    """Give records of the baseline their ids on the head: ``renamed`` has the old ids by the new ones."""
-    names = {old: new for new, old in renamed.items()}
-    return {
-        names.get(name, name): msgspec.structs.replace(record, id=names[name]) if name in names else record
-        for name, record in records.items()
-    }
-
-
-def mark_renamed(comparison: Comparison, renamed: Mapping[str, str]) -> Comparison:
-    """Note the id in the baseline if the test was renamed."""
-    old = renamed.get(comparison.id)
-    if old is None:
-        return comparison
-    notes = [f"renamed from {old}", *comparison.notes]
-    return msgspec.structs.replace(comparison, renamed_from=old, notes=notes)
 
 
 def _describe_floor(criteria: Sequence[Criterion]) -> list[str]:

@@ -13,8 +13,8 @@ from statistics import median, quantiles
 import msgspec
 
 from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint, workload_key
-from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.store import (
     SCHEMA_VERSION,

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports, select_last_attempts
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import exit_code
+from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
