@@ -385,7 +385,7 @@ def _compare_records(
         samples.append(_make_sample(values, record.rounds, figure.unit))
     estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
     estimate = _hold_back(estimate, old, new, samples)
-    notes = comparison_notes(old, new, base.environment, head.environment)
+    notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
     notes += [f"different workload: {line}" for line in differences]
     return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
 

@@ -158,6 +158,7 @@ class Estimate:
     interleaved: bool = False  # whether the rounds of both sides alternate
     paired: bool = False  # whether the limits are those of the differences within pairs
     adjusted: tuple[str, ...] = ()  # covariates that were regressed out
+    corrections: tuple[str, ...] = ()  # the same in words
 
 
 def compare_samples(
@@ -205,7 +206,6 @@ def compare_samples(
     drift = detect_drift(rounds.base, rounds.head)
     if drift is not None:
         notes.append(f"drift {drift.change:+.1%} over the rounds")
-    notes += rounds.notes
     shift = _estimate_shift(base, head, rounds, ordered, alpha, noise, design)
     less_is_better = better == "less"
     meter, meter_limit = _meter_uncertainties(base, head)
@@ -257,6 +257,7 @@ def compare_samples(
         interleaved=design.interleaved,
         paired=shift.paired,
         adjusted=rounds.names,
+        corrections=rounds.notes,
     )
 
 

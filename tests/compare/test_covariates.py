@@ -176,3 +176,20 @@ def test_default_estimator_treats_the_baseline_as_stored() -> None:
     sample = Sample(values)
     found: Estimate = estimate_once(record_of(), sample, sample, DEFAULT_RULE, "energy_j")
     assert found == compare_samples(sample, sample, DEFAULT_RULE, "less", STORED)
+
+
+def test_correction_is_a_note_of_the_comparison() -> None:
+    random = Random(6)
+    reports = []
+    for _ in range(2):
+        sample = disturbed(random, 12)
+        rounds = [
+            round_of(joules, other_cpu_s=2 * cores)
+            for joules, cores in zip(sample.values, sample.covariates["contended"], strict=True)
+        ]
+        reports.append(report_of(on_domain(record_of(rounds=rounds), "package-0")))
+    (found,) = compared(*reports).comparisons
+    assert found.verdict == "unchanged"
+    assert found.noise is not None
+    assert found.noise < 0.03
+    assert any(note.startswith("corrected for the CPU use of other processes (+") for note in found.notes)

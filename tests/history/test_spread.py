@@ -10,12 +10,23 @@ from random import Random
 
 import pytest
 
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sample
 from pytest_llenergy.history.add import accept_step, add_run
-from pytest_llenergy.history.spread import pooled_spread, session_spread, session_spreads
-from pytest_llenergy.history.store import Acceptance, LocalStore, read_entries
+from pytest_llenergy.history.spread import (
+    MIN_SPREAD,
+    StoredEstimator,
+    pooled_spread,
+    session_spread,
+    session_spreads,
+)
+from pytest_llenergy.history.store import Acceptance, LocalStore, Store, read_entries
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import encode_report
 
 from ..compare.runs import record_of, scaled
-from .sessions import commit, series_of, session
+from ..model.reports import REPORT
+from .sessions import commit, day_of, series_of, session
 
 
 def spread_of(values: Sequence[float], noise: float | None = None) -> float:
@@ -83,3 +94,46 @@ def test_spreads_of_a_history_are_by_test(tmp_path: Path) -> None:
     assert session_spreads(store, metric="energy_j", device_key=key) == spreads
     assert session_spreads(store, metric="energy_j", device_key="0" * 12) == {}
     assert pooled_spread({}) is None
+
+
+def write_history(place: Path, spread: float, sessions: int = 12) -> Store:
+    store = LocalStore(place)
+    for day, factor in enumerate(drawn(Random(5), sessions, spread)):
+        add_run(day_of(day, factor), "main.json", store)
+    return store
+
+
+def spread_used(store: Store | None, record: Record) -> float:
+    rounds = Sample(tuple(scaled(1.0)))
+    found = StoredEstimator(store, REPORT.environment)(record, rounds, rounds, DEFAULT_RULE, "energy_j")
+    return found.session_spread
+
+
+def test_limits_of_a_stored_baseline_are_learned_from_the_history(tmp_path: Path) -> None:
+    store = write_history(tmp_path, 0.006)
+    learned = spread_used(store, record_of())
+    assert learned == pytest.approx(0.006, rel=0.5)
+    assert spread_used(store, record_of("t.py::new")) == learned, "the typical spread of the history"
+    assert spread_used(None, record_of()) == SESSION_SPREAD
+    elsewhere = record_of(devices=["cpu"])
+    assert spread_used(store, elsewhere) == SESSION_SPREAD, "other devices"
+    assert spread_used(write_history(tmp_path / "few", 0.006, 3), record_of()) == SESSION_SPREAD
+    assert spread_used(write_history(tmp_path / "calm", 0.0), record_of()) == MIN_SPREAD
+
+
+def test_compare_uses_the_history_of_the_project_or_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, day, factor in (("base.json", 40, 1.0), ("head.json", 41, 1.04)):
+        Path(name).write_bytes(encode_report(day_of(day, factor)))
+    verdicts = {}
+    for place in (None, "elsewhere", ".llenergy/history"):
+        if place is not None:
+            write_history(tmp_path / place, 0.003)
+        options = ["--history", "elsewhere"] if place == "elsewhere" else []
+        main(["compare", "base.json", "head.json", "--metric=energy_j", *options])
+        out = capsys.readouterr().out
+        (verdicts[place],) = [line.split()[0] for line in out.splitlines() if " test_decode[8] " in line]
+        assert ("limits allow for 1.5% between sessions" in out) == (place is None)
+    assert verdicts == {None: "inconclusive", "elsewhere": "regressed", ".llenergy/history": "regressed"}
