@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor of a machine: how far comparisons of unchanged code have been from no change on it.
+"""The floor of a machine: by how much comparisons of unchanged code have been certain of a change on it.
 
 ``llenergy ab --aa`` learns it. Each kind of device has a file in ``.llenergy/floors`` of the project. Its
 name is the fingerprint of its facts, so that another machine of the same kind uses it too.
@@ -18,12 +18,13 @@ from pytest_llenergy.compare.comparison import PER_ITERATION, PER_TOKEN, Criteri
 from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import replace_file
 
-#: Share of the estimates that are nearer to no change than the floor.
+#: Share of the comparisons that the floor keeps from being certain of a change.
 QUANTILE = 0.95
 
 #: Floors are rounded up to a multiple of this.
@@ -53,14 +54,24 @@ class LearnedFloor(StoredStruct, frozen=True):
         return f"floor {self.floor:.1%} (from {self.comparisons} A/A comparisons of {self.date})"
 
 
-def estimate_floor(ratios: Sequence[float]) -> float:
-    """Return the change that 95 of 100 estimates of unchanged code do not exceed, in either direction.
+def certain_change(comparison: Comparison) -> float | None:
+    """Return the relative change that the limits of a comparison are certain of, in either direction.
 
-    It is the smallest of the measured changes that at least 95 % do not exceed, rounded up to 0.1 %: with
-    fewer than 20 estimates the largest.
+    This is how far the nearer limit is from no change; 0 if the limits include it. The scatter of rounds
+    therefore does not count, only what it does not explain. None without limits.
     """
-    changes = sorted(math.exp(abs(math.log(ratio))) - 1 for ratio in ratios)
-    chosen = changes[math.ceil(QUANTILE * len(changes)) - 1]
+    if comparison.low is None or comparison.high is None or comparison.low <= 0:
+        return None
+    return max(comparison.low - 1, 1 / comparison.high - 1, 0.0)
+
+
+def estimate_floor(changes: Sequence[float]) -> float:
+    """Return the change that the limits of 95 in 100 comparisons of unchanged code are not certain of.
+
+    It is the smallest of the changes that at least 95 % do not exceed, rounded up to 0.1 %: with fewer than
+    20 the largest. As a floor, it would have kept these comparisons from being called a change.
+    """
+    chosen = sorted(changes)[math.ceil(QUANTILE * len(changes)) - 1]
     # Rounding errors must not raise a floor of exactly a step to the next one.
     return round(math.ceil(chosen / STEP - 1e-9) * STEP, 6)
 

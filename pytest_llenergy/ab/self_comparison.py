@@ -19,6 +19,7 @@ from pytest_llenergy.ab.campaign import Campaign
 from pytest_llenergy.ab.floors import (
     MIN_COMPARISONS,
     LearnedFloor,
+    certain_change,
     device_key,
     estimate_floor,
     save_floors,
@@ -229,23 +230,24 @@ def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[DeviceF
     for paired in reports:
         records = {record.id: record for record in paired.base.records}
         for each in paired.compared.comparisons:
-            if each.id in records and _ratios([each]):
+            change = certain_change(each)
+            if each.id in records and each.rule_applied and change is not None:
                 record = records[each.id]
                 key = device_key(record, paired.base.environment)
                 devices[key] = describe_devices(record, paired.base.environment)
-                found.setdefault(key, {}).setdefault(each.metric, []).extend(_ratios([each]))
+                found.setdefault(key, {}).setdefault(each.metric, []).append(change)
     return [
         DeviceFloors(
             key=key,
             floors={
                 metric: LearnedFloor(
-                    floor=estimate_floor(ratios),
+                    floor=estimate_floor(changes),
                     comparisons=len(reports),
-                    estimates=len(ratios),
+                    estimates=len(changes),
                     date=date,
                     devices=devices[key],
                 )
-                for metric, ratios in metrics.items()
+                for metric, changes in metrics.items()
             },
         )
         for key, metrics in found.items()

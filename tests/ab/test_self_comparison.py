@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.ab.floors import estimate_floor
+from pytest_llenergy.ab.floors import certain_change, estimate_floor
 from pytest_llenergy.ab.self_comparison import wilson_limits
+from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project, Result
@@ -63,11 +64,14 @@ def test_spread_and_noise_are_those_that_were_driven(repeated: tuple[Project, Re
     assert test["verdicts"] == {"regressed": 1, "unchanged": 4}
 
 
-def test_floor_is_the_largest_of_few_estimates(repeated: tuple[Project, Result]) -> None:
+def test_floor_is_the_largest_certain_change_of_few(
+    repeated: tuple[Project, Result],
+) -> None:
     project, result = repeated
     (device,) = result_of(repeated)["floors"]
     floor = device["floors"]["energy_j"]
-    assert floor["floor"] == pytest.approx(0.06, abs=0.0011)
+    # 6 % less the half width of the interval, which six rounds with 0.2 % noise have.
+    assert floor["floor"] == pytest.approx(0.0575, abs=0.0021)
     assert (floor["comparisons"], floor["estimates"]) == (5, 5)
     assert result_of(repeated)["kept"]
     kept = project.path / ".llenergy" / "floors" / f"{device['key']}.json"
@@ -102,16 +106,16 @@ def test_later_comparisons_use_the_floor_and_say_so(feature: Project) -> None:
     result = feature.ab("--base=main", *ONCE, "--", "pytest", "-q")
     (line,) = [line for line in result.lines if line.startswith("floor ")]
     date = json.loads((feature.path / "aa.json").read_text())["date"]
-    assert re.fullmatch(rf"floor 6\.[01]% \(from 5 A/A comparisons of {date}\)", line)
+    assert re.fullmatch(rf"floor 5\.[5-9]% \(from 5 A/A comparisons of {date}\)", line)
     (found,) = feature.paired().compared.comparisons
     assert result.status == 0
     assert found.rule is not None
-    assert found.rule.floor == pytest.approx(0.06, abs=0.0011)
+    assert found.rule.floor == pytest.approx(0.0575, abs=0.0021)
 
 
 def test_threshold_below_the_floor_is_refused(feature: Project) -> None:
     message = feature.error("--base=main", *ONCE, "--fail-on=energy_j:3%", "--", "pytest", "-q")
-    assert message.startswith("threshold '3%' of energy_j is below the floor of 6")
+    assert message.startswith("threshold '3%' of energy_j is below the floor of 5.")
     assert message.endswith("; --floor 1% overrides it)")
 
 
@@ -179,10 +183,18 @@ def test_unsuitable_options_are_refused(project: Project, args: list[str], messa
 
 
 def test_floor_of_many_estimates_is_a_quantile() -> None:
-    ratios = [1 + number / 1000 for number in range(1, 41)]
     # 38 of 40 are 95 %.
-    assert estimate_floor(ratios) == pytest.approx(0.038)
-    assert estimate_floor([0.98, 1.001]) == pytest.approx(0.021)
+    assert estimate_floor([number / 1000 for number in range(1, 41)]) == pytest.approx(0.038)
+    assert estimate_floor([0.0204, 0.001]) == pytest.approx(0.021)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "change"),
+    [(0.98, 1.03, 0.0), (1.02, 1.05, 0.02), (0.9, 1 / 1.04, 0.04), (None, None, None)],
+)
+def test_scatter_of_rounds_is_not_certain(low: float, high: float, change: float | None) -> None:
+    found = Comparison("t.py::t", "energy_j", "J", "unchanged", "", low=low, high=high)
+    assert certain_change(found) == (None if change is None else pytest.approx(change))
 
 
 def test_wilson_limits() -> None:
