@@ -188,7 +188,7 @@ def test_correction_is_a_note_of_the_comparison() -> None:
             for joules, cores in zip(sample.values, sample.covariates["contended"], strict=True)
         ]
         reports.append(report_of(on_domain(record_of(rounds=rounds), "package-0")))
-    (found,) = compared(*reports).comparisons
+    (found,) = compared(reports[0], reports[1]).comparisons
     assert found.verdict == "unchanged"
     assert found.noise is not None
     assert found.noise < 0.03
