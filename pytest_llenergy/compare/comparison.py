@@ -418,7 +418,8 @@ def _hold_back(estimate: Estimate, base: Record, head: Record, samples: Sequence
     if estimate.verdict in ("inconclusive", "invalid"):
         return estimate
     covariates = samples[0].covariates, samples[1].covariates
-    why = find_disturbance(base, head, estimate.adjusted, covariates, interleaved=estimate.interleaved)
+    noise = estimate.noise if estimate.interleaved else None
+    why = find_disturbance(base, head, estimate.adjusted, covariates, noise=noise)
     if why is None:
         return estimate
     reason = f"{estimate.verdict} by itself, but {why}; {estimate.reason}"

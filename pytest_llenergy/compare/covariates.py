@@ -9,7 +9,7 @@ Methods for Research Workers", 4th ed. (1932)). A clock rate is not used: the co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, inf, sqrt
 from statistics import fmean, variance
 
@@ -27,8 +27,9 @@ SPREAD_REDUCED = 0.8
 #: Fewest rounds of both sides together for a slope.
 MIN_ROUNDS = 8
 
-#: Standard errors by which the sides' means may differ if rounds alternate and both were disturbed alike.
-ALIKE = 3.0
+#: Standard errors by which the means of sides that were disturbed alike may differ, and the noise from which
+#: the disturbance shows in rounds that alternate.
+ALIKE, ALIKE_NOISE = 2.0, 0.05
 #: Share of the rounds of a side from which a disturbance holds the verdict back.
 MAJORITY = 0.5
 
@@ -46,6 +47,8 @@ class Disturbance:
     unit: str
 
 
+TEMPERATURE = "temperature"
+
 #: By the name of the flag of disturbed rounds, if there is one.
 DISTURBANCES = {
     "contended": Disturbance(
@@ -54,7 +57,7 @@ DISTURBANCES = {
     "stolen": Disturbance(
         lambda round_: _cores(round_.stolen_cpu_s, round_), "CPU time given to other guests", "core"
     ),
-    "temperature": Disturbance(
+    TEMPERATURE: Disturbance(
         lambda round_: round_.temperature_start_c, "temperature at the start of rounds", "K"
     ),
 }
@@ -83,6 +86,7 @@ class Adjustment:
         names: The covariates that were regressed out.
         error: Standard error of the difference between the sides that is due to those of the slopes.
         notes: What was corrected, in words.
+        apart: Names of covariates that matter, but in which the sides differ too much for a correction.
     """
 
     base: list[float]
@@ -90,6 +94,7 @@ class Adjustment:
     names: tuple[str, ...] = ()
     error: float = 0.0
     notes: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,11 @@ def _apply(
     done: Adjustment, slope: _Slope, of_base: Sequence[float], of_head: Sequence[float]
 ) -> Adjustment | None:
     """Return the rounds as they would be at the mean of the covariate; ``None`` if it does not help."""
+    if slope.name == TEMPERATURE and not _have_equal_means(of_base, of_head):
+        # The head itself may be the reason that its rounds start on a warmer board.
+        return None
+    if not _overlap(of_base, of_head):
+        return replace(done, apart=(*done.apart, DISTURBANCES[slope.name].name))
     error = slope.error * abs(fmean(of_head) - fmean(of_base))
     middle = fmean([*of_base, *of_head])
     base = [log - slope.slope * (value - middle) for log, value in zip(done.base, of_base, strict=True)]
@@ -166,7 +176,19 @@ def _apply(
         f"corrected for the {disturbance.name} ({slope.slope:+.1%} per {disturbance.unit}), "
         f"which reduced the noise from {before:.1%} to {after:.1%}"
     )
-    return Adjustment(base, head, (*done.names, slope.name), hypot(done.error, error), (*done.notes, note))
+    return Adjustment(
+        base, head, (*done.names, slope.name), hypot(done.error, error), (*done.notes, note), done.apart
+    )
+
+
+def _overlap(*sides: Sequence[float]) -> bool:
+    """Whether the mean of each side is within the range of the other: a slope says nothing beyond."""
+    return all(min(one) <= fmean(other) <= max(one) for one, other in (sides, sides[::-1]))
+
+
+def _have_equal_means(*sides: Sequence[float]) -> bool:
+    error = sqrt(sum(variance(side) / len(side) for side in sides))
+    return abs(fmean(sides[0]) - fmean(sides[1])) <= ALIKE * error
 
 
 def find_disturbance(
@@ -175,27 +197,28 @@ def find_disturbance(
     adjusted: Sequence[str],
     covariates: tuple[Covariates, Covariates],
     *,
-    interleaved: bool,
+    noise: float | None,
 ) -> str | None:
     """Return why most rounds of a side cannot support a verdict, or ``None`` if they can.
 
     Other processes and guests do not matter to work on GPUs alone. On the CPU, they do not matter if their
-    effect was regressed out, or if rounds alternate and both sides were disturbed alike: then they only make
-    the limits wider.
+    effect was regressed out, or if rounds alternate, both sides were disturbed alike and the rounds hardly
+    scatter, so that the disturbance does not matter.
 
     Args:
         base: The record of the baseline.
         head: The record of the head.
         adjusted: Covariates that were regressed out.
         covariates: The covariates of both sides.
-        interleaved: Whether the rounds of both sides alternate.
+        noise: Relative scatter of the rounds if those of both sides alternate, otherwise None.
     """
+    calm = noise is not None and noise <= ALIKE_NOISE
     for name, cause in (
         ("throttled", "a board was throttled by heat"),
         ("contended", "other processes used the CPU"),
         ("stolen", "the hypervisor ran other guests"),
     ):
-        if name in adjusted or (interleaved and name in DISTURBANCES and _alike(name, covariates)):
+        if name in adjusted or (calm and name in DISTURBANCES and _alike(name, covariates)):
             continue
         for side, record in (("base", base), ("head", head)):
             if name in DISTURBANCES and not _uses_cpu(record):
@@ -221,7 +244,4 @@ def _is_disturbed(round_: Round, name: str) -> bool:
 
 def _alike(name: str, covariates: tuple[Covariates, Covariates]) -> bool:
     sides = [each[name] for each in covariates if len(each.get(name, ())) > 1]
-    if len(sides) < 2:
-        return False
-    error = sqrt(sum(variance(side) / len(side) for side in sides))
-    return abs(fmean(sides[0]) - fmean(sides[1])) <= ALIKE * error
+    return len(sides) == 2 and _have_equal_means(*sides)

@@ -178,6 +178,11 @@ def normal_quantile(p: float) -> float:
     return NormalDist().inv_cdf(p)
 
 
+def normal_cdf(z: float) -> float:
+    """Return the probability of at most ``z`` standard deviations."""
+    return NormalDist().cdf(z)
+
+
 @dataclass(frozen=True)
 class SecondLevel:
     """Rounds of the head that lie far above all of the baseline.
@@ -185,11 +190,13 @@ class SecondLevel:
     Attributes:
         count: Their number.
         factor: Their mean over the median of the baseline, as a logarithm.
+        mean: The mean of all rounds of the head, likewise.
         p: Probability of so many highest rounds on one side if both were alike.
     """
 
     count: int
     factor: float
+    mean: float
     p: float
 
 
@@ -202,9 +209,13 @@ def find_second_level(base: Sequence[float], head: Sequence[float]) -> SecondLev
     highest = max(base) + FAR
     far = [value for value in head if value > highest]
     n, m, k = len(base), len(head), len(far)
+    centre = median(base)
     if k < FAR_ROUNDS or k <= FAR_SHARE * m or k == m:
+        return None
+    if median([value for value in head if value <= highest]) > centre + FAR / 2:
+        # All rounds are higher, which is a shift.
         return None
     p = 1.0
     for i in range(k):
         p *= (m - i) / (n + m - i)
-    return SecondLevel(k, fmean(far) - median(base), p)
+    return SecondLevel(k, fmean(far) - centre, fmean(head) - centre, p)

@@ -43,6 +43,9 @@ MIN_ALPHA = 1e-12
 #: 1979) and finds large changes a few pairs earlier. Chosen with ``benchmarks/plugin/gate``.
 SPENDING = -4.0
 
+#: How far below the threshold an estimate may be, with stages that find changes of the threshold itself.
+BELOW_THRESHOLD = 0.01
+
 CHANGES = ("regressed", "improved")
 
 
@@ -172,8 +175,12 @@ def rule_for_change(stage: int, stages: Stages, rule: Rule) -> Rule | None:
 
 
 def halfway_threshold(rule: Rule) -> float:
-    """Return the relative change midway between floor and threshold, at most the threshold."""
-    return min(rule.threshold, (rule.threshold + rule.floor) / 2)
+    """Return the relative change midway between floor and threshold, but close to the threshold.
+
+    A change of the threshold itself is as often estimated below as above it, so that it is found only if
+    estimates somewhat below count too.
+    """
+    return rule.threshold - min(max((rule.threshold - rule.floor) / 2, 0.0), BELOW_THRESHOLD)
 
 
 def _spent_alpha(share: float, alpha: float) -> float:

@@ -22,6 +22,7 @@ from pytest_llenergy.compare.limits import (
     Shift,
     differences_of_pairs,
     find_second_level,
+    normal_cdf,
     normal_quantile,
     prefer_pairs,
     relative_spread,
@@ -31,7 +32,6 @@ from pytest_llenergy.compare.limits import (
 )
 from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.rank_statistics import (
-    confidence_limit_rank,
     pairwise_differences,
 )
 from pytest_llenergy.errors import PlanError
@@ -210,14 +210,15 @@ def compare_samples(
     less_is_better = better == "less"
     meter, meter_limit = _meter_uncertainties(base, head)
     meter *= COVERAGE_FACTOR
-    k = confidence_limit_rank(n, m, alpha)
     level = find_second_level(*_worse_last(ordered, less_is_better))
+    worse = shift.value if less_is_better else -shift.value
+    high = shift.high if less_is_better else _negate(shift.low)
     verdict, reason = _decide_verdict(
-        shift.value if less_is_better else -shift.value,
+        worse,
         shift.low if less_is_better else _negate(shift.high),
-        shift.high if less_is_better else _negate(shift.low),
+        high,
         rule,
-        absolute=_absolute_change(base, head, k, less_is_better) if rule.threshold_absolute and k else None,
+        absolute=_absolute_change(base, worse, high, better) if rule.threshold_absolute else None,
         meter=meter,
         # Rounds that alternate drift alike.
         drift=None if design.interleaved else drift,
@@ -226,8 +227,13 @@ def compare_samples(
     )
     if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
         notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
+    if rounds.apart and verdict != "invalid":
+        reason = (
+            f"{verdict} by itself, but the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
+        )
+        verdict = "inconclusive"
     equivalent = shift.error / standard_error(1.0, n, m)
-    p_values = shift.p_more, shift.p_less
+    p_values = _p_values(shift, design)
     return Estimate(
         ratio=exp(shift.value),
         low=None if shift.low is None else exp(shift.low),
@@ -257,7 +263,7 @@ def compare_samples(
         interleaved=design.interleaved,
         paired=shift.paired,
         adjusted=rounds.names,
-        corrections=rounds.notes,
+        corrections=(*rounds.notes, *([reason] if level is not None and verdict == "regressed" else [])),
     )
 
 
@@ -280,6 +286,14 @@ def _estimate_shift(
         shift = widen_for_unequal_spread(shift, rounds.base, rounds.head, alpha)
     error = hypot(rounds.error, sqrt(2) * design.session_spread)
     return shift.widen_in_quadrature(normal_quantile(1 - alpha) * error)
+
+
+def _p_values(shift: Shift, design: Design) -> tuple[float, float]:
+    """Return the p-values against "not larger" and "not smaller", which sessions that differ raise."""
+    if not design.session_spread:
+        return shift.p_more, shift.p_less
+    z = shift.value / hypot(shift.error, sqrt(2) * design.session_spread)
+    return max(shift.p_more, normal_cdf(-z)), max(shift.p_less, normal_cdf(z))
 
 
 def _worse_last(ordered: tuple[list[float], list[float]], less_is_better: bool) -> tuple[list[float], ...]:
@@ -383,12 +397,15 @@ class AbsoluteChange:
     level: float
 
 
-def _absolute_change(base: Sample, head: Sample, k: int, less_is_better: bool) -> AbsoluteChange:
-    """Return the median and the k-th of all ordered differences, as for the ratio but of the values."""
-    values = sorted(base.values)
-    ordered = pairwise_differences(values, sorted(head.values))
-    worst = ordered[-k] if less_is_better else -ordered[k - 1]
-    return AbsoluteChange(abs(median(ordered)), worst, median(values))
+def _absolute_change(base: Sample, shift: float, high: float | None, better: Direction) -> AbsoluteChange:
+    """Return the change at the level of the baseline. ``shift`` and ``high`` are positive if worse."""
+    level = median(base.values)
+    sign = 1 if better == "less" else -1
+    size, worst = (
+        sign * level * expm1(min(sign * each, MAX_LOG_RANGE))
+        for each in (shift, shift if high is None else high)
+    )
+    return AbsoluteChange(abs(size), worst, level)
 
 
 def _decide_verdict(
@@ -415,15 +432,15 @@ def _decide_verdict(
         changed = "regressed"
     elif _is_change(-shift, -high, rule):
         changed = "improved"
+    if level is not None and changed != "regressed" and level.mean >= log1p(rule.threshold):
+        text = f"{level.count} rounds of the head differ from every round of the base, by a factor of "
+        text += f"{exp(sign * level.factor):.2g} on average"
+        return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
             return "inconclusive", f"{changed} by less than the meters can resolve ({expm1(meter):.1%})"
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
-    if level is not None and not changed and level.factor >= log1p(rule.threshold):
-        text = f"{level.count} rounds of the head differ from every round of the base, by a factor of "
-        text += f"{exp(sign * level.factor):.2g} on average"
-        return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
     negligible = absolute is not None and absolute.worst < rule.threshold_absolute
     if low > log1p(rule.floor) and high < log1p(rule.tolerance) and shift >= meter and not negligible:
         change = f"{expm1(sign * shift):+.1%}, at least {expm1(sign * low):+.1%}"

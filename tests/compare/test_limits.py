@@ -15,7 +15,15 @@ from pytest_llenergy.compare.limits import (
     shift_of_pairs,
     student_quantile,
 )
-from pytest_llenergy.compare.statistics import ONE_SESSION, PAIRS, STORED, Design, Sample, compare_samples
+from pytest_llenergy.compare.statistics import (
+    ONE_SESSION,
+    PAIRS,
+    STORED,
+    Design,
+    Rule,
+    Sample,
+    compare_samples,
+)
 
 LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02, 10.03, 9.99, 10.0, 10.01, 9.98, 10.02)
 
@@ -112,6 +120,27 @@ def test_five_of_twelve_rounds_three_times_as_high_are_a_regression() -> None:
     level = find_second_level(sorted(map(log, LEVEL)), sorted(map(log, head)))
     assert level is not None
     assert level.p == pytest.approx(comb(12, 5) / comb(24, 5))
+
+
+def test_second_level_is_not_hidden_by_a_better_rest() -> None:
+    head = times(LEVEL[:5], 3.0) + times(LEVEL[5:], 0.94)
+    found = compare_samples(Sample(LEVEL), Sample(head), design=PAIRS)
+    assert found.verdict == "regressed"
+    assert any("5 rounds of the head differ" in note for note in found.corrections)
+
+
+def test_shift_with_a_wide_scatter_is_no_second_level() -> None:
+    random = Random(4)
+    red = 0
+    for _ in range(300):
+        base, head = (
+            Sample(tuple(level * (1 + random.gauss(0, 0.05)) for _ in range(12))) for level in (10.0, 11.7)
+        )
+        red += (
+            compare_samples(base, head, Rule(threshold=0.3, tolerance=0.3), design=PAIRS).verdict
+            == "regressed"
+        )
+    assert red == 0
 
 
 def test_second_level_of_both_sides_or_of_few_rounds_is_none() -> None:

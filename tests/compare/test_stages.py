@@ -169,6 +169,14 @@ def test_sharp_stages_look_for_changes_of_the_threshold() -> None:
     assert loud.threshold == 0.03
 
 
+def test_estimates_count_from_little_below_a_large_threshold() -> None:
+    """A certain +12 % is below a threshold of 20 %, although it is more than half of it."""
+    lax = Rule(threshold=0.2, tolerance=0.2)
+    for factor, expected in ((1.12, "worse"), (1.195, "regressed"), (1.22, "regressed")):
+        step = decide_stage(sample(40), sample(40, factor), 10, DEFAULT_STAGES, lax)
+        assert step.estimate.verdict == expected
+
+
 @pytest.mark.parametrize(
     ("text", "pairs"), [("6+6", (6, 6)), ("12", (12,)), (" 6 + 6 + 18 ", (6, 6, 18)), ("4+1", (4, 1))]
 )
