@@ -116,7 +116,7 @@ def test_temperature_that_differs_between_the_sides_is_not_corrected() -> None:
             warm = tuple(random.gauss(degrees, 1.5) for _ in range(12))
             values = tuple(100 * level * exp(0.005 * (each - 50) + random.gauss(0, 0.002)) for each in warm)
             sides.append(Sample(values, pairs=tuple(range(12)), covariates={"temperature": warm}))
-        found = compare_samples(*sides, design=PAIRS)
+        found = compare_samples(sides[0], sides[1], design=PAIRS)
         hidden += found.verdict != "regressed"
     assert hidden == 0
 
