@@ -317,7 +317,7 @@ def _foot(compared: ComparedReports) -> str:
 def _rule(rule: AppliedRule) -> str:
     absolute = f" and {rule.threshold_absolute:g}" if rule.threshold_absolute else ""
     threshold, floor = f"{rule.threshold * 100:.3g}%", f"{rule.floor * 100:.3g}%"
-    return f"the estimate is at least {threshold}{absolute} worse and the lower limit is above {floor}"
+    return f"the estimate is about {threshold}{absolute} worse or more and the lower limit is above {floor}"
 
 
 def _fitting(rows: Sequence[tuple[Verdict, str]], room: int) -> tuple[list[str], int]:
