@@ -58,7 +58,8 @@ def test_the_comment_shows_verdicts_most_urgent_first() -> None:
     assert text.index("<details><summary>1 unchanged</summary>") > text.index("test_better")
     assert lines[-1] == (
         "Fails: regressed, not comparable, invalid, removed; warns: worse, inconclusive. Regressed: "
-        "energy_per_output_token_j: the estimate is about 3% worse or more and the lower limit is above 1%. Base "
+        "energy_per_output_token_j: the estimate is about 3% worse or more and the lower limit is above 1%. "
+        "Base "
         "is a median of rounds, head is base times the estimated change; the title has the geometric mean of "
         "the changes."
     )
