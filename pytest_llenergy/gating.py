@@ -42,7 +42,7 @@ from pytest_llenergy.compare.pairing import (
     mark_renamed,
     select_last_attempts,
 )
-from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.errors import PlanError, ReportError, warn_caller
 from pytest_llenergy.history.spread import StoredEstimator
 from pytest_llenergy.history.store import open_store
 from pytest_llenergy.model.base import Primitive
@@ -174,7 +174,8 @@ class Gating:
     @cached_property
     def _estimator(self) -> StoredEstimator:
         folder = self._config.rootpath / HISTORY
-        return StoredEstimator(open_store(str(folder)) if folder.is_dir() else None, self._environment)
+        store = open_store(str(folder)) if folder.is_dir() else None
+        return StoredEstimator(store, self._environment, warn_caller)
 
     def compare(
         self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]

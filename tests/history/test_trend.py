@@ -234,7 +234,7 @@ def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "broken session (its last line is incomplete)"),
+        (b"", "empty session; delete it"),
         (b'{"schema_version": 1', "broken session (its last line is incomplete)"),
         (b'{"schema_version": 2, "more": 1}\n', "schema version 2 is newer than 1, the newest this "),
         (b'{"schema_version": 1}\n', "broken session (Object missing required field `id`)"),
