@@ -53,7 +53,8 @@ class LearnedFloor(StoredStruct, frozen=True):
     devices: str
 
     def __str__(self) -> str:
-        return f"floor {self.floor:.1%} (from {self.comparisons} A/A comparisons of {self.date})"
+        count = f"{self.comparisons} A/A comparison{'' if self.comparisons == 1 else 's'}"
+        return f"floor {self.floor:.1%} (from {count} of {self.date})"
 
 
 def certain_change(comparison: Comparison) -> float | None:

@@ -7,7 +7,6 @@ Everything but the measuring is done once: the comparisons share their checkouts
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median, pstdev
@@ -121,7 +120,6 @@ def run_comparisons(
     directory.mkdir(parents=True, exist_ok=True)
     durations_s: list[float] = []
     for number in range(1, count + 1):
-        started_s = time.monotonic()
         name = f"comparison {number} of {count}"
         campaign = Campaign(prepared.plan, prepared.state.part(number), prepared.callbacks(say, show), name)
         paired = campaign.run()
@@ -129,7 +127,7 @@ def run_comparisons(
             for earlier in directory.glob("*.json"):
                 earlier.unlink()
         replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
-        durations_s.append(time.monotonic() - started_s)
+        durations_s.append(campaign.duration_s)
         verdicts = Counter(each.verdict for each in paired.compared.comparisons)
         text = ", ".join(f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each])
         left = (
@@ -181,10 +179,12 @@ def keep_floors(prepared: Prepared, result: SelfComparison) -> SelfComparison:
 
 def render_self_comparison(result: SelfComparison) -> str:
     """Render the result as text: a table of the tests, then rates and floors."""
-    head = ("test", "noise", "spread", "ratios", "detectable", "verdicts")
+    several = len({each.metric for each in result.tests}) > 1
+    head = ("test", *["metric"] * several, "noise", "spread", "ratios", "detectable", "verdicts")
     rows = [
         (
             one_line(short_test_name(each.id)),
+            *[each.metric] * several,
             _percent(each.noise),
             _percent(each.spread),
             f"{min(each.ratios):.3f} … {max(each.ratios):.3f}" if each.ratios else "-",
@@ -203,7 +203,8 @@ def render_self_comparison(result: SelfComparison) -> str:
     lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
     for device in result.floors:
         for metric, each in device.floors.items():
-            lines.append(f"floor of {metric}: {each.floor:.1%}, {each.estimates} estimates on {each.devices}")
+            counted = f"{each.estimates} estimate{'' if each.estimates == 1 else 's'}"
+            lines.append(f"floor of {metric}: {each.floor:.1%}, {counted} on {each.devices}")
     lines += result.notes
     if not result.kept and not _note_noise(result.floors):
         lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")

@@ -150,6 +150,18 @@ def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_pat
     assert "it needs 5 comparisons" not in render_self_comparison(result)
 
 
+def test_two_metrics_have_a_column_and_one_is_singular(repeated: tuple[Project, Result]) -> None:
+    first = read_comparisons(repeated[0])[0]
+    (energy,) = first.compared.comparisons
+    both = msgspec.structs.replace(
+        first.compared, comparisons=[energy, msgspec.structs.replace(energy, metric="wall_time_s")]
+    )
+    text = render_self_comparison(summarize([msgspec.structs.replace(first, compared=both)], "x"))
+    assert re.match(r"test +metric +noise ", text)
+    assert re.search(r"test_a +energy_j .*\n.*test_a +wall_time_s ", text)
+    assert ", 1 estimate on " in text
+
+
 def test_disturbed_machine_gives_a_warning(repeated: tuple[Project, Result]) -> None:
     reports = read_comparisons(repeated[0])
     quiet = summarize(reports, "x").notes
@@ -226,6 +238,10 @@ def test_interrupted_campaign_reports_what_it_has_and_continues(project: Project
     assert result.status == 0
     assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
     assert "false alarms: 0 of 4 (0.0% to 49.0%) comparisons" in result.out
+    # The first comparison was finished before, and its sessions took more than a second each.
+    left = re.search(r"\[comparison 1 of 4\].*; about (\d+) (s|minutes) left", result.err)
+    assert left is not None
+    assert left[2] == "minutes" or int(left[1]) > 3
 
 
 @pytest.mark.parametrize(
