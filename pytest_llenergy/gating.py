@@ -8,6 +8,7 @@ reads the baseline once. A run that compares nothing does not import this module
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ class Gating:
     def _estimator(self) -> StoredEstimator:
         folder = self._config.rootpath / HISTORY
         store = open_store(str(folder)) if folder.is_dir() else None
-        return StoredEstimator(store, self._environment, warn_caller)
+        return StoredEstimator(store, self._environment, _warn_always)
 
     def compare(
         self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
@@ -291,6 +292,13 @@ def _as_stored(record: Record) -> Record:
         ),
         backend=msgspec.json.decode(msgspec.json.encode(backend), type=BackendInfo) if backend else None,
     )
+
+
+def _warn_always(message: str) -> None:
+    """Issue a warning that fails no test, even if warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn_caller(message)
 
 
 def _ungated(record: Record, criterion: Criterion) -> Comparison:
