@@ -8,6 +8,7 @@ reads the baseline once. A run that compares nothing does not import this module
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from pytest_llenergy.compare.pairing import (
     mark_renamed,
     select_last_attempts,
 )
-from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.errors import PlanError, ReportError, warn_caller
 from pytest_llenergy.history.spread import StoredEstimator
 from pytest_llenergy.history.store import open_store
 from pytest_llenergy.model.base import Primitive
@@ -174,7 +175,8 @@ class Gating:
     @cached_property
     def _estimator(self) -> StoredEstimator:
         folder = self._config.rootpath / HISTORY
-        return StoredEstimator(open_store(str(folder)) if folder.is_dir() else None, self._environment)
+        store = open_store(str(folder)) if folder.is_dir() else None
+        return StoredEstimator(store, self._environment, _warn_always)
 
     def compare(
         self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
@@ -290,6 +292,13 @@ def _as_stored(record: Record) -> Record:
         ),
         backend=msgspec.json.decode(msgspec.json.encode(backend), type=BackendInfo) if backend else None,
     )
+
+
+def _warn_always(message: str) -> None:
+    """Issue a warning that fails no test, even if warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn_caller(message)
 
 
 def _ungated(record: Record, criterion: Criterion) -> Comparison:

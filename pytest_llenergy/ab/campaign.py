@@ -151,6 +151,8 @@ class Campaign:
         #: Numbers of the sessions that were finished before.
         self._loaded: set[int] = set()
         self._remaining = RemainingTime()
+        #: Duration of all sessions, also of those that were finished before (seconds).
+        self.duration_s = 0.0
         #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
@@ -227,6 +229,7 @@ class Campaign:
         self._failed[turn.side].add(self._state.list_failed_tests(turn))
         self._order += [gathered] * len(reports)
         self._boots[end.boot] = None
+        self.duration_s += end.duration_s
         names = getattr(self._names, turn.side)
         records = {names[record.id]: record for report in reports for record in report.records}
         self._remaining.add(end.duration_s, records)

@@ -7,6 +7,7 @@ directory's name, which contains a hash of the project's path: in the cache, and
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -28,6 +29,7 @@ from pytest_llenergy.ab.state import (
     list_unfinished,
 )
 from pytest_llenergy.model.base import cache_directory
+from pytest_llenergy.model.text import escape_invisible
 
 #: Checkouts of a stopped comparison are removed after this time. Its measurements are kept.
 MAX_UNUSED_DAYS = 7
@@ -100,8 +102,10 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
         what = f"measurements of {count} session{'' if count == 1 else 's'}, logs"
         lines += _remove(state, what, repository, state, checkout_directory(root, state.name))
     for project in sorted((cache_directory() / DIRECTORY).glob(f"*/{PROJECT}")):
-        if not Path(project.read_text()).exists():
-            what = f"checkouts of {project.read_text()}, which is gone"
+        # Paths may contain any bytes.
+        path = os.fsdecode(project.read_bytes())
+        if not Path(path).exists():
+            what = f"checkouts of {escape_invisible(path)}, which is gone"
             lines += _remove(project.parent, what, None, project.parent)
     return lines or ["nothing to remove"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -17,8 +18,9 @@ from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.comparison import PER_ITERATION, PER_TOKEN, Criterion
 from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import StoredStruct
+from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.defaults import MAX_FLOOR
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
@@ -38,20 +40,21 @@ class LearnedFloor(StoredStruct, frozen=True):
     """The floor of a metric on a kind of device.
 
     Attributes:
-        floor: Relative change.
+        floor: Relative change; a file is read only if it is at most ``MAX_FLOOR``.
         comparisons: Comparisons of unchanged code; ``estimates`` counts those of single tests.
         date: Day of the last one (UTC).
         devices: The devices, for readers.
     """
 
-    floor: float
-    comparisons: int
-    estimates: int
+    floor: Annotated[float, msgspec.Meta(ge=0, le=MAX_FLOOR)]
+    comparisons: Count
+    estimates: Count
     date: str
     devices: str
 
     def __str__(self) -> str:
-        return f"floor {self.floor:.1%} (from {self.comparisons} A/A comparisons of {self.date})"
+        count = f"{self.comparisons} A/A comparison{'' if self.comparisons == 1 else 's'}"
+        return f"floor {self.floor:.1%} (from {count} of {self.date})"
 
 
 def certain_change(comparison: Comparison) -> float | None:
@@ -144,7 +147,7 @@ def _read(path: Path) -> dict[str, LearnedFloor]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, LearnedFloor])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise PlanError(
             f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None

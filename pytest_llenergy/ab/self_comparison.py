@@ -7,7 +7,6 @@ Everything but the measuring is done once: the comparisons share their checkouts
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median, pstdev
@@ -29,12 +28,16 @@ from pytest_llenergy.ab.progress import format_left
 from pytest_llenergy.compare.comparability import describe_devices
 from pytest_llenergy.model.base import StoredStruct
 from pytest_llenergy.model.comparison import VERDICTS, Comparison
+from pytest_llenergy.model.defaults import MAX_FLOOR
 from pytest_llenergy.model.report import PairedReport, Tool, encode_paired_report
-from pytest_llenergy.model.text import one_line, short_test_name
+from pytest_llenergy.model.text import count_tests, one_line, short_test_name
 from pytest_llenergy.report.store import replace_file
 
 #: The verdict that is a false alarm if nothing has changed.
 ALARM = "regressed"
+
+#: Flags of rounds that something else on the machine disturbed.
+DISTURBED = ("contended", "stolen", "throttled")
 
 
 class AlarmRate(StoredStruct, frozen=True):
@@ -86,7 +89,8 @@ class SelfComparison(StoredStruct, frozen=True):
         comparisons: The number of finished comparisons.
         alarms: Comparisons with at least one test called regressed.
         test_alarms: The same for single tests, which are not independent of each other.
-        kept: Whether the floors are used from now on.
+        notes: What readers must know about the floors.
+        kept: Whether floors are used from now on.
     """
 
     tool: Tool
@@ -98,6 +102,7 @@ class SelfComparison(StoredStruct, frozen=True):
     test_alarms: AlarmRate
     tests: list[RepeatedTest]
     floors: list[DeviceFloors]
+    notes: list[str]
     kept: bool = False
 
 
@@ -115,7 +120,6 @@ def run_comparisons(
     directory.mkdir(parents=True, exist_ok=True)
     durations_s: list[float] = []
     for number in range(1, count + 1):
-        started_s = time.monotonic()
         name = f"comparison {number} of {count}"
         campaign = Campaign(prepared.plan, prepared.state.part(number), prepared.callbacks(say, show), name)
         paired = campaign.run()
@@ -123,7 +127,7 @@ def run_comparisons(
             for earlier in directory.glob("*.json"):
                 earlier.unlink()
         replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
-        durations_s.append(time.monotonic() - started_s)
+        durations_s.append(campaign.duration_s)
         verdicts = Counter(each.verdict for each in paired.compared.comparisons)
         text = ", ".join(f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each])
         left = (
@@ -142,6 +146,7 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
     decided = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
     alarming = [sum(each.verdict == ALARM for each in found) for found in decided]
     date = reports[-1].sessions[-1].started_at[:10]
+    floors = _estimate_floors(reports, date)
     return SelfComparison(
         tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
         date=date,
@@ -151,25 +156,35 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         alarms=_rate(sum(map(bool, alarming)), sum(map(bool, decided))),
         test_alarms=_rate(sum(alarming), sum(map(len, decided))),
         tests=[_summarize_test(found) for found in by_test.values()],
-        floors=_estimate_floors(reports, date),
+        floors=floors,
+        notes=[*_note_noise(floors), *_note_disturbance(reports)],
     )
 
 
 def keep_floors(prepared: Prepared, result: SelfComparison) -> SelfComparison:
-    """Keep the floors for later comparisons of this project, unless there were too few comparisons."""
+    """Keep the floors for later comparisons of this project, unless they are too large.
+
+    Too few comparisons are no basis for any.
+    """
     if result.comparisons < MIN_COMPARISONS:
         return result
+    kept = False
     for each in result.floors:
-        save_floors(prepared.root, each.key, each.floors)
-    return msgspec.structs.replace(result, kept=bool(result.floors))
+        usable = {metric: found for metric, found in each.floors.items() if found.floor <= MAX_FLOOR}
+        if usable:
+            save_floors(prepared.root, each.key, usable)
+            kept = True
+    return msgspec.structs.replace(result, kept=kept)
 
 
 def render_self_comparison(result: SelfComparison) -> str:
     """Render the result as text: a table of the tests, then rates and floors."""
-    head = ("test", "noise", "spread", "ratios", "detectable", "verdicts")
+    several = len({each.metric for each in result.tests}) > 1
+    head = ("test", *["metric"] * several, "noise", "spread", "ratios", "detectable", "verdicts")
     rows = [
         (
             one_line(short_test_name(each.id)),
+            *[each.metric] * several,
             _percent(each.noise),
             _percent(each.spread),
             f"{min(each.ratios):.3f} … {max(each.ratios):.3f}" if each.ratios else "-",
@@ -188,8 +203,10 @@ def render_self_comparison(result: SelfComparison) -> str:
     lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
     for device in result.floors:
         for metric, each in device.floors.items():
-            lines.append(f"floor of {metric}: {each.floor:.1%}, {each.estimates} estimates on {each.devices}")
-    if not result.kept:
+            counted = f"{each.estimates} estimate{'' if each.estimates == 1 else 's'}"
+            lines.append(f"floor of {metric}: {each.floor:.1%}, {counted} on {each.devices}")
+    lines += result.notes
+    if not result.kept and not _note_noise(result.floors):
         lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")
     return "\n".join(lines)
 
@@ -251,6 +268,36 @@ def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[DeviceF
             },
         )
         for key, metrics in found.items()
+    ]
+
+
+def _note_noise(devices: Sequence[DeviceFloors]) -> list[str]:
+    return [
+        f"the machine is too noisy for a floor of {metric}: {each.floor:.1%} is above {MAX_FLOOR:.0%}, "
+        "not kept"
+        for device in devices
+        for metric, each in device.floors.items()
+        if each.floor > MAX_FLOOR
+    ]
+
+
+def _note_disturbance(reports: Sequence[PairedReport]) -> list[str]:
+    """Return a warning if most rounds of a test were disturbed."""
+    rounds, disturbed = Counter[str](), Counter[str]()
+    found = set()
+    for paired in reports:
+        for record in [*paired.base.records, *paired.head.records]:
+            for each in record.rounds:
+                names = {flag.name for flag in each.flags}.intersection(DISTURBED)
+                rounds[record.id] += 1
+                disturbed[record.id] += bool(names)
+                found |= names
+    tests = sum(2 * disturbed[name] > rounds[name] for name in rounds)
+    if not tests:
+        return []
+    return [
+        f"warning: most rounds of {count_tests(tests)} were disturbed ({', '.join(sorted(found))}): "
+        "the floor is that of a disturbed machine; repeat --aa when nothing else runs"
     ]
 
 

@@ -20,6 +20,7 @@ from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.progress import SessionWatch
 from pytest_llenergy.ab.schedule import Side
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.workers.proctree import die_with_parent
 
 PLUGIN = "llenergy_ab_session"
@@ -111,6 +112,9 @@ def run_session(
         done: Node ids of tests to skip.
         show: Receives the output while the session runs.
         watch: Makes what reports on a session by its log, unless ``show`` does.
+
+    Raises:
+        PlanError: If it cannot start, because its checkout was removed.
     """
     plugins = files.directory / "plugin"
     plugins.mkdir(exist_ok=True)
@@ -129,17 +133,23 @@ def run_session(
     # The step summary of GitHub is for the whole comparison, not for each session.
     environment.pop("GITHUB_STEP_SUMMARY", None)
     with files.log.open("wb") as log:
-        process = subprocess.Popen(
-            words,
-            cwd=side.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Otherwise Ctrl-C would interrupt the session twice: from the terminal and from this process.
-            start_new_session=True,
-            preexec_fn=partial(_prepare_child, os.getpid()),
-        )
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=side.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Otherwise Ctrl-C would interrupt the session twice: from the terminal and from this process.
+                start_new_session=True,
+                preexec_fn=partial(_prepare_child, os.getpid()),
+            )
+        except OSError as error:
+            raise PlanError(
+                f"{error.filename}: {error.strerror}, so no session can start there; "
+                "run the same command again to continue"
+            ) from None
         with files.log.open(errors="replace") as printed:
             poll = watch(printed).poll
             try:

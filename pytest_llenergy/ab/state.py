@@ -134,7 +134,7 @@ class State:
                 the project was cleaned meanwhile.
         """
         self._acquire(self.checkouts)
-        (self.checkouts / PROJECT).write_text(str(self.root))
+        (self.checkouts / PROJECT).write_bytes(os.fsencode(self.root))
         return self.checkouts
 
     def _acquire(self, directory: Path) -> None:
@@ -341,13 +341,22 @@ def _explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
         return None
     if not files.report.exists():
         return f"{how} but did not write its report"
-    return None if read_report(files.report).run.complete else f"{how} but its report is incomplete"
+    return None if _read_saved(files.report).run.complete else f"{how} but its report is incomplete"
+
+
+def _read_saved(path: Path) -> Report:
+    try:
+        return read_report(path)
+    except ReportError as error:
+        raise PlanError(
+            f"{error}; llenergy ab --fresh discards the measurements of this comparison and starts again"
+        ) from None
 
 
 def _read_report(files: SessionFiles) -> Report | None:
     """Return the report of an attempt, or one made from its journal; ``None`` if it measured nothing."""
     if files.report.exists():
-        return read_report(files.report)
+        return _read_saved(files.report)
     for journal in find_journals(files.report):
         with suppress(ReportError):
             return read_report(journal)

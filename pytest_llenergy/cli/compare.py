@@ -250,11 +250,15 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
         )
     floor = option_row("floor").read_argument(args.floor)
     criteria = parse_criteria(args.fail_on, args.metric, floor)
-    estimator = StoredEstimator(_open_history(args.history), reports[1].environment)
+    estimator = StoredEstimator(_open_history(args.history), reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive, removed = _read_policy(args, compared)
     compared = msgspec.structs.replace(compared, inconclusive=inconclusive, removed=removed)
     return ComparisonResult(compared, reports)
+
+
+def _warn(line: str) -> None:
+    print(f"llenergy compare: warning: {line}", file=sys.stderr)
 
 
 def _open_history(text: str | None) -> Store | None:

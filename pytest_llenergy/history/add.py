@@ -22,10 +22,12 @@ from pytest_llenergy.history.store import (
     Acceptance,
     Entry,
     Store,
+    explain_malformed,
     matches_name,
     read_entries,
 )
 from pytest_llenergy.measure.metrics import ROUND_METRICS, round_values
+from pytest_llenergy.model.base import MALFORMED
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
@@ -181,10 +183,10 @@ def load_accepted_steps(store: Store) -> list[Acceptance]:
     """
     found = []
     for file in store.files(ACCEPTED_FOLDER):
+        data = store.read(ACCEPTED_FOLDER, file)
         try:
-            found.append(msgspec.json.decode(store.read(ACCEPTED_FOLDER, file), type=Acceptance))
-        except msgspec.DecodeError as error:
-            raise ReportError(
-                f"{store.name}/{ACCEPTED_FOLDER}/{file}: not an accepted step ({error})"
-            ) from None
+            found.append(msgspec.json.decode(data, type=Acceptance))
+        except MALFORMED as error:
+            reason = explain_malformed(data, error, "accepted step")
+            raise ReportError(f"{store.name}/{ACCEPTED_FOLDER}/{file}: {reason}") from None
     return sorted(found, key=lambda each: each.time)

@@ -15,6 +15,7 @@ All on the logarithms. ``docs/history.md`` has the share of false and of missed 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import exp, inf, log
@@ -42,12 +43,16 @@ NEIGHBOURS, OUTLIER_SIGMAS = 3, 4.0
 #: The first search assumes that the long-run variance is so many times the variance between neighbours.
 FIRST_RATIO = 5.0
 
+#: Largest logarithm of a step; ``exp`` overflows above 709.
+MAX_LOG = 700.0
+
 
 def find_change_points(values: Sequence[float]) -> list[int]:
-    """Return the indices at which a new level begins; empty for few or non-positive values."""
-    if len(values) < MIN_SESSIONS or min(values) <= 0:
+    """Return the indices at which a new level begins; empty for few values. Only positive values count."""
+    kept = _positive(values)
+    if len(kept) < MIN_SESSIONS:
         return []
-    logs = [log(value) for value in values]
+    logs = [log(values[place]) for place in kept]
     clipped = [min(max(each, low), high) for each, (low, high) in zip(logs, _clip_limits(logs), strict=True)]
     unit = PENALTY * log(len(clipped))
     first = _partition(clipped, unit * FIRST_RATIO * _block_variance(clipped, 1))
@@ -55,22 +60,34 @@ def find_change_points(values: Sequence[float]) -> list[int]:
     rest = [
         each - median(clipped[start:end]) for start, end in pairwise(borders) for each in clipped[start:end]
     ]
-    return _drop_small_steps(clipped, _partition(clipped, unit * _long_run_variance(rest)))
+    found = _drop_small_steps(clipped, _partition(clipped, unit * _long_run_variance(rest)))
+    return [kept[place] for place in found]
 
 
 def find_outliers(values: Sequence[float]) -> list[int]:
-    """Return the indices of sessions far from their neighbours; empty for few or non-positive values."""
-    if len(values) < MIN_SESSIONS or min(values) <= 0:
+    """Return the indices of sessions far from their neighbours; empty for few values.
+
+    Values that are not positive are outliers too.
+    """
+    kept = _positive(values)
+    if len(kept) < MIN_SESSIONS:
         return []
-    logs = [log(value) for value in values]
-    limits = enumerate(zip(logs, _clip_limits(logs), strict=True))
-    return [place for place, (each, (low, high)) in limits if not low <= each <= high]
+    logs = [log(values[place]) for place in kept]
+    limits = zip(kept, logs, _clip_limits(logs), strict=True)
+    inside = {place for place, each, (low, high) in limits if low <= each <= high}
+    return [place for place in range(len(values)) if place not in inside]
 
 
 def step_sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
     """Return the relative change of the median level at each change point."""
-    logs = [log(value) for value in values]
-    return [exp(each) - 1 for each in _log_steps(logs, places)]
+    kept = _positive(values)
+    logs = [log(values[place]) for place in kept]
+    steps = _log_steps(logs, [bisect_left(kept, place) for place in places])
+    return [exp(min(each, MAX_LOG)) - 1 for each in steps]
+
+
+def _positive(values: Sequence[float]) -> list[int]:
+    return [place for place, value in enumerate(values) if value > 0]
 
 
 def _clip_limits(logs: Sequence[float]) -> list[tuple[float, float]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import io
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.history.trend import HistoryView, Standing
 from pytest_llenergy.model.text import short_test_name, strip_trailing_space
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
-from pytest_llenergy.report.verdicts import format_value
+from pytest_llenergy.report.terminal import TableColumn, tables_with_whole_names
+from pytest_llenergy.report.verdicts import format_value, name_column
 
 #: Columns of numbers.
 COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
@@ -31,13 +30,11 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     for title, standings in _tables(view).items():
         console.print(Text(title))
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("test", overflow="fold", ratio=1)
-        for name in COLUMNS:
-            table.add_column(name, justify="right")
-        for each in standings:
-            table.add_row(Text(short_test_name(each.id)), *(Text(cell) for cell in standing_cells(each)))
-        console.print(table)
+        cells = zip(*map(standing_cells, standings), strict=True)
+        columns = [TableColumn(name, column) for name, column in zip(COLUMNS, cells, strict=True)]
+        names = name_column([each.id for each in standings])
+        for table in tables_with_whole_names(names, columns, width, names_first=True):
+            console.print(table)
     for note in list_notes(view):
         console.print(Text(note))
     text = strip_trailing_space(stream.getvalue())

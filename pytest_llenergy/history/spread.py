@@ -8,7 +8,7 @@ sessions may be outliers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 from math import log, pi, sqrt
 from statistics import median
@@ -16,11 +16,13 @@ from statistics import median
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Rule, Sample, compare_samples
+from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import load_accepted_steps
 from pytest_llenergy.history.change_points import find_change_points
 from pytest_llenergy.history.store import Acceptance, Series, Store, group_series, read_entries
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.text import one_line
 
 #: Fewest sessions of a test for a spread.
 MIN_SPREAD_SESSIONS = 4
@@ -42,19 +44,19 @@ class StoredEstimator:
     Args:
         store: The history; None without one.
         environment: The machine of the head.
+        say: Receives a line if the history cannot be read; it is then not used.
     """
 
-    def __init__(self, store: Store | None, environment: Environment | None) -> None:
+    def __init__(
+        self, store: Store | None, environment: Environment | None, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
         self._store = store
         self._environment = environment
         self._found: dict[tuple[str, str], dict[str, float]] = {}
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
-        """Decide on all rounds of both sessions.
-
-        Raises:
-            ReportError: If a file of the history is broken.
-        """
+        """Decide on all rounds of both sessions."""
         design = Design(session_spread=self._spread(record, metric))
         return compare_samples(base, head, rule, METRICS[metric].better, design)
 
@@ -63,7 +65,12 @@ class StoredEstimator:
             return SESSION_SPREAD
         key = metric, fingerprint(device_facts(record, self._environment))
         if key not in self._found:
-            self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+            try:
+                self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+            except ReportError as error:
+                self._say(f"{one_line(str(error))}; limits allow for {SESSION_SPREAD:.1%} between sessions")
+                self._store = None
+                return SESSION_SPREAD
         spreads = self._found[key]
         learned = spreads.get(record.id, pooled_spread(spreads))
         return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)

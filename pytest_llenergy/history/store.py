@@ -12,18 +12,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.model.base import MALFORMED, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
 from pytest_llenergy.report.remote import is_url, open_file_system, redact_url, run_with_timeout
 from pytest_llenergy.report.store import replace_file
 
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1
+
+ReadableVersion = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
 
 #: Suffix of the files of a history. Other files are ignored.
 SUFFIX = ".jsonl"
@@ -41,15 +43,15 @@ class Entry(StoredStruct, frozen=True):
     ``device`` describes the devices. ``verdict`` is that of the run, if it was compared with a baseline.
     """
 
-    schema_version: int
+    schema_version: ReadableVersion
     id: str
     metric: str
     unit: str
-    value: float
-    low: float | None
-    high: float | None
-    noise: float | None
-    n: int
+    value: Number
+    low: Number | None
+    high: Number | None
+    noise: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None
+    n: Annotated[int, msgspec.Meta(ge=1, le=10**15)]
     time: str
     commit: str | None
     branch: str | None
@@ -68,7 +70,7 @@ class Acceptance(StoredStruct, frozen=True):
     ``tests`` are the ids of the tests for which it is accepted; empty for all.
     """
 
-    schema_version: int
+    schema_version: ReadableVersion
     commit: str
     tests: list[str]
     reason: str
@@ -264,23 +266,29 @@ def group_series(entries: Sequence[Entry]) -> list[Series]:
 
 
 def _parse_entries(data: bytes, origin: str) -> list[Entry]:
+    if not data:
+        raise ReportError(f"{origin}: empty session; delete it")
     lines = data.split(b"\n")
-    if lines[-1] or len(lines) == 1:
-        raise ReportError(f"{origin}: broken session (its last line is incomplete)")
-    try:
-        return [msgspec.json.decode(line, type=Entry) for line in lines[:-1]]
-    except msgspec.DecodeError as error:
-        raise ReportError(f"{origin}: {_explain_decode_error(lines[0], error)}") from None
+    if lines[-1]:
+        raise ReportError(f"{origin}: broken session (its last line is incomplete); delete it")
+    found = []
+    for line in lines[:-1]:
+        try:
+            found.append(msgspec.json.decode(line, type=Entry))
+        except MALFORMED as error:
+            raise ReportError(f"{origin}: {explain_malformed(line, error, 'session')}") from None
+    return found
 
 
-def _explain_decode_error(line: bytes, error: msgspec.DecodeError) -> str:
+def explain_malformed(line: bytes, error: Exception, what: str) -> str:
+    """Return why a line is no entry or acceptance that this version reads."""
     try:
         version = msgspec.json.decode(line, type=_Versioned).schema_version
-    except msgspec.DecodeError:
-        return f"not a session of llenergy history ({error})"
+    except MALFORMED:
+        return f"not a {what} of llenergy history ({error})"
     if version > SCHEMA_VERSION:
         return (
             f"schema version {version} is newer than {SCHEMA_VERSION}, the newest this pytest-llenergy "
             "reads; upgrade pytest-llenergy"
         )
-    return f"broken session ({error})"
+    return f"broken {what} ({error}); delete it"

@@ -8,6 +8,9 @@ from typing import Literal
 #: Relative difference between two runs of the same code. The lower limit of a regression must exceed it.
 FLOOR = 0.01
 
+#: Largest floor. Where the same code differs by more, no gate means anything.
+MAX_FLOOR = 0.25
+
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 

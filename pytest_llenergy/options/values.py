@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.defaults import SAVED
+from pytest_llenergy.model.defaults import MAX_FLOOR, SAVED
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 #: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
 MAX_NAME_BYTES = 200
-
-
-#: Largest floor. Where the same code differs by more, no gate means anything.
-MAX_FLOOR = 0.25
 
 
 def integer(minimum: int) -> Callable[[str], int]:

@@ -97,21 +97,22 @@ def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width:
 
 
 def tables_with_whole_names(
-    names: TableColumn, columns: Sequence[TableColumn], width: int
+    names: TableColumn, columns: Sequence[TableColumn], width: int, *, names_first: bool = False
 ) -> Iterator[Table | NamesAboveRows]:
     """Yield one table whose names do not wrap: after the first column or, if too long, above their rows.
 
     If not even the other columns fit, fall back to ``split_into_tables``.
 
     Args:
-        names: The first column.
+        names: The names of the rows.
         columns: The other columns.
         width: Width of the terminal in characters.
+        names_first: Whether the names precede the first column if they fit.
     """
     others = sum(each.width + COLUMN_GAP for each in columns)
     first, *rest = columns
     if names.width + others <= width:
-        yield _table(first, [names, *rest])
+        yield _table(names, columns) if names_first else _table(first, [names, *rest])
     elif INDENT + others - COLUMN_GAP <= width:
         yield NamesAboveRows(names.cells, _table(first, rest))
     else:

@@ -60,7 +60,9 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     if len(compared) > MAX_UNFILTERED_ROWS:
         shown = [each for each in compared if each.verdict != "unchanged"]
     if shown:
-        for table in tables_with_whole_names(_names(shown), _columns(shown), width):
+        for table in tables_with_whole_names(
+            name_column([each.id for each in shown]), _columns(shown), width
+        ):
             console.print(table)
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state and state != "unchanged"]
@@ -194,9 +196,10 @@ def format_sides(comparison: Comparison) -> tuple[str, str]:
     return format_pair(comparison.base, comparison.estimated_head, one_line(comparison.unit))
 
 
-def _names(comparisons: Sequence[Comparison]) -> TableColumn:
-    named = unique_function_names(each.id for each in comparisons)
-    return TableColumn("test", [_test(each.id, named[each.id]) for each in comparisons], is_number=False)
+def name_column(ids: Sequence[str]) -> TableColumn:
+    """Return the first column of a table: the short name of each test, with its parameters."""
+    named = unique_function_names(ids)
+    return TableColumn("test", [_test(each, named[each]) for each in ids], is_number=False)
 
 
 def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:

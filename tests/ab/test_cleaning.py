@@ -144,6 +144,14 @@ def test_checkouts_of_a_project_that_is_gone_are_removed(waiting: Project, tmp_p
     shutil.rmtree(gone)
 
 
+def test_any_bytes_in_the_path_of_a_project_are_read(project: Project) -> None:
+    left = Path(project.environment["LLENERGY_CACHE_DIR"]) / "ab" / "x-00000000-000000000000"
+    left.mkdir(parents=True)
+    (left / "project").write_bytes(b"/gone/\xff")
+    line = project.ab("--clean").out
+    assert line.startswith(f"removed {left} (checkouts of /gone/\\udcff, which is gone; 0.")
+
+
 def test_checkout_that_was_killed_while_git_made_it_is_made_again(project: Project, tmp_path: Path) -> None:
     found, place = find_repository(project.path), tmp_path / "ab" / "base"
     check_out(found, found.resolve_commit("HEAD"), place)

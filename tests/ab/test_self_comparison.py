@@ -8,13 +8,19 @@ import math
 import re
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from pytest_llenergy.ab.floors import certain_change, estimate_floor
-from pytest_llenergy.ab.self_comparison import wilson_limits
+from pytest_llenergy.ab.floors import certain_change, estimate_floor, load_floors
+from pytest_llenergy.ab.prepare import Prepared
+from pytest_llenergy.ab.self_comparison import keep_floors, render_self_comparison, summarize, wilson_limits
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project, Result
@@ -125,6 +131,72 @@ def test_named_floor_wins(feature: Project) -> None:
     assert "A/A comparisons" not in result.err
 
 
+def read_comparisons(project: Project) -> list[PairedReport]:
+    return [read_paired_report(path) for path in sorted((project.path / ".llenergy" / "aa").glob("*.json"))]
+
+
+def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_path: Path) -> None:
+    noisy = []
+    for paired in read_comparisons(repeated[0]):
+        found = [msgspec.structs.replace(each, low=1.3, high=1.4) for each in paired.compared.comparisons]
+        compared = msgspec.structs.replace(paired.compared, comparisons=found)
+        noisy.append(msgspec.structs.replace(paired, compared=compared))
+    result = summarize(noisy, "x")
+    assert "the machine is too noisy for a floor of energy_j: 30.0% is above 25%, not kept" in result.notes
+    # Nothing else of what is prepared is used.
+    prepared = cast("Prepared", SimpleNamespace(root=tmp_path))
+    assert not keep_floors(prepared, result).kept
+    assert not any(tmp_path.iterdir())
+    assert "it needs 5 comparisons" not in render_self_comparison(result)
+
+
+def test_two_metrics_have_a_column_and_one_is_singular(repeated: tuple[Project, Result]) -> None:
+    first = read_comparisons(repeated[0])[0]
+    (energy,) = first.compared.comparisons
+    both = msgspec.structs.replace(
+        first.compared, comparisons=[energy, msgspec.structs.replace(energy, metric="wall_time_s")]
+    )
+    text = render_self_comparison(summarize([msgspec.structs.replace(first, compared=both)], "x"))
+    assert re.match(r"test +metric +noise ", text)
+    assert re.search(r"test_a +energy_j .*\n.*test_a +wall_time_s ", text)
+    assert ", 1 estimate on " in text
+
+
+def test_disturbed_machine_gives_a_warning(repeated: tuple[Project, Result]) -> None:
+    reports = read_comparisons(repeated[0])
+    quiet = summarize(reports, "x").notes
+    flag = Flag(name="contended", severity="warning", detail="x")
+    disturbed = []
+    for paired in reports:
+        sides = []
+        for side in (paired.base, paired.head):
+            records = [
+                msgspec.structs.replace(
+                    each, rounds=[msgspec.structs.replace(one, flags=[flag]) for one in each.rounds]
+                )
+                for each in side.records
+            ]
+            sides.append(msgspec.structs.replace(side, records=records))
+        disturbed.append(msgspec.structs.replace(paired, base=sides[0], head=sides[1]))
+    (line,) = summarize(disturbed, "x").notes
+    assert line.startswith("warning: most rounds of 1 test were disturbed (contended): ")
+    # The machine of this test may be busy, but one of five comparisons is not most of them.
+    assert summarize([*reports[:4], *disturbed[4:]], "x").notes == quiet
+
+
+@pytest.mark.parametrize("floor", ["5.0", "1e300", "1e400", "-0.1", "NaN"])
+def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Result], floor: str) -> None:
+    project = repeated[0]
+    (kept,) = (project.path / ".llenergy" / "floors").glob("*.json")
+    text = kept.read_text()
+    kept.write_text(re.sub('"floor": [0-9.]+', f'"floor": {floor}', text))
+    try:
+        with pytest.raises(PlanError, match=r"is not a file of floors .*; delete it"):
+            load_floors(project.path, read_comparisons(project)[0].base)
+    finally:
+        kept.write_text(text)
+
+
 def test_working_tree_is_compared_with_itself_and_few_comparisons_keep_no_floor(project: Project) -> None:
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab("--aa=2", "--head=.", *ONCE, "--format=json", "--", "pytest", "-q")
@@ -166,6 +238,10 @@ def test_interrupted_campaign_reports_what_it_has_and_continues(project: Project
     assert result.status == 0
     assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
     assert "false alarms: 0 of 4 (0.0% to 49.0%) comparisons" in result.out
+    # The first comparison was finished before, and its sessions took more than a second each.
+    left = re.search(r"\[comparison 1 of 4\].*; about (\d+) (s|minutes) left", result.err)
+    assert left is not None
+    assert left[2] == "minutes" or int(left[1]) > 3
 
 
 @pytest.mark.parametrize(

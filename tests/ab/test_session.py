@@ -131,6 +131,35 @@ def test_session_that_could_not_write_its_report_is_repeated(project: Project, t
     assert (paired.complete, paired.compared.notes) == (True, [])
 
 
+def test_removed_checkout_stops_the_comparison_which_can_continue(project: Project) -> None:
+    on_the_head(project, 'import shutil; shutil.rmtree(Path(os.environ["LLENERGY_AB_ROOT"]).parent / "base")')
+    result = compared(project)
+    assert result.status == 2
+    assert result.lines[-1].startswith("llenergy ab: ")
+    assert "/base: No such file or directory, so no session can start there; " in result.lines[-1]
+    assert compared(project).status == 0
+    assert [len(each.rounds) for each in project.paired().head.records] == [4, 4]
+
+
+def test_truncated_report_of_a_session_names_the_remedy(project: Project) -> None:
+    message = on_the_head(project, 'assert "FAIL" not in os.environ or os._exit(3)')
+    project.environment["FAIL"] = "1"
+    assert compared(project).lines[-1].startswith(f"{message} ended with exit code 3")
+    (report,) = (project.path / ".llenergy").rglob("001-base.1.json")
+    report.write_bytes(report.read_bytes()[:100])
+    del project.environment["FAIL"]
+    result = compared(project)
+    assert result.status == 2
+    assert str(report) in result.lines[-1]
+    assert "; llenergy ab --fresh discards " in result.lines[-1]
+    assert (
+        project.ab(
+            "--fresh", "--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q"
+        ).status
+        == 0
+    )
+
+
 def test_import_error_stops_the_comparison_despite_continue_option(project: Project) -> None:
     message = on_the_head(project, "pass")
     project.write("test_other.py", "import nothing\n")

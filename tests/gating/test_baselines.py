@@ -194,3 +194,16 @@ class TestSave:
         quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
         message = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
         assert message.startswith("--energy-save=main: this would replace the baseline ")
+
+
+@pytest.mark.parametrize("extra", [[], ["-W", "error"]], ids=["", "warnings are errors"])
+def test_broken_history_is_a_warning(
+    base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    monkeypatch.setenv("WATTS", "10")
+    broken = base.path / ".llenergy" / "history" / ("0" * 12) / "20260101T030405Z-x.jsonl"
+    broken.parent.mkdir(parents=True)
+    broken.touch()
+    result = base.runpytest(COMPARE, FAIL, *extra)
+    assert result.ret == 0
+    assert f"{broken}: empty session; delete it; limits allow for 1.5% between sessions" in str(result.stdout)

@@ -154,3 +154,13 @@ def test_partition_agrees_with_ruptures() -> None:
         search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT)
         expected = search.fit(numpy.array(logs).reshape(-1, 1)).predict(pen=penalty)[:-1]
         assert _partition(logs, penalty) == expected
+
+
+def test_values_that_are_not_positive_are_left_out() -> None:
+    values = [1.0, 1.001, 0.999] * 4 + [1.2, 1.201, 1.199] * 4
+    values[3], values[20] = 0.0, -1.0
+    assert find_change_points(values) == [12]
+    assert step_sizes(values, [12]) == pytest.approx([0.2], abs=0.01)
+    assert find_outliers(values) == [3, 20]
+    assert find_change_points([0.0] * 20) == []
+    assert step_sizes([5e-324] * 4 + [1e30] * 4, [4])[0] > 1e300

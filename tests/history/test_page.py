@@ -121,3 +121,9 @@ def test_the_verdict_of_a_run_is_stored(tmp_path: Path) -> None:
     verdicts = {entry.metric: entry.verdict for entry in read_entries(LocalStore(tmp_path))}
     assert verdicts["energy_j"] == "regressed"
     assert verdicts["duration_s"] is None
+
+
+def test_control_characters_of_a_commit_are_escaped() -> None:
+    page = render_page("runs", [series_of([1.0, 1.1], commit="\x1babc$x$")], [])
+    assert "\x1b" not in page
+    assert "\\x1babc" in page

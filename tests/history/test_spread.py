@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import exp, pi, sqrt
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sample
-from pytest_llenergy.history.add import accept_step, add_run
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (
     MIN_SPREAD,
     StoredEstimator,
@@ -105,7 +107,9 @@ def write_history(place: Path, spread: float, sessions: int = 12) -> Store:
 
 def spread_used(store: Store | None, record: Record) -> float:
     rounds = Sample(tuple(scaled(1.0)))
-    found = StoredEstimator(store, REPORT.environment)(record, rounds, rounds, DEFAULT_RULE, "energy_j")
+    found = StoredEstimator(store, REPORT.environment, print)(
+        record, rounds, rounds, DEFAULT_RULE, "energy_j"
+    )
     return found.session_spread
 
 
@@ -137,3 +141,51 @@ def test_compare_uses_the_history_of_the_project_or_another(
         (verdicts[place],) = [line.split()[0] for line in out.splitlines() if " test_decode[8] " in line]
         assert ("limits allow for 1.5% between sessions" in out) == (place is None)
     assert verdicts == {None: "inconclusive", "elsewhere": "regressed", ".llenergy/history": "regressed"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"n": 0}\n', b"\xff\n"])
+def test_stored_comparison_does_not_fail_because_of_a_broken_history(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_history(tmp_path / ".llenergy/history", 0.006)
+    file = next((tmp_path / ".llenergy/history").rglob("*.jsonl"))
+    file.write_bytes(damage)
+    for name in ("base.json", "head.json"):
+        Path(name).write_bytes(encode_report(day_of(40 if name == "base.json" else 41)))
+    assert main(["compare", "base.json", "head.json"]) == 0
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert line.startswith("llenergy compare: warning: .llenergy/history/")
+    assert f"/{file.name}: " in line
+    assert line.endswith("; limits allow for 1.5% between sessions")
+    assert "limits allow for 1.5% between sessions" in out
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("n", "0", "broken session ("),
+        ("noise", "1e308", "broken session ("),
+        ("value", "1e400", "broken session ("),
+        ("schema_version", "99", "schema version 99 is newer than 1, "),
+    ],
+)
+def test_impossible_entries_are_refused_with_one_line(
+    field: str, value: str, reason: str, tmp_path: Path
+) -> None:
+    store = write_history(tmp_path, 0.006, 2)
+    file = sorted(tmp_path.rglob("*.jsonl"))[-1]
+    file.write_text(re.sub(rf'"{field}":[^,]+', f'"{field}":{value}', file.read_text(), count=1))
+    with pytest.raises(ReportError) as caught:
+        read_entries(store)
+    assert f"/{file.name}: {reason}" in str(caught.value)
+
+
+def test_newer_accepted_step_is_refused(tmp_path: Path) -> None:
+    store = write_history(tmp_path, 0.006, 2)
+    accept_step(store, commit(1), "x")
+    (file,) = (tmp_path / "accepted").iterdir()
+    file.write_text(file.read_text().replace('"schema_version":1', '"schema_version":99'))
+    with pytest.raises(ReportError, match="schema version 99 is newer than 1"):
+        load_accepted_steps(store)

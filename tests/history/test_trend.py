@@ -202,6 +202,16 @@ def test_the_table_and_markdown_show_the_same_values(capsys: pytest.CaptureFixtu
     assert cells[2:6] == ["0.6878 J/token", "+10.0%", "+10.0% from 0000cccccc", "3"]
 
 
+def test_names_are_whole_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for day in range(3):
+        keep(session(day, record_of("benchmarks/llm/test_generation.py::test_long_prompt_decode[8-float16]")))
+    assert main(["history", "show"]) == 0
+    assert "test_long_prompt_decode[8-float16]" in capsys.readouterr().out
+
+
 def test_test_ids_are_escaped_in_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     keep(session(0, record_of("t.py::t[a|<b>`\n@x]")))
     main(["history", "show", "--format=markdown"])
@@ -234,7 +244,7 @@ def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "broken session (its last line is incomplete)"),
+        (b"", "empty session; delete it"),
         (b'{"schema_version": 1', "broken session (its last line is incomplete)"),
         (b'{"schema_version": 2, "more": 1}\n', "schema version 2 is newer than 1, the newest this "),
         (b'{"schema_version": 1}\n', "broken session (Object missing required field `id`)"),

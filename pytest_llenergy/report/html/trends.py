@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.model.comparison import VERDICTS, Verdict
+from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html.comparison_charts import VERDICT_COLOURS
 from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Table, table
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes
@@ -174,7 +175,7 @@ def _draw(sheet: Sheet, trend: Trend, most: int, name: str, width: int) -> Marku
     axes.set_xlim(-0.6, len(points) - 0.4)
     every = ceil(len(points) * COMMIT_ROOM / axes.get_window_extent().width)
     ticks = range(0, len(points), every)
-    axes.set_xticks(list(ticks), [(points[place].commit or "?")[:SHORT_COMMIT] for place in ticks])
+    axes.set_xticks(list(ticks), [one_line(points[place].commit or "?")[:SHORT_COMMIT] for place in ticks])
     axes.locator_params(axis="y", nbins=6)
     label_axes(axes, "commit", f"{trend.metric}, {trend.unit}")
     return sheet.inline(drawn, name, f"{trend.metric} from run to run", tips)
