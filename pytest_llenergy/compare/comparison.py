@@ -299,9 +299,7 @@ def compare_reports(
 
 def _describe_floor(criteria: Sequence[Criterion]) -> list[str]:
     floor = max((each.rule.floor for each in criteria), default=0.0)
-    return (
-        [f"changes up to {floor * 100:.3g}% do not count (--floor)"] if floor > DEFAULT_RULE.threshold else []
-    )
+    return [f"changes up to {floor * 100:.3g}% do not count"] if floor > DEFAULT_RULE.threshold else []
 
 
 def _describe_reruns(head: Report, origin: str) -> list[str]:

@@ -321,7 +321,7 @@ class TestCompare:
             ),
             ([record_of()], [record_of(attempt=1), record_of(attempt=2)], [], 0, "1 test ran again"),
             ([], [record_of(), OTHER], [], 0, "no baseline: 2 new tests"),
-            ([record_of()], [record_of()], ["--floor=12%"], 0, "changes up to 12% do not count (--floor)"),
+            ([record_of()], [record_of()], ["--floor=12%"], 0, "changes up to 12% do not count"),
         ],
     )
     def test_exit_code_and_line(
