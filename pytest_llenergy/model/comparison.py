@@ -9,8 +9,8 @@ from pytest_llenergy.model.base import EnergyKind, StoredStruct
 from pytest_llenergy.model.defaults import Inconclusive, Removed
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
-#: say why the rule was not applied: ``new`` tests exist on the head only, ``removed`` ones on the
-#: baseline only or are skipped on the head, ``invalid`` ones lack a valid measurement on one side, and ``not
+#: say why the rule was not applied: ``new`` tests exist on the head only, or did not pass on the
+#: baseline; ``removed`` ones exist on the baseline only or are skipped on the head, ``invalid`` ones lack a valid measurement on one side, and ``not
 #: comparable`` ones ran on other devices or ran another workload.
 Verdict = Literal[
     "regressed",

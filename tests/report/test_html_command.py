@@ -69,6 +69,6 @@ def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
     (files / "broken.json").write_bytes(encode_report(report_of(broken)))
     assert main(["report", "broken.json", "--format=html", "-o", "out.html"]) == 2
     assert capsys.readouterr().err == (
-        f"llenergy report: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
-        "--energy-report has such a round\n"
+        "llenergy report: broken.json: broken report (Expected `int` >= 1 - at "
+        "`$.records[0].rounds[0].iterations`)\n"
     )
