@@ -288,29 +288,32 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
 
 
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
-    """Return a line for each metric whose gate no test could fail: none has it, or the threshold is too high.
+    """Return a line for each gate that no test could fail: none has its metric, or its threshold is too high.
 
     Args:
         comparisons: Those of metrics with a gate.
     """
-    by_metric: dict[str, list[Comparison]] = {}
+    by_gate: dict[tuple[str, float], list[Comparison]] = {}
+    used: set[str] = set()
     for each in comparisons:
+        if each.gated or each.rule_applied:
+            used.add(each.metric)
         if each.verdict not in ("new", "removed"):
-            by_metric.setdefault(each.metric, []).append(each)
+            limit = each.rule.threshold_absolute if each.rule is not None else 0.0
+            by_gate.setdefault((each.metric, limit), []).append(each)
     lines = []
-    for metric, found in by_metric.items():
-        if not any(each.gated or each.rule_applied for each in found):
+    for (metric, limit), found in by_gate.items():
+        if metric not in used:
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        decided = [each for each in found if each.gated and each.rule_applied and each.rule is not None]
-        limits = [each.rule.threshold_absolute for each in decided if each.rule is not None]
-        values = [max(each.base or 0.0, each.head or 0.0) for each in decided]
-        if decided and all(value < limit for value, limit in zip(values, limits, strict=True)):
-            unit = decided[0].unit
+        decided = [each for each in found if each.gated and each.rule_applied]
+        highest = max((max(each.base or 0.0, each.head or 0.0) for each in decided), default=limit)
+        if highest < limit:
+            unit = found[0].unit
             lines.append(
-                f"nothing was gated by {metric}: the absolute part of its threshold, {min(limits):g} {unit}, "
-                f"is above every value, at most {max(values):.4g} {unit}"
+                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g} {unit}, "
+                f"is above every value, at most {highest:.4g} {unit}"
             )
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def exit_code(compared: ComparedReports) -> int:
