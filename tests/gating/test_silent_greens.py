@@ -298,6 +298,7 @@ class TestCompare:
             ),
             ([CODE], [EDITED], [], 3, "the benchmark itself changed: llenergy compare --across"),
             ([CODE], [EDITED], ["--across"], 0, "different workload: the benchmark itself changed"),
+            ([CODE], [msgspec.structs.replace(CODE, source_digest="b")], ["--across"], 0, "itself changed"),
             ([record_of()], [EDITED], [], 0, "1 improved"),
             ([tokens(1, 1)], [tokens(1.25, 1.2)], [], 3, "output tokens per iteration: 8 -> 10 (+25%)"),
             ([tokens(1, 1)], [tokens(1.25, 1.1)], ["--across"], 0, "(+25%)"),

@@ -13,7 +13,7 @@ from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.store import read_report
 
-from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
+from ..compare.runs import LEVEL, record_of, report_of, round_of, scaled
 
 Command = pytest.CaptureFixture[str]
 
