@@ -19,6 +19,7 @@ from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import count_tests
 
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
@@ -28,6 +29,9 @@ MAX_THRESHOLD = 2.0
 
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
 BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+
+#: Part of the reason of a test that exceeds its budget.
+OVER_BUDGET = "over the budget of"
 
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
@@ -172,7 +176,7 @@ class Budget:
         value += f" ± {u / 10**power:.2g} {prefix}{metric.unit}" if u else f" {prefix}{metric.unit}"
         # Times and counts are measured even if the joules are estimated.
         kind = " (estimated)" if estimated and ("J" in metric.unit or metric.unit == "W") else ""
-        return f"energy_gate: {self.metric} is {value}{kind}, over the budget of {self.text}"
+        return f"energy_gate: {self.metric} is {value}{kind}, {OVER_BUDGET} {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
@@ -314,6 +318,27 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
                 f"is above every value, at most {highest:.4g} {unit}"
             )
     return list(dict.fromkeys(lines))
+
+
+def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion]) -> list[str]:
+    """Return a note for each metric that marks of the tests gate, and the criteria do not.
+
+    Args:
+        records: Those of the head, with the comparisons of their runs.
+        criteria: Metrics that the command compares.
+    """
+    named = {each.metric for each in criteria}
+    unchecked: dict[str, dict[str, float]] = {}
+    for record in records:
+        for each in record.comparisons:
+            if each.gated and each.metric not in named:
+                threshold = each.rule.threshold if each.rule is not None else DEFAULT_RULE.threshold
+                unchecked.setdefault(each.metric, {})[record.id] = threshold
+    return [
+        f"energy_gate of {count_tests(len(found))} on {metric} is not checked here; "
+        f"add --fail-on={metric}:{min(found.values()) * 100:.3g}%"
+        for metric, found in unchecked.items()
+    ]
 
 
 def exit_code(compared: ComparedReports) -> int:

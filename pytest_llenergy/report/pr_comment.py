@@ -273,11 +273,8 @@ def _row(comparison: Comparison, short_id: str) -> str:
     reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
     name = f"<code>{escape_markdown(short_id)}</code>"
     if comparison.verdict == "removed":
-        if comparison.reason != ONLY_IN_BASELINE:
-            return (
-                f"| {sign} | <del>{name}</del><br>{escape_markdown(reason, MAX_REASON_LENGTH)}{' | -' * 6} |"
-            )
-        return f"| {sign} | <del>{name}</del>{' | -' * 6} |"
+        why = "" if reason == ONLY_IN_BASELINE else f"<br>{escape_markdown(reason, MAX_REASON_LENGTH)}"
+        return f"| {sign} | <del>{name}</del>{why}{' | -' * 6} |"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     base, head = map(escape_markdown, format_sides(comparison))

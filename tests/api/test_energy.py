@@ -214,7 +214,8 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
                 Item.count += 1
                 assert Item.count <= 200, "the items of a long list are not all formatted"
                 return "i"
-        values = [1, 2.5, "x" * 300, "x" * 250, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
+        long = ["x" * 300, "x" * 250]
+        values = [1, 2.5, *long, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
         @pytest.mark.parametrize("a", values, ids=range(len(values)))
         def test_it(energy, a):
             pytest.skip()
