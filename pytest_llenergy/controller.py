@@ -119,7 +119,8 @@ class Controller:
         if self._settings.compare is not None and ran:
             from pytest_llenergy.gating import list_gate_errors
 
-            on_command_line = self._config.getoption("energy_fail_on", None) is not None
+            given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
+            on_command_line = any(each is not None for each in given)
             records = self._builder.records if self._builder is not None else []
             self._gate_errors = list_gate_errors(
                 self._stored_baseline(), records, self._settings, on_command_line=on_command_line

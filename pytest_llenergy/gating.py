@@ -350,13 +350,18 @@ def describe_ungated(
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
     renamed = [each for each in comparisons if each.renamed_from is not None]
-    lines += [f"{_function_name(each.id)} was {_function_name(str(each.renamed_from))}" for each in renamed]
+    lines += [_describe_renamed(each.id, str(each.renamed_from)) for each in renamed]
     lost = stored.list_lost(records)
     if lost and with_lost and settings.removed != "pass":
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
+
+
+def _describe_renamed(new: str, old: str) -> str:
+    names = _function_name(new), _function_name(old)
+    return f"{names[0]} was {names[1]}" if names[0] != names[1] else f"{new} was {old}"
 
 
 def _name_lost(lost: Mapping[str, str]) -> str:
@@ -375,8 +380,8 @@ def list_gate_errors(
         stored: The baseline; None without one.
         records: All attempts of the tests of the run, in order.
         settings: Options of the run.
-        on_command_line: Whether ``--energy-fail-on`` is on the command line. Then a run without measurements
-            is an error; the gates of an ini file may apply to other runs.
+        on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
+            run without measurements is an error; an ini file may apply to other runs.
     """
     if stored is None:
         return []

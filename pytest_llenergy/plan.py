@@ -214,10 +214,18 @@ _BOUNDED = _Bounded()
 
 def _primitive(value: Any) -> Primitive:
     if value is None or type(value) in (bool, int, float, str):
-        return value[:PARAM_LENGTH] if isinstance(value, str) else value
+        return _shorten(value) if isinstance(value, str) else value
     # A repr with an address would make equal parameters differ from run to run.
     text = _BOUNDED.repr(value)
-    return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
+    return type(value).__qualname__ if " at 0x" in text else _shorten(text)
+
+
+def _shorten(text: str) -> str:
+    """Cut a long text, and end it with a hash of the whole, so that others of that beginning differ."""
+    if len(text) <= PARAM_LENGTH:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{text[: PARAM_LENGTH - 13]}~{digest}"
 
 
 def _marks_in_source(node: object) -> list[list[pytest.Mark]]:

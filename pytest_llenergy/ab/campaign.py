@@ -36,7 +36,7 @@ from pytest_llenergy.ab.schedule import Schedule, Side, Turn
 from pytest_llenergy.ab.session import run_session, session_arguments
 from pytest_llenergy.ab.state import SessionEnd, State
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.compare.gate import list_over_budget
+from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
@@ -395,6 +395,8 @@ class Campaign:
                     )
             line = self._failed[_side_name(side)].note(side)
             notes += [line] if line is not None else []
+        marked = [parts[0].record for parts in self._gathered["head"].parts.values()]
+        notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):
             notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")
         tools = [_tool_version(base), _tool_version(head)]

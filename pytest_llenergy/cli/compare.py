@@ -57,10 +57,12 @@ class ComparisonResult:
 
     @property
     def over_budget(self) -> tuple[str, ...]:
-        """Ids of the tests that exceed their budget on the head only; pytest checks those of a single run."""
-        from pytest_llenergy.compare.gate import list_over_budget
+        """Ids of the tests that exceed their budget on the head only."""
+        from pytest_llenergy.compare.gate import OVER_BUDGET, list_over_budget
 
-        return () if self.pairs is None else tuple(record.id for record in list_over_budget(*self.reports))
+        over = list_over_budget(*self.reports)
+        # A single run fails by its baseline too.
+        return tuple(each.id for each in over if self.pairs or OVER_BUDGET in (each.reason or ""))
 
 
 def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
@@ -225,7 +227,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     import msgspec
 
     from pytest_llenergy.compare.comparison import compare_reports
-    from pytest_llenergy.compare.gate import parse_criteria
+    from pytest_llenergy.compare.gate import note_unchecked_marks, parse_criteria
     from pytest_llenergy.history.spread import StoredEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import location_name, read_paired_report, read_report
@@ -253,7 +255,8 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     estimator = StoredEstimator(_open_history(args.history), reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive, removed = _read_policy(args, compared)
-    compared = msgspec.structs.replace(compared, inconclusive=inconclusive, removed=removed)
+    notes = [*compared.notes, *note_unchecked_marks(reports[1].records, criteria)]
+    compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive, removed=removed)
     return ComparisonResult(compared, reports)
 
 

@@ -44,7 +44,15 @@ from pytest_llenergy.compare.statistics import (
 from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource, Verdict
+from pytest_llenergy.model.comparison import (
+    ONLY_IN_BASELINE,
+    OTHER_WORKLOAD,
+    AppliedRule,
+    ComparedReports,
+    Comparison,
+    ReportSource,
+    Verdict,
+)
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
@@ -322,7 +330,7 @@ def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None)
     case = _Case(criterion.metric or default_metric(base), criterion, base, None, gated)
     if incomplete is not None:
         return case.without_estimate("invalid", _missing_reason(incomplete))
-    return case.without_estimate("removed", "only in the baseline")
+    return case.without_estimate("removed", ONLY_IN_BASELINE)
 
 
 def _compare_records(
@@ -342,6 +350,8 @@ def _compare_records(
     if new.status == old.status == "skipped":
         ungated = _Case(metric, criterion, old, new, gated=False)
         return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None
+    if new.counts and old.status in STATUS_VERBS and not old.counts:
+        return case.without_estimate("new", _not_measured_reason("base", old)), None
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
             return case.without_estimate("invalid", _not_measured_reason(side, record)), None
@@ -384,7 +394,7 @@ def _compare_records(
     estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
     estimate = _hold_back(estimate, old, new, samples)
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
-    notes += [f"different workload: {line}" for line in differences]
+    notes += [f"{OTHER_WORKLOAD}{line}" for line in differences]
     return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
 
 

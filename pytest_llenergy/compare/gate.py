@@ -19,6 +19,7 @@ from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.quantity import format_pair, scale_of
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import count_tests
 
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
@@ -28,6 +29,9 @@ MAX_THRESHOLD = 2.0
 
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
 BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+
+#: Part of the reason of a test that exceeds its budget.
+OVER_BUDGET = "over the budget of"
 
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
@@ -172,7 +176,7 @@ class Budget:
         value += f" ± {u / 10**power:.2g} {prefix}{metric.unit}" if u else f" {prefix}{metric.unit}"
         # Times and counts are measured even if the joules are estimated.
         kind = " (estimated)" if estimated and ("J" in metric.unit or metric.unit == "W") else ""
-        return f"energy_gate: {self.metric} is {value}{kind}, over the budget of {self.text}"
+        return f"energy_gate: {self.metric} is {value}{kind}, {OVER_BUDGET} {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
@@ -288,29 +292,53 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
 
 
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
-    """Return a line for each metric whose gate no test could fail: none has it, or the threshold is too high.
+    """Return a line for each gate that no test could fail: none has its metric, or its threshold is too high.
 
     Args:
         comparisons: Those of metrics with a gate.
     """
-    by_metric: dict[str, list[Comparison]] = {}
+    by_gate: dict[tuple[str, float], list[Comparison]] = {}
+    used: set[str] = set()
     for each in comparisons:
+        if each.gated or each.rule_applied:
+            used.add(each.metric)
         if each.verdict not in ("new", "removed"):
-            by_metric.setdefault(each.metric, []).append(each)
+            limit = each.rule.threshold_absolute if each.rule is not None else 0.0
+            by_gate.setdefault((each.metric, limit), []).append(each)
     lines = []
-    for metric, found in by_metric.items():
-        if not any(each.gated or each.rule_applied for each in found):
+    for (metric, limit), found in by_gate.items():
+        if metric not in used:
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        decided = [each for each in found if each.gated and each.rule_applied and each.rule is not None]
-        limits = [each.rule.threshold_absolute for each in decided if each.rule is not None]
-        values = [max(each.base or 0.0, each.head or 0.0) for each in decided]
-        if decided and all(value < limit for value, limit in zip(values, limits, strict=True)):
-            unit = decided[0].unit
+        decided = [each for each in found if each.gated and each.rule_applied]
+        highest = max((max(each.base or 0.0, each.head or 0.0) for each in decided), default=limit)
+        if highest < limit:
+            unit = found[0].unit
             lines.append(
-                f"nothing was gated by {metric}: the absolute part of its threshold, {min(limits):g} {unit}, "
-                f"is above every value, at most {max(values):.4g} {unit}"
+                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g} {unit}, "
+                f"is above every value, at most {highest:.4g} {unit}"
             )
-    return lines
+    return list(dict.fromkeys(lines))
+
+
+def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion]) -> list[str]:
+    """Return a note for each metric that marks of the tests gate, and the criteria do not.
+
+    Args:
+        records: Those of the head, with the comparisons of their runs.
+        criteria: Metrics that the command compares.
+    """
+    named = {each.metric for each in criteria}
+    unchecked: dict[str, dict[str, float]] = {}
+    for record in records:
+        for each in record.comparisons:
+            if each.gated and each.metric not in named:
+                threshold = each.rule.threshold if each.rule is not None else DEFAULT_RULE.threshold
+                unchecked.setdefault(each.metric, {})[record.id] = threshold
+    return [
+        f"energy_gate of {count_tests(len(found))} on {metric} is not checked here; "
+        f"add --fail-on={metric}:{min(found.values()) * 100:.3g}%"
+        for metric, found in unchecked.items()
+    ]
 
 
 def exit_code(compared: ComparedReports) -> int:

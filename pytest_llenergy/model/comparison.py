@@ -9,9 +9,9 @@ from pytest_llenergy.model.base import EnergyKind, StoredStruct
 from pytest_llenergy.model.defaults import Inconclusive, Removed
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
-#: say why the rule was not applied: ``new`` tests exist on the head only, ``removed`` ones on the
-#: baseline only or are skipped on the head, ``invalid`` ones lack a valid measurement on one side, and ``not
-#: comparable`` ones ran on other devices or ran another workload.
+#: say why the rule was not applied: ``new`` tests exist on the head only, or did not pass on the baseline;
+#: ``removed`` ones exist on the baseline only or are skipped on the head, ``invalid`` ones lack a valid
+#: measurement on one side, and ``not comparable`` ones ran on other devices or ran another workload.
 Verdict = Literal[
     "regressed",
     "worse",
@@ -23,6 +23,12 @@ Verdict = Literal[
     "invalid",
     "not comparable",
 ]
+
+#: Reason of a test that the head does not have.
+ONLY_IN_BASELINE = "only in the baseline"
+
+#: Beginning of a note on a workload that differs, although the comparison was made.
+OTHER_WORKLOAD = "different workload: "
 
 #: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})

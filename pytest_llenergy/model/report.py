@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, StoredStruct, pause_garbage_collection
-from pytest_llenergy.model.comparison import Baseline, ComparedReports
+from pytest_llenergy.model.comparison import AppliedRule, Baseline, ComparedReports
 from pytest_llenergy.model.defaults import Inconclusive, Removed
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round, Window
@@ -163,7 +163,9 @@ class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
+    metric: str = ""
     gated: bool = False
+    rule: AppliedRule | None = None
 
 
 class _LeanRound(Round, frozen=True):

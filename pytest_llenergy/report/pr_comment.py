@@ -14,6 +14,7 @@ from typing import Literal
 
 from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
 from pytest_llenergy.model.comparison import (
+    ONLY_IN_BASELINE,
     VERDICTS,
     AppliedRule,
     ComparedReports,
@@ -21,7 +22,7 @@ from pytest_llenergy.model.comparison import (
     ReportSource,
     Verdict,
 )
-from pytest_llenergy.model.text import one_line, shorten, unique_short_ids
+from pytest_llenergy.model.text import count_tests, one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
     count_verdicts,
     describe_detectable,
@@ -141,7 +142,10 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
     )
     if context.over_budget:
         reasons.append(f"{len(context.over_budget)} over budget")
-    if not any(each.rule_applied for each in found):
+    if found and all(each.verdict == "new" for each in found):
+        new = len({each.id for each in found})
+        reasons.append(f"no baseline: {count_tests(new, 'new ')}")
+    elif not any(each.rule_applied for each in found):
         reasons.append("nothing was compared")
     elif fails and not reasons:
         reasons.append("no gate could be checked")
@@ -269,7 +273,8 @@ def _row(comparison: Comparison, short_id: str) -> str:
     reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
     name = f"<code>{escape_markdown(short_id)}</code>"
     if comparison.verdict == "removed":
-        return f"| {sign} | <del>{name}</del>{' | -' * 6} |"
+        why = "" if reason == ONLY_IN_BASELINE else f"<br>{escape_markdown(reason, MAX_REASON_LENGTH)}"
+        return f"| {sign} | <del>{name}</del>{why}{' | -' * 6} |"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     base, head = map(escape_markdown, format_sides(comparison))

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.model.comparison import OTHER_WORKLOAD, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -65,7 +65,11 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         ):
             console.print(table)
     for state in VERDICTS:
-        explained = [each for each in comparisons if each.verdict == state and state != "unchanged"]
+        explained = [each for each in comparisons if each.verdict == state]
+        if state == "unchanged":
+            explained = [
+                each for each in explained if any(note.startswith(OTHER_WORKLOAD) for note in each.notes)
+            ]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
         for each in explained[:MAX_LINES_PER_VERDICT]:
@@ -224,5 +228,6 @@ def _test(name: str, function: str) -> str:
 
 
 def _reason(comparison: Comparison) -> str:
-    reasons = [] if comparison.verdict in ("regressed", "worse", "improved") else [comparison.reason]
+    known = comparison.verdict in ("regressed", "worse", "improved", "unchanged")
+    reasons = [] if known else [comparison.reason]
     return one_line("; ".join([*reasons, *comparison.notes]))

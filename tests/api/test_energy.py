@@ -214,16 +214,20 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
                 Item.count += 1
                 assert Item.count <= 200, "the items of a long list are not all formatted"
                 return "i"
-        values = [1, 2.5, "x" * 300, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
+        long = ["x" * 300, "x" * 250]
+        values = [1, 2.5, *long, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
         @pytest.mark.parametrize("a", values, ids=range(len(values)))
         def test_it(energy, a):
             pytest.skip()
         """
     )
-    quick.runpytest("--energy-report").assert_outcomes(skipped=9)
+    quick.runpytest("--energy-report").assert_outcomes(skipped=10)
     *values, items = [record["params"]["a"] for record in read_report()["records"]]
-    assert values == [1, 2.5, "x" * 200, None, True, "PurePosixPath('p')", "object", "{1, 2}"]
-    assert items == ("[" + "i, " * 100)[:200]
+    long = [values.pop(2), values.pop(2)]
+    assert [(len(each), each[:187]) for each in long] == [(200, "x" * 187)] * 2
+    assert long[0] != long[1], "the end of a long text counts"
+    assert values == [1, 2.5, None, True, "PurePosixPath('p')", "object", "{1, 2}"]
+    assert items[:187] == ("[" + "i, " * 100)[:187]
 
 
 def test_report_of_a_stopped_run_is_incomplete(quick: pytest.Pytester, read_report: Read) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.compare import ComparisonResult, render_comparison
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
@@ -276,3 +276,18 @@ def test_file_of_ab_prints_its_verdicts(
     assert json.loads(capsys.readouterr().out)["comparisons"][0]["verdict"] == "regressed"
     assert main(["compare", "ab.json", "--metric=energy_j"]) == 2
     assert "has verdicts already" in capsys.readouterr().err
+
+
+def test_budgets_and_marks_of_the_head_are_not_passed_over(compare: Compare) -> None:
+    why = "energy_gate: energy_j is 5 J, over the budget of 1 J"
+    over = record_of(status="failed", reason=why, failed_gate=True)
+    status, _, errors = compare(of(record_of()), of(over))
+    assert (status, f"over budget on the head: {TEST}" in errors) == (1, True)
+    rule = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.0, tolerance=0.03, alpha=0.01)
+    mark = Comparison(
+        id=TEST, metric="mean_power_w", unit="W", verdict="new", reason="", gated=True, rule=rule
+    )
+    marked = of(record_of(comparisons=[mark]))
+    note = "energy_gate of 1 test on mean_power_w is not checked here; add --fail-on=mean_power_w:3%"
+    assert note in compare(of(record_of()), marked)[1]
+    assert note not in compare(of(record_of()), marked, "--fail-on=mean_power_w:3%")[1]

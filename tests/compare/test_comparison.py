@@ -111,22 +111,24 @@ def test_test_on_one_side_is_new_or_removed() -> None:
 def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reason: str) -> None:
     broken, whole = record_of(**changes), record_of()
     found = one(broken, whole, "energy_j") if side == "base" else one(whole, broken, "energy_j")
+    new = side == "base" and changes.get("status") in ("failed", "crashed")
     assert (found.verdict, found.reason) == (
-        "invalid",
+        "new" if new else "invalid",
         reason.format(side=side, test={"base": "baseline"}.get(side, side)),
     )
     assert (found.ratio, found.low, found.high) == (None, None, None)
-    assert code(found) == 5
+    assert code(found) == (0 if new else 5)
 
 
-def test_skipped_test_is_removed_by_the_head_and_invalid_in_the_baseline() -> None:
+def test_skipped_test_is_removed_by_the_head_and_new_after_the_baseline() -> None:
     skipped = record_of(status="skipped", reason="no GPU")
     found = [one(record_of(), skipped), one(skipped, record_of()), one(skipped, skipped)]
     assert [(each.verdict, each.gated) for each in found] == [
         ("removed", True),
-        ("invalid", True),
+        ("new", True),
         ("invalid", False),
     ]
+    assert found[1].reason == "the baseline test was skipped (no GPU)"
     assert found[0].reason == "the head test was skipped (no GPU)"
 
 

@@ -129,6 +129,20 @@ class TestRenamedOrEdited:
         result.stdout.fnmatch_lines(["*regressed: *test_new: renamed from test_some.py::test_a"])
         assert read_report()["baseline"]["absent"] == []
 
+    def test_a_test_that_moved_is_named_with_its_files(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WATTS", "10")
+        base.path.joinpath("test_some.py").rename(base.path / "test_moved.py")
+        result = base.runpytest(COMPARE, FAIL)
+        result.stdout.fnmatch_lines(["test_moved.py::test_a was test_some.py::test_a"])
+
+    def test_deleted_tests_fail_a_gate_of_the_ini_file(self, base: pytest.Pytester) -> None:
+        base.makepyfile(test_some="def test_other(): pass")
+        ini = base.runpytest(COMPARE, "-o", FAIL.removeprefix("--").replace("-", "_"))
+        assert ini.ret == 1
+        ini.stdout.fnmatch_lines(["ERROR: nothing was gated: no test was measured"])
+
     def test_a_renamed_test_that_is_unchanged_is_named(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -298,6 +312,7 @@ class TestCompare:
             ),
             ([CODE], [EDITED], [], 3, "the benchmark itself changed: llenergy compare --across"),
             ([CODE], [EDITED], ["--across"], 0, "different workload: the benchmark itself changed"),
+            ([CODE], [msgspec.structs.replace(CODE, source_digest="b")], ["--across"], 0, "itself changed"),
             ([record_of()], [EDITED], [], 0, "1 improved"),
             ([tokens(1, 1)], [tokens(1.25, 1.2)], [], 3, "output tokens per iteration: 8 -> 10 (+25%)"),
             ([tokens(1, 1)], [tokens(1.25, 1.1)], ["--across"], 0, "(+25%)"),

@@ -147,8 +147,9 @@ def test_a_wrong_rate_ends_the_run_with_one_line(quick: pytest.Pytester) -> None
 
 
 def test_no_gate_uses_them(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(quick.path, "a.json").write_bytes(encode_report(report_of(record_of())))
-    assert main(["compare", "a.json", "a.json", "--metric=carbon_g"]) == 2
+    for name in ("a.json", "b.json"):
+        Path(quick.path, name).write_bytes(encode_report(report_of(record_of())))
+    assert main(["compare", "a.json", "b.json", "--metric=carbon_g"]) == 2
     assert capsys.readouterr().err == (
         "llenergy compare: carbon_g is energy_j times a constant; use energy_j instead\n"
     )

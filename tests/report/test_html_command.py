@@ -13,7 +13,7 @@ from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.store import read_report
 
-from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
+from ..compare.runs import LEVEL, record_of, report_of, round_of, scaled
 
 Command = pytest.CaptureFixture[str]
 
@@ -69,6 +69,6 @@ def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
     (files / "broken.json").write_bytes(encode_report(report_of(broken)))
     assert main(["report", "broken.json", "--format=html", "-o", "out.html"]) == 2
     assert capsys.readouterr().err == (
-        f"llenergy report: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
-        "--energy-report has such a round\n"
+        "llenergy report: broken.json: broken report (Expected `int` >= 1 - at "
+        "`$.records[0].rounds[0].iterations`)\n"
     )

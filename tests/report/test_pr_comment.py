@@ -195,7 +195,7 @@ def test_a_certain_small_change_is_shown_open_and_a_removed_test_without_figures
     }
     found = [
         comparison("t.py::test_small", "worse", **numbers),
-        comparison("t.py::test_gone", "removed", base=7.77, gated=True),
+        comparison("t.py::test_gone", "removed", base=7.77, reason="only in the baseline", gated=True),
         comparison("t.py::test_same", **{**numbers, "ratio": 1.0}),
     ]
     text = render_comment(compared(*found))
@@ -211,6 +211,16 @@ def test_a_certain_small_change_is_shown_open_and_a_removed_test_without_figures
 
 def test_a_comparison_without_tests_has_a_title() -> None:
     assert render_comment(compared()).splitlines()[1] == "### ❌ Energy: fail, nothing was compared"
+
+
+def test_first_benchmarks_have_no_baseline() -> None:
+    found = [comparison(f"t.py::{name}", "new", gated=True) for name in "ab"]
+    assert render_comment(compared(*found)).splitlines()[1].endswith("pass, no baseline: 2 new tests")
+
+
+def test_a_skipped_test_is_removed_with_its_reason() -> None:
+    skipped = comparison("t.py::a", "removed", reason="the head test was skipped (no GPU)", gated=True)
+    assert "</code></del><br>the head test was skipped (no GPU) | -" in render_comment(compared(skipped))
 
 
 def test_notes_do_not_fill_the_comment() -> None:
