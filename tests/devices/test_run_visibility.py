@@ -279,7 +279,7 @@ class TestOrder:
         for round_ in record["rounds"]:
             truth = 300 * round_["duration_s"]
             assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"]
-            assert round_["energy_u_j"] < 0.05 * truth
+            assert round_["energy_u_j"] < 0.1 * truth
 
     def test_device_numbers_on_a_mixed_host_are_refused_until_their_order_is_known(
         self, run: Run, world: World
