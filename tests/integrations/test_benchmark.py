@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 
 import jsonschema
@@ -157,8 +158,13 @@ class TestGates:
     SLEEPS = "import time\ndef test_it(benchmark):\n    benchmark(time.sleep, {seconds})\n"
 
     def test_only_a_regression_fails(self, quick: pytest.Pytester, read_report: Read) -> None:
+        # The code of the test stays the same, and other tests that run meanwhile have no effect on a GPU.
+        quick.makepyfile("from work import S\n" + self.SLEEPS.format(seconds="S"))
+        quick.makeconftest(TEN_WATTS.replace('"cpu:ten"', '"gpu:ten"'))
+
         def run(seconds: float, *args: str) -> pytest.RunResult:
-            quick.makepyfile(self.SLEEPS.format(seconds=seconds))
+            sys.modules.pop("work", None)
+            quick.makepyfile(work=f"S = {seconds}")
             return quick.runpytest(*args, "-p", "no:cacheprovider")
 
         gate = ("--energy-report", "--energy-compare=base", "--energy-fail-on=energy_j:20%")
