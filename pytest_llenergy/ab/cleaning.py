@@ -91,7 +91,7 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
     """Remove everything of comparisons that no process runs, and checkouts of projects that are gone.
 
     Returns:
-        A line for each directory, with its size, or one line if there is none.
+        One line with the size of each directory, or a line that nothing was found.
     """
     lines = []
     for checkouts in _list_checkouts(root, repository):

@@ -21,7 +21,7 @@ FIRST_SIGN_S, LATER_SIGN_S = 10.0, 60.0
 #: Each further one comes after as much time again, at most this.
 MAX_SILENCE_S = 300.0
 
-#: A session that waits says so at least this often.
+#: Longest time between two lines of a session that waits.
 WAIT_ENDED_S = 45.0
 
 #: Characters of a line of the log that are shown.

@@ -202,7 +202,7 @@ def _compare_with_itself(args: argparse.Namespace, request: Request) -> int:
             prepared, args.aa, _print_line, _print_output if args.verbose else None
         ):
             reports.append(paired)
-    except BaseException:
+    except BaseException:  # Ctrl-C, SIGTERM or a failed session: what was measured is reported first.
         if reports:
             _print_line(f"{len(reports)} of {args.aa} comparisons are finished:")
             _write_self_comparison(args, summarize(reports, code))

@@ -255,7 +255,7 @@ def test_session_without_output_shows_signs_of_life(project: Project) -> None:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             watch.poll()
-            time.sleep(0.01)
+            time.sleep(0.01)  # polls more often than any line is due
     assert said[0] == "  session 1 (base abc) runs, 0:00 so far: collecting 5 items"
     # After 0.2 s, 0.4 s, 0.8 s.
     assert len(said) == 3

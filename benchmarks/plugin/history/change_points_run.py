@@ -109,7 +109,7 @@ def select_rules() -> dict[str, Rule]:
     """Return the rules, without those of packages that are not installed."""
     rules: dict[str, Rule] = {"llenergy": ours, "rolling mean, 2 %": rolling_mean}
     try:
-        import ruptures  # noqa: F401
+        import ruptures  # noqa: F401  # only whether it is installed
     except ImportError:
         print("ruptures is not installed; left out", file=sys.stderr)
     else:
