@@ -55,6 +55,7 @@ class Controller:
         self._written: list[str] = []
         self._gate_errors: list[str] = []
         self._summary_error: str | None = None
+        self._left_early = False
 
     def pytest_sessionstart(self) -> None:
         if not self._settings.keeps_something:
@@ -114,7 +115,17 @@ class Controller:
     # A failure outside any test that is counted here still reaches the summary and the exit code.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        result = yield
+        try:
+            result = yield
+        except pytest.exit.Exception:
+            # A test can end the run with exit code 0.
+            self._left_early = True
+            self._check_gates(session)
+            raise
+        self._check_gates(session)
+        return result
+
+    def _check_gates(self, session: pytest.Session) -> None:
         ran = session.testscollected and not self._config.getoption("setuponly", False)
         if self._settings.compare is not None and ran:
             from pytest_llenergy.gating import list_gate_errors
@@ -126,11 +137,12 @@ class Controller:
                 self._stored_baseline(), records, self._settings, on_command_line=on_command_line
             )
             session.testsfailed += len(self._gate_errors)
-        return result
 
     # First, so that the summary shows an error in writing the report.
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+        if self._gate_errors and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         builder = self._builder
         if builder is None:
             return
@@ -140,7 +152,7 @@ class Controller:
         stored = self._stored_baseline()
         report = builder.build(
             int(exitstatus),
-            complete=ended and not stopped and not left_out,
+            complete=ended and not (stopped or left_out or self._left_early),
             baseline=stored.describe(self._last_attempts) if stored is not None else None,
         )
         if report is None:

@@ -111,6 +111,18 @@ class StoredBaseline:
         usable = (name for name, each in self.records.items() if each.counts and each.rounds)
         return {name: lost[name] for name in usable if name in lost and not is_xfailed(self.records[name])}
 
+    def list_dropped_marks(self, records: Sequence[Record]) -> dict[str, str]:
+        """Return the tests of which a mark gated a metric in the baseline and nothing gates it now."""
+        dropped = {}
+        for record in records:
+            gated = {each.metric for each in record.comparisons if each.gated}
+            old = next((each.renamed_from for each in record.comparisons if each.renamed_from), record.id)
+            before = self.records[old].comparisons if record.counts and old in self.records else []
+            metrics = [each.metric for each in before if each.from_mark and each.metric not in gated]
+            if metrics:
+                dropped[record.id] = ", ".join(metrics)
+        return dropped
+
 
 def is_xfailed(record: Record) -> bool:
     """Whether a test failed as expected; its reason is the only sign of it."""
@@ -354,6 +366,9 @@ def describe_ungated(
     lost = stored.list_lost(records)
     if lost and with_lost and settings.removed != "pass":
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
+    dropped = stored.list_dropped_marks(records)
+    if dropped and settings.removed == "warn":
+        lines.append(_describe_dropped(stored, dropped))
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
@@ -362,6 +377,10 @@ def describe_ungated(
 def _describe_renamed(new: str, old: str) -> str:
     names = _function_name(new), _function_name(old)
     return f"{names[0]} was {names[1]}" if names[0] != names[1] else f"{new} was {old}"
+
+
+def _describe_dropped(stored: StoredBaseline, dropped: Mapping[str, str]) -> str:
+    return f"energy_gate of {count_tests(len(dropped))} in {stored.origin} is gone: {_name_lost(dropped)}"
 
 
 def _name_lost(lost: Mapping[str, str]) -> str:
@@ -404,13 +423,16 @@ def list_gate_errors(
             lost = {
                 name: why
                 for name, why in lost.items()
-                if any(each.gated for each in stored.records[name].comparisons)
+                if any(each.from_mark for each in stored.records[name].comparisons)
             }
         if lost and settings.removed == "fail":
             lines.append(
                 f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
                 "--energy-removed=warn accepts this"
             )
+        dropped = stored.list_dropped_marks([*last.values()])
+        if dropped and settings.removed == "fail":
+            lines.append(f"{_describe_dropped(stored, dropped)}; --energy-removed=warn accepts this")
     nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
     if nothing is not None:
         return [*lines, nothing]

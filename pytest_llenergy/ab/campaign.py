@@ -395,7 +395,7 @@ class Campaign:
                     )
             line = self._failed[_side_name(side)].note(side)
             notes += [line] if line is not None else []
-        marked = [parts[0].record for parts in self._gathered["head"].parts.values()]
+        marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):
             notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")

@@ -255,7 +255,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     estimator = StoredEstimator(_open_history(args.history), reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive, removed = _read_policy(args, compared)
-    notes = [*compared.notes, *note_unchecked_marks(reports[1].records, criteria)]
+    notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]
     compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive, removed=removed)
     return ComparisonResult(compared, reports)
 

@@ -190,6 +190,7 @@ class _Case:
             kind=record.kind if ROUND_METRICS[self.metric].is_energy else None,
             rule=_applied_rule(self.criterion.rule),
             gated=self.gated,
+            from_mark=self.criterion.from_mark,
             base_tokens_per_s=_recorded_value(self.base, "output_tokens_per_s"),
             head_tokens_per_s=_recorded_value(self.head, "output_tokens_per_s"),
             **{**values, **fields},

@@ -324,7 +324,7 @@ def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion
     """Return a note for each metric that marks of the tests gate, and the criteria do not.
 
     Args:
-        records: Those of the head, with the comparisons of their runs.
+        records: Those of the baseline and of the head, with the comparisons of their runs.
         criteria: Metrics that the command compares.
     """
     named = {each.metric for each in criteria}
@@ -335,7 +335,7 @@ def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion
                 threshold = each.rule.threshold if each.rule is not None else DEFAULT_RULE.threshold
                 unchecked.setdefault(each.metric, {})[record.id] = threshold
     return [
-        f"energy_gate of {count_tests(len(found))} on {metric} is not checked here; "
+        f"the gate of {count_tests(len(found))} on {metric} is not checked here; "
         f"add --fail-on={metric}:{min(found.values()) * 100:.3g}%"
         for metric, found in unchecked.items()
     ]

@@ -76,6 +76,7 @@ class Comparison(StoredStruct, frozen=True):
             null if both sides were measured in turn.
         kind: Whether the joules are measured, attributed or estimated; null for times and counts.
         gated: Whether a gate was requested for this metric.
+        from_mark: Whether a mark of the test requested it.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
         renamed_from: Id of the test in the baseline, if it has another one there.
@@ -103,6 +104,7 @@ class Comparison(StoredStruct, frozen=True):
     kind: EnergyKind | None = None
     rule: AppliedRule | None = None
     gated: bool = False
+    from_mark: bool = False
     base_tokens_per_s: float | None = None
     head_tokens_per_s: float | None = None
     renamed_from: str | None = None

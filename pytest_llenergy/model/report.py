@@ -165,6 +165,7 @@ class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
 class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
     metric: str = ""
     gated: bool = False
+    from_mark: bool = False
     rule: AppliedRule | None = None
 
 

@@ -288,6 +288,7 @@ def test_budgets_and_marks_of_the_head_are_not_passed_over(compare: Compare) -> 
         id=TEST, metric="mean_power_w", unit="W", verdict="new", reason="", gated=True, rule=rule
     )
     marked = of(record_of(comparisons=[mark]))
-    note = "energy_gate of 1 test on mean_power_w is not checked here; add --fail-on=mean_power_w:3%"
+    note = "the gate of 1 test on mean_power_w is not checked here; add --fail-on=mean_power_w:3%"
     assert note in compare(of(record_of()), marked)[1]
     assert note not in compare(of(record_of()), marked, "--fail-on=mean_power_w:3%")[1]
+    assert note in compare(marked, of(record_of()))[1], "the head has dropped the mark"

@@ -86,6 +86,38 @@ class TestLostByPytest:
         quick_suite.makepyfile(test_a="", test_b=marked.replace("test_a", "test_b"))
         assert quick_suite.runpytest(COMPARE).ret == 0, "no gate covered test_a"
 
+    @pytest.mark.parametrize("policy", ["fail", "warn", "pass"])
+    def test_a_mark_that_is_gone_is_named(self, quick_suite: pytest.Pytester, policy: str) -> None:
+        quick_suite.makepyfile(MARKED.format("energy_gate(metric='mean_power_w', threshold='3%')"))
+        quick_suite.runpytest("--energy-report=base.json").assert_outcomes(passed=1)
+        quick_suite.makepyfile(ONE)
+        line = "energy_gate of 1 test in base.json is gone: test_a (mean_power_w)"
+        result = quick_suite.runpytest(COMPARE, f"--energy-removed={policy}")
+        assert result.ret == (1 if policy == "fail" else 0)
+        if policy == "pass":
+            result.stdout.no_fnmatch_line(f"*{line}*")
+        else:
+            end = "; --energy-removed=warn accepts this"
+            result.stdout.fnmatch_lines([f"ERROR: {line}{end}" if policy == "fail" else line])
+        # A gate of all tests replaces it.
+        assert quick_suite.runpytest(COMPARE, "--energy-fail-on=mean_power_w:3%").ret == 0
+
+    def test_a_gate_of_an_option_that_is_gone_is_no_error(self, base: pytest.Pytester) -> None:
+        base.runpytest(COMPARE, FAIL, "--energy-report=next.json")
+        edit("next.json", lambda report: report["records"][0].update(status="measured", failed_gate=False))
+        assert base.runpytest("--energy-compare=next.json").ret == 0
+
+    def test_a_test_that_ends_the_run_with_success_fails_a_gate(
+        self, two: pytest.Pytester, read_report: Any
+    ) -> None:
+        code = B.replace("energy(time", "pytest.exit('done', returncode=0); energy(time")
+        two.makepyfile(test_b=code)
+        result = two.runpytest(COMPARE, FAIL, "--energy-report")
+        assert result.ret == 1
+        result.stdout.fnmatch_lines([LOST.format("not in this run")])
+        assert not read_report()["run"]["complete"]
+        assert two.runpytest(COMPARE).ret == 0, "no gate"
+
     @pytest.mark.clock
     def test_workers_lose_tests_too(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(test_a=ONE, test_b=B)
