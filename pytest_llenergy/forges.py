@@ -26,6 +26,9 @@ REQUEST_TIMEOUT_S = 30.0
 #: Errors of a file that is not a readable event.
 EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
+#: HTTP status of an answer without content, such as that to a deletion.
+NO_CONTENT = 204
+
 #: What to check if the forge does not accept the token.
 TOKEN_ADVICE = {
     "GitHub": "the token in GITHUB_TOKEN needs the permission pull-requests: write",
@@ -64,7 +67,7 @@ class Forge(NamedTuple):
         try:
             request = Request(url, data, headers, method=method)
             with build_opener(_RefuseRedirects).open(request, timeout=REQUEST_TIMEOUT_S) as response:
-                return json.load(response)
+                return json.load(response) if response.status != NO_CONTENT else None
         except HTTPError as error:
             message = error.reason
             with suppress(OSError, ValueError, AttributeError):
@@ -142,6 +145,7 @@ def post_comments(
     bodies: Sequence[str],
     number: int | None = None,
     outdated: Callable[[str], str | None] = lambda _: None,
+    otherwise: str = "",
 ) -> list[tuple[str, str]]:
     """Add comments, or replace this user's comments that have the same first lines.
 
@@ -150,10 +154,11 @@ def post_comments(
         bodies: Texts of the comments.
         number: Number of the request, instead of the one in the variables.
         outdated: Returns the text that replaces another comment of this user, from its first line; None keeps
-            the comment.
+            the comment, and an empty text deletes it.
+        otherwise: Text of a comment to add if nothing else is added or replaced.
 
     Returns:
-        For each comment ``added`` or ``replaced``, and its address.
+        For each comment ``added``, ``replaced`` or ``deleted``, and its address.
 
     Raises:
         ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
@@ -178,9 +183,15 @@ def post_comments(
     for marker in existing.keys() - wanted.keys():
         if (text := outdated(marker)) is not None:
             wanted[marker] = text
+    if not wanted and otherwise:
+        wanted[otherwise.partition("\n")[0]] = otherwise
     done = []
     project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
     for marker, body in wanted.items():
+        if not body:
+            forge.request("DELETE", f"{own}/{existing[marker]}")
+            done.append(("deleted", f"{own}/{existing[marker]}"))
+            continue
         if marker in existing:
             answer = forge.request(replace, f"{own}/{existing[marker]}", body)
         else:

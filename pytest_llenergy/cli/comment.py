@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Name of the comparison in the folder of a job.
 FILE = "energy.json"
 
+#: In place of a job's name where no job has a result.
+NO_JOB = "-"
+
 #: Most jobs that comment on one pull request.
 MAX_JOBS = 20
 
@@ -37,8 +40,8 @@ def add_parser(commands: Commands) -> None:
     add_report(
         parser,
         "file",
-        f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job, where "
-        "older comments of jobs that are missing become a note that there is no comparison",
+        f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; the "
+        "comments of jobs whose file is missing say that there is no comparison",
     )
     parser.add_argument(
         "--key",
@@ -59,7 +62,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Post or print the comments. Returns 0, also if the pull request has a newer commit."""
     from pytest_llenergy.forges import find_run, post_comments
-    from pytest_llenergy.report.pr_comment import marker_of, render_missing
+    from pytest_llenergy.report.pr_comment import marker_of
 
     if args.number is not None and args.number < 1:
         raise ForgeError(f"--number={args.number}: needs the number of a pull or merge request")
@@ -80,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
         if not of_jobs or not marker.startswith(start):
             return None
         job = marker.removeprefix(start).removesuffix(" -->")
-        return render_missing(_context(ci, job), ci.commit)
+        return "" if job == NO_JOB and bodies else _render_missing(job, ci)
 
+    otherwise = _render_missing(NO_JOB, ci) if of_jobs else ""
     try:
-        for done, url in post_comments(os.environ, bodies, args.number, outdated):
+        for done, url in post_comments(os.environ, bodies, args.number, outdated, otherwise):
             print(f"{done} {url}")
     except OutdatedRunError as error:
         print(f"llenergy comment: no comment: {error}", file=sys.stderr)
@@ -91,11 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _render_folder(folder: Path, ci: CiRun) -> list[str]:
-    """Render the comment of each job; that of an unreadable file says that there is no comparison."""
+    """Render the comment of each job; without a readable file it says that there is no comparison."""
     from pytest_llenergy.model.text import one_line
-    from pytest_llenergy.report.pr_comment import render_missing
 
-    paths = sorted(folder.glob(f"*/{FILE}"))
+    paths = sorted(each / FILE for each in folder.iterdir() if each.is_dir())
     if len(paths) > MAX_JOBS:
         raise ForgeError(
             f"{folder}: {len(paths)} jobs, and at most {MAX_JOBS} may comment; merge some of them"
@@ -106,8 +109,15 @@ def _render_folder(folder: Path, ci: CiRun) -> list[str]:
             bodies.append(_render_file(str(path), path.parent.name, ci))
         except ReportError as error:
             print(f"llenergy comment: {one_line(str(error))}", file=sys.stderr)
-            bodies.append(render_missing(_context(ci, path.parent.name), ci.commit))
+            bodies.append(_render_missing(path.parent.name, ci))
     return bodies
+
+
+def _render_missing(job: str, ci: CiRun) -> str:
+    from pytest_llenergy.report.pr_comment import render_missing
+
+    context = _context(ci, job)
+    return render_missing(replace(context, job="") if job == NO_JOB else context, ci.commit)
 
 
 def _render_file(name: str, job: str, ci: CiRun) -> str:

@@ -74,6 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._write(self._replace)
 
+    def do_DELETE(self) -> None:
+        self.forge.comments.remove(self._named())
+        self._answer(204, None)
+
     @property
     def _is_github(self) -> bool:
         return "Authorization" in self.headers
@@ -109,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.forge.redirects_to:
             self.send_header("Location", self.forge.redirects_to + self.path)
         self.end_headers()
-        self.wfile.write(json.dumps(data).encode())
+        if data is not None:
+            self.wfile.write(json.dumps(data).encode())
 
 
 @contextmanager
