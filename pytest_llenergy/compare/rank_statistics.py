@@ -133,7 +133,8 @@ def signed_rank_cdf(w: int, n: int) -> float:
 def signed_rank_limit(n: int, alpha: float) -> int:
     """Return which of the ordered Walsh averages of n differences is the lower confidence limit.
 
-    As ``confidence_limit_rank``: the largest k with P(W <= k - 1) <= alpha, or 0 if there is none.
+    As ``confidence_limit_rank``: the largest k with P(W <= k - 1) <= alpha. It is 0 if n is too small for a
+    limit at this alpha.
     """
     k = 0
     while signed_rank_cdf(k, n) <= alpha:

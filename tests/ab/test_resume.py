@@ -28,7 +28,7 @@ def test_a(energy):
 def test_b(energy):
     if "003-" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
         Path(os.environ["GO_ON"]).write_text(str(os.getpid()))
-        time.sleep(300)
+        time.sleep(300)  # until it is killed
     energy(use, 5.0)
 """
 
