@@ -126,7 +126,8 @@ class StoredBaseline:
 
 def is_xfailed(record: Record) -> bool:
     """Whether a test failed as expected; its reason is the only sign of it."""
-    return record.status == "failed" and (record.reason or "").startswith(XFAIL)
+    reason = record.reason or ""
+    return record.status == "failed" and (reason == XFAIL or reason.startswith(f"{XFAIL}: "))
 
 
 class Gating:
@@ -369,9 +370,35 @@ def describe_ungated(
     dropped = stored.list_dropped_marks(records)
     if dropped and settings.removed == "warn":
         lines.append(_describe_dropped(stored, dropped))
+    looser = _list_looser_marks(stored, comparisons, settings)
+    if looser:
+        lines.append(f"looser by a mark energy_gate: {_name_lost(looser)}")
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
+
+
+def _list_looser_marks(
+    stored: StoredBaseline, comparisons: Sequence[Comparison], settings: Settings
+) -> dict[str, str]:
+    """Return the tests whose marks allow more than an option or the mark in the baseline does."""
+    looser = {}
+    options = {each.metric: each.relative for each in settings.fail_on}
+    for now in comparisons:
+        if not now.from_mark or now.rule is None:
+            continue
+        record = stored.records.get(now.renamed_from or now.id)
+        before = record.comparisons if record is not None else []
+        marks = [
+            each.rule.threshold
+            for each in before
+            if each.from_mark and each.metric == now.metric and each.rule
+        ]
+        strict = min([*marks, options.get(now.metric, now.rule.threshold)])
+        if strict < now.rule.threshold:
+            values = f"{now.rule.threshold * 100:.3g}% in place of {strict * 100:.3g}%"
+            looser[now.id] = f"{now.metric}: {values}"
+    return looser
 
 
 def _describe_renamed(new: str, old: str) -> str:

@@ -14,6 +14,7 @@ import hashlib
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter, getsource, signature, unwrap
@@ -165,7 +166,7 @@ def record_params(item: pytest.Item) -> dict[str, Primitive]:
 
 
 def source_digest(item: pytest.Item) -> str | None:
-    """Hash the code of a test's function without its name, decorators, annotations, comments and formatting.
+    """Hash the code of a test's function without its name, marks, annotations, comments and formatting.
 
     Parameters are recorded apart. Returns None if there is no source code.
     """
@@ -183,8 +184,26 @@ def _source_digest(function: Callable[..., object]) -> str | None:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     docstring = ast.get_docstring(node, clean=False) is not None
-    code = [_code_of(node.args), *map(_code_of, node.body[docstring:])]
+    decorators = [each for each in node.decorator_list if not _is_mark(each)]
+    code = [_code_of(each) for each in (node.args, *node.body[docstring:], *decorators)]
+    # What makes one function of a factory differ from another.
+    code += [each for each in _closure_values(function) if type(each) in (bool, int, float, str)]
     return hashlib.sha256(repr(code).encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def _is_mark(decorator: ast.expr) -> bool:
+    names = {each.attr for each in ast.walk(decorator) if isinstance(each, ast.Attribute)}
+    names |= {each.id for each in ast.walk(decorator) if isinstance(each, ast.Name)}
+    return "mark" in names
+
+
+def _closure_values(function: Callable[..., object]) -> list[object]:
+    values = []
+    for cell in getattr(function, "__closure__", None) or ():
+        # A name that is not bound yet.
+        with suppress(ValueError):
+            values.append(cell.cell_contents)
+    return values
 
 
 def _code_of(node: object) -> object:
@@ -217,6 +236,9 @@ def _primitive(value: Any) -> Primitive:
         return _shorten(value) if isinstance(value, str) else value
     # A repr with an address would make equal parameters differ from run to run.
     text = _BOUNDED.repr(value)
+    # The text of a long tensor is the same for each length.
+    if isinstance(shape := getattr(value, "shape", None), tuple) and shape:
+        text = f"{tuple(shape)} {text}"
     return type(value).__qualname__ if " at 0x" in text else _shorten(text)
 
 

@@ -19,6 +19,7 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
+from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import (
     BackendInfo,
@@ -27,7 +28,6 @@ from pytest_llenergy.model.record import (
     Parallel,
     RankInfo,
     Record,
-    Status,
     kind_of_energy,
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line

@@ -146,6 +146,7 @@ class Campaign:
             "head": SideSessions("head"),
         }
         self._failed: dict[SideName, FailureCounts] = {"base": FailureCounts(), "head": FailureCounts()}
+        self._skipped: dict[SideName, set[str]] = {"base": set(), "head": set()}
         self._order: list[SideSessions] = []
         self._boots: dict[str, None] = {}
         #: Numbers of the sessions that were finished before.
@@ -227,6 +228,7 @@ class Campaign:
         gathered = self._gathered[turn.side]
         gathered.add(turn.number, reports)
         self._failed[turn.side].add(self._state.list_failed_tests(turn))
+        self._skipped[turn.side] |= self._state.list_skipped_modules(turn)
         self._order += [gathered] * len(reports)
         self._boots[end.boot] = None
         self.duration_s += end.duration_s
@@ -395,6 +397,8 @@ class Campaign:
                     )
             line = self._failed[_side_name(side)].note(side)
             notes += [line] if line is not None else []
+        if skipped := sorted(self._skipped["base"] - self._skipped["head"]):
+            notes.append(f"base: only there {', '.join(skipped)} is skipped, so its tests are not compared")
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):

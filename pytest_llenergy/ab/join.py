@@ -12,9 +12,9 @@ from pytest_llenergy.compare.comparability import device_differences, workload_d
 from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import rescale
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
-from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.base import Primitive, Status
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Flag, Record, Round, Status, Times
+from pytest_llenergy.model.record import Flag, Record, Round, Times
 from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
 
 #: Parameters whose values depend on options.
@@ -142,8 +142,16 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     spoiled = next((part for part in parts if not part.usable), None)
     if spoiled is not None:
         reason = f"session {spoiled.number}: {spoiled.record.reason or spoiled.record.status}"
+        # Measured in other sessions, so it is no test that never worked, and may not pass as new or removed.
+        status: Status = "invalid" if any(part.usable for part in parts) else spoiled.record.status
         return msgspec.structs.replace(
-            spoiled.record, attempt=1, reason=reason, rounds=rounds, comparisons=[], failed_gate=False
+            spoiled.record,
+            attempt=1,
+            status=status,
+            reason=reason,
+            rounds=rounds,
+            comparisons=[],
+            failed_gate=False,
         )
     first = parts[0].record
     if not rounds:
@@ -165,7 +173,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         )
         reached = relative_uncertainty(rounds, coverage)
         procedure = msgspec.structs.replace(procedure, measuring_s=measuring_s, reached=reached)
-    status: Status = "measured" if energy.value is not None else "invalid"
+    status = "measured" if energy.value is not None else "invalid"
     why = None if energy.value is not None else energy.reason
     over = [part for part in parts if part.over_budget]
     broken = status == "measured" and len(over) > share * len(parts)

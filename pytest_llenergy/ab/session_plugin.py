@@ -38,6 +38,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.failed: dict[str, None] = {}
+        self.skipped: dict[str, None] = {}
         self.measured: bool = False
         self.stopped: bool = False
 
@@ -46,6 +47,8 @@ class Watch:
             self.failed[_encodable(report.nodeid)] = None
             # Even if pytest continues on collection errors, the tests of this file are missing.
             self.stopped = True
+        elif report.skipped:
+            self.skipped[_encodable(report.nodeid)] = None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -100,7 +103,12 @@ def pytest_unconfigure(config: Any) -> None:
     _write_imported_modules()
     watch = config.pluginmanager.get_plugin(WATCH_NAME)
     if watch is not None:
-        summary = {"failed": list(watch.failed), "measured": watch.measured, "stopped": watch.stopped}
+        summary = {
+            "failed": list(watch.failed),
+            "skipped": list(watch.skipped),
+            "measured": watch.measured,
+            "stopped": watch.stopped,
+        }
         _write_json(Path(os.environ["LLENERGY_AB_SUMMARY"]), summary)
 
 

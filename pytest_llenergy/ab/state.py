@@ -88,13 +88,14 @@ class SessionEnd(StoredStruct, frozen=True):
 class SessionSummary(StoredStruct, frozen=True):
     """What ``session_plugin`` writes at the end of a session.
 
-    ``failed`` are node ids, ``measured`` is whether any test measured energy, and ``stopped`` whether the
-    session ended before all tests had run.
+    ``failed`` are node ids, ``skipped`` those of modules skipped as a whole. ``measured`` is whether any test
+    measured energy, and ``stopped`` whether the session ended before all tests had run.
     """
 
     failed: list[str]
     measured: bool
     stopped: bool
+    skipped: tuple[str, ...] = ()
 
 
 class State:
@@ -191,12 +192,17 @@ class State:
             return bool(found) and not any((directory / word).exists() for word in words if word)
         summary = _read_summary(files)
         ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
-        return ran and summary == SessionSummary(failed=[], measured=False, stopped=False)
+        return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
     def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
         summaries = [_read_summary(files) for files in self._attempts(turn)]
         return {name for each in summaries if each is not None for name in each.failed}
+
+    def list_skipped_modules(self, turn: Turn) -> set[str]:
+        """Return the node ids of the modules that a session skipped as a whole."""
+        summaries = [_read_summary(files) for files in self._attempts(turn)]
+        return {name for each in summaries if each is not None for name in each.skipped}
 
     def load_reports(self, turn: Turn) -> list[Report]:
         """Return the reports of all attempts at a session, finished or not."""

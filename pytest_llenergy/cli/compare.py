@@ -213,8 +213,12 @@ def print_comparison(
         )
     for line in list_void_gates(comparisons):
         print(f"llenergy {command}: {one_line(line)}", file=sys.stderr)
-    if comparisons and all(each.verdict == "new" for each in comparisons):
-        new = {each.id for each in comparisons}
+    new = {each.id for each in comparisons if each.verdict == "new"}
+    unmeasured = {each.id for each in comparisons if each.base_status is not None}
+    if unmeasured:
+        line = f"{count_tests(len(unmeasured))} failed or skipped in the baseline and cannot be gated"
+        print(f"llenergy {command}: warning: {line}", file=sys.stderr)
+    elif new and all(each.verdict == "new" for each in comparisons):
         print(f"llenergy {command}: no baseline: {count_tests(len(new), 'new ')}", file=sys.stderr)
     if result.over_budget:
         names = ", ".join(map(escape_invisible, result.over_budget))

@@ -352,7 +352,9 @@ def _compare_records(
         ungated = _Case(metric, criterion, old, new, gated=False)
         return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None
     if new.counts and old.status in STATUS_VERBS and not old.counts:
-        return case.without_estimate("new", _not_measured_reason("base", old)), None
+        ungated = _Case(metric, criterion, old, new, gated=False)
+        found = ungated.without_estimate("new", _not_measured_reason("base", old))
+        return msgspec.structs.replace(found, base_status=old.status), None
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
             return case.without_estimate("invalid", _not_measured_reason(side, record)), None

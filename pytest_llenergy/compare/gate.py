@@ -354,7 +354,8 @@ def exit_code(compared: ComparedReports) -> int:
         return REGRESSED
     if "not comparable" in verdicts:
         return NOT_COMPARABLE
-    if verdicts == {"new"}:
+    # Not if the baseline has the tests, and all failed there.
+    if found and all(each.verdict == "new" and each.gated for each in found):
         return PASSED
     if "invalid" in verdicts or ("removed" in verdicts and compared.removed == "fail"):
         return NOTHING_VALID

@@ -13,6 +13,10 @@ from typing import Annotated, Literal
 import msgspec
 
 EnergyKind = Literal["measured", "attributed", "estimated"]
+
+#: What became of a test.
+Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
+
 Primitive = str | int | float | bool | None
 
 #: Quantities and counts of stored rounds. Larger ones, which no machine has, would overflow in arithmetic.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.model.base import EnergyKind, Status, StoredStruct
 from pytest_llenergy.model.defaults import Inconclusive, Removed
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
@@ -80,6 +80,8 @@ class Comparison(StoredStruct, frozen=True):
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
         renamed_from: Id of the test in the baseline, if it has another one there.
+        base_status: Status of the test in the baseline if it was not measured there; it is then new and not
+            gated.
         differences: Facts that make the sides not comparable.
         notes: Facts that a reader should know although the sides are comparable.
     """
@@ -108,6 +110,7 @@ class Comparison(StoredStruct, frozen=True):
     base_tokens_per_s: float | None = None
     head_tokens_per_s: float | None = None
     renamed_from: str | None = None
+    base_status: Status | None = None
     differences: list[str] = []
     notes: list[str] = []
 

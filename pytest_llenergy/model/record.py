@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pytest_llenergy.model.base import Count, EnergyKind, Number, Primitive, StoredStruct
+from pytest_llenergy.model.base import Count, EnergyKind, Number, Primitive, Status, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 
-Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 Severity = Literal["note", "warning", "invalid"]
 
 #: Joules of a test are attributed if they are so in this share of its rounds.

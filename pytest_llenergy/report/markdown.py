@@ -109,7 +109,7 @@ def _verdicts(records: Sequence[Record]) -> list[str]:
         [
             (short_test_name(each.id), f"{each.metric} {each.verdict}{_format_change(each)}: {each.reason}")
             for each in compared
-            if each.verdict not in ("unchanged", "improved", "new")
+            if each.verdict not in ("unchanged", "improved", "new") or each.base_status is not None
         ]
     )
 

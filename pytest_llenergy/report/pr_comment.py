@@ -135,14 +135,17 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
     failing = failing_verdicts(compared)
     failed = [each for each in found if each.gated and each.verdict in failing]
     warned = [each for each in found if each.gated and each.verdict in warning_verdicts(compared) - failing]
+    unmeasured = {each.id for each in found if each.base_status is not None}
     fails = exit_code(compared) != PASSED or bool(context.over_budget)
-    state: State = "fail" if fails else "warning" if warned else "pass"
+    state: State = "fail" if fails else "warning" if warned or unmeasured else "pass"
     reasons = list(
         filter(None, [_count_tests(failed if fails else warned, len({each.id for each in found}))])
     )
     if context.over_budget:
         reasons.append(f"{len(context.over_budget)} over budget")
-    if found and all(each.verdict == "new" for each in found):
+    if unmeasured:
+        reasons.append(f"{count_tests(len(unmeasured))} failed or skipped in the baseline")
+    if found and all(each.verdict == "new" and each.gated for each in found):
         new = len({each.id for each in found})
         reasons.append(f"no baseline: {count_tests(new, 'new ')}")
     elif not any(each.rule_applied for each in found):

@@ -90,7 +90,9 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
 def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
     """Return a line for each test whose verdict is not green, and one that counts all, for quiet runs."""
     bad = [
-        each for each in sort_by_verdict(comparisons) if each.verdict not in ("improved", "unchanged", "new")
+        each
+        for each in sort_by_verdict(comparisons)
+        if each.verdict not in ("improved", "unchanged", "new") or each.base_status is not None
     ]
     lines = [one_line(f"{each.verdict}: {short_test_name(each.id)}: {each.reason}") for each in bad]
     if len(bad) > MAX_LINES_PER_VERDICT:

@@ -281,6 +281,42 @@ def test_baseline_without_energy_tests_passes_and_says_so(project: Project, args
     assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 0
 
 
+def test_a_module_that_only_the_base_skips_is_named(project: Project) -> None:
+    project.write("test_some.py", "import pytest\npytest.skip('no GPU', allow_module_level=True)")
+    project.commit()
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("test_some.py", ADDED)
+    project.commit()
+    assert project.ab("--base=main", "--pairs=4", "--", "pytest").status == 0
+    line = "base: only there test_some.py is skipped, so its tests are not compared"
+    assert project.paired().compared.notes == [line]
+
+
+@pytest.mark.parametrize(
+    ("fails", "verdict", "reason"),
+    [
+        ('"004-" in os.environ["LLENERGY_AB_DONE"]', "invalid", "the baseline test is invalid (session 4: "),
+        ('"001-" in os.environ["LLENERGY_AB_DONE"]', "new", "the baseline test failed (session 1: "),
+    ],
+    ids=["once", "always"],
+)
+@pytest.mark.parametrize("how", ["assert 0", "pytest.skip('busy')"])
+def test_a_base_that_does_not_work_is_no_pass(
+    project: Project, fails: str, verdict: str, reason: str, how: str
+) -> None:
+    code = f"import os, pytest\nfrom work import work\ndef test_a(energy):\n    if {fails}:\n        {how}\n"
+    project.write("test_some.py", f"{code}    energy(work)\n")
+    project.commit()
+    result = project.ab("--base=HEAD", "--head=HEAD", "--pairs=4", "--", "pytest")
+    (found,) = project.paired().compared.comparisons
+    if "skip" in how:
+        reason = reason.replace("failed", "was skipped")
+    assert (found.verdict, found.reason[: len(reason)]) == (verdict, reason)
+    assert result.status == 5
+    warning = "llenergy ab: warning: 1 test failed or skipped in the baseline and cannot be gated"
+    assert (warning in result.lines) == (verdict == "new")
+
+
 def test_directory_that_the_baseline_lacks_is_no_baseline(project: Project) -> None:
     project.git("checkout", "-q", "-b", "feature")
     project.write("benchmarks/test_new.py", ADDED)

@@ -117,7 +117,8 @@ def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reas
         reason.format(side=side, test={"base": "baseline"}.get(side, side)),
     )
     assert (found.ratio, found.low, found.high) == (None, None, None)
-    assert code(found) == (0 if new else 5)
+    # Nothing was compared.
+    assert code(found) == 5
 
 
 def test_skipped_test_is_removed_by_the_head_and_new_after_the_baseline() -> None:
@@ -125,10 +126,10 @@ def test_skipped_test_is_removed_by_the_head_and_new_after_the_baseline() -> Non
     found = [one(record_of(), skipped), one(skipped, record_of()), one(skipped, skipped)]
     assert [(each.verdict, each.gated) for each in found] == [
         ("removed", True),
-        ("new", True),
+        ("new", False),
         ("invalid", False),
     ]
-    assert found[1].reason == "the baseline test was skipped (no GPU)"
+    assert (found[1].reason, found[1].base_status) == ("the baseline test was skipped (no GPU)", "skipped")
     assert found[0].reason == "the head test was skipped (no GPU)"
 
 

@@ -199,8 +199,10 @@ class TestRenamedOrEdited:
                 False,
             ),
             (ONE.replace("(energy)", "(energy: object) -> None"), False),
+            (ONE.replace("def test_a", "@(lambda test: test)\ndef test_a"), True),
+            ("exec('import time\\ndef test_a(energy): energy(time.sleep, 0.01)')", True),
         ],
-        ids=["edited", "moved into a class", "comment and mark", "annotations"],
+        ids=["edited", "moved into a class", "comment and mark", "annotations", "decorator", "no source"],
     )
     def test_an_edited_test_is_not_comparable(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, code: str, edited: bool | None
@@ -213,6 +215,34 @@ class TestRenamedOrEdited:
             line = "*mean_power_w is not comparable: the benchmark itself changed: llenergy compare *"
             result.stdout.fnmatch_lines([line])
             assert base.runpytest(COMPARE).ret == 0, "figures without a gate"
+
+    def test_values_of_a_closure_and_the_length_of_a_tensor_are_seen(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WATTS", "10")
+        made = "import time\ndef make(n):\n    def test(energy):\n        energy(time.sleep, 0.05 * n)\n"
+        made += "    return test\ntest_a = make(1)\n"
+        long = "import pytest, time, torch\n@pytest.mark.parametrize('x', [torch.zeros(2000)])\n"
+        long += "def test_a(energy, x):\n    energy(time.sleep, 0.05)\n"
+        for before, after in (("make(1)", "make(2)"), ("2000", "3000")):
+            code = made if before in made else long
+            base.makepyfile(test_some=code)
+            assert base.runpytest("--energy-report=other.json").ret == 0
+            assert base.runpytest("--energy-compare=other.json", FAIL).ret == 0
+            base.makepyfile(test_some=code.replace(before, after))
+            assert base.runpytest("--energy-compare=other.json", FAIL).ret == 1
+
+    def test_a_mark_that_allows_more_is_named(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mark = "energy_gate(metric='mean_power_w', threshold='150%')"
+        base.makepyfile(test_some=MARKED.format(mark))
+        line = "looser by a mark energy_gate: test_a (mean_power_w: 150% in place of {})"
+        assert base.runpytest(COMPARE, FAIL, "--energy-report=next.json").ret == 0
+        base.runpytest(COMPARE, FAIL).stdout.fnmatch_lines([line.format("3%")])
+        base.makepyfile(test_some=MARKED.format(mark.replace("150", "200")))
+        result = base.runpytest("--energy-compare=next.json")
+        result.stdout.fnmatch_lines([line.format("150%").replace("150%", "200%", 1)])
 
     def test_a_baseline_without_digests_is_compared_as_before(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["records"][0].pop("source_digest"))
@@ -305,6 +335,7 @@ def in_kilojoules() -> Record:
 
 
 OTHER = record_of("t.py::other", params={})
+FAILED = record_of(status="failed", reason="assert 0")
 CODE, EDITED = record_of(source_digest="aa"), record_of(source_digest="bb", joules=scaled(0.4))
 
 
@@ -346,6 +377,7 @@ class TestCompare:
             ([CODE], [EDITED], ["--across"], 0, "different workload: the benchmark itself changed"),
             ([CODE], [msgspec.structs.replace(CODE, source_digest="b")], ["--across"], 0, "itself changed"),
             ([record_of()], [EDITED], [], 0, "1 improved"),
+            ([CODE], [record_of()], [], 3, "the benchmark itself changed"),
             ([tokens(1, 1)], [tokens(1.25, 1.2)], [], 3, "output tokens per iteration: 8 -> 10 (+25%)"),
             ([tokens(1, 1)], [tokens(1.25, 1.1)], ["--across"], 0, "(+25%)"),
             ([tokens(10, 1)], [tokens(10.2, 1)], [], 0, "1 unchanged"),
@@ -368,6 +400,21 @@ class TestCompare:
             ),
             ([record_of()], [record_of(attempt=1), record_of(attempt=2)], [], 0, "1 test ran again"),
             ([], [record_of(), OTHER], [], 0, "no baseline: 2 new tests"),
+            (
+                [FAILED],
+                [record_of()],
+                [],
+                5,
+                "warning: 1 test failed or skipped in the baseline and cannot be gated",
+            ),
+            (
+                [FAILED, OTHER],
+                [record_of(), OTHER],
+                [],
+                0,
+                "warning: 1 test failed or skipped in the baseline",
+            ),
+            ([FAILED], [record_of(), OTHER], [], 5, "1 test failed or skipped in the baseline"),
             ([record_of()], [record_of()], ["--floor=12%"], 0, "changes up to 12% do not count"),
         ],
     )

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from gate_rules import asv_5_percent, codspeed, codspeed_3_percent, mann_whitney, mean_5_percent, welch
-from gate_table import markdown
+from gate_table import markdown, summary
 from gate_world import Machine, Order, draw_rounds, first_rounds
 
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
@@ -251,6 +251,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME", help="only cells whose name contains this")
     parser.add_argument("--json", type=Path, default=Path("gate.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
+    parser.add_argument(
+        "--summary", type=Path, metavar="FILE", help="also write the tables of docs/gating.md"
+    )
     return parser.parse_args(argv)
 
 
@@ -268,6 +271,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"\n{tables}")
     if args.markdown:
         args.markdown.write_text(tables)
+    if args.summary:
+        args.summary.write_text(summary(content))
 
 
 if __name__ == "__main__":
