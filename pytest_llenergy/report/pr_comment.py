@@ -167,7 +167,9 @@ def _count_tests(found: Sequence[Comparison], count: int) -> str:
         number = str(len({each.id for each in named}))
         number += "" if texts else f" of {count} test{'' if count == 1 else 's'}"
         worst = max(named, key=worsening)
-        known = verdict in ("regressed", "worse") and worst.ratio is not None
+        # A second level hardly moves the estimate, which is that of all rounds.
+        floor = worst.rule.floor if worst.rule is not None else 0.0
+        known = verdict in ("regressed", "worse") and worsening(worst) > 1 + floor
         most = f" ({'up to ' if len(named) > 1 else ''}{format_change(worst)})" if known else ""
         texts.append(f"{number} {verdict}{most}")
     return ", ".join(texts)

@@ -218,6 +218,21 @@ def test_first_benchmarks_have_no_baseline() -> None:
     assert render_comment(compared(*found)).splitlines()[1].endswith("pass, no baseline: 2 new tests")
 
 
+def test_a_baseline_that_failed_is_no_pass() -> None:
+    reason = "the baseline test failed (boom)"
+    found = (
+        comparison("t.py::a", "new", reason=reason, base_status="failed"),
+        comparison("t.py::b", gated=True),
+    )
+    titles = [render_comment(compared(*each)).splitlines()[1] for each in (found[:1], found)]
+    title = "### ⚠️ Energy: warning, 1 test failed or skipped in the baseline"
+    assert titles == [
+        "### ❌ Energy: fail, 1 test failed or skipped in the baseline, nothing was compared",
+        title,
+    ]
+    assert reason in render_comment(compared(*found))
+
+
 def test_a_skipped_test_is_removed_with_its_reason() -> None:
     skipped = comparison("t.py::a", "removed", reason="the head test was skipped (no GPU)", gated=True)
     assert "</code></del><br>the head test was skipped (no GPU) | -" in render_comment(compared(skipped))
