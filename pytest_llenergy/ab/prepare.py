@@ -421,4 +421,5 @@ def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str],
     others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]
     if others:
         place = root / ".llenergy" / "ab"
-        say(f"{len(others)} other unfinished comparisons in {place} (--fresh discards them)")
+        what, which = ("comparison", "it") if len(others) == 1 else ("comparisons", "them")
+        say(f"{len(others)} other unfinished {what} in {place} (--fresh discards {which})")
