@@ -192,8 +192,13 @@ def apply_floors(
     return criteria, list(dict.fromkeys(lines))
 
 
+def floors_directory(root: Path) -> Path:
+    """Return the directory of the kept floors of a project."""
+    return root / ".llenergy" / "floors"
+
+
 def _path(root: Path, key: str) -> Path:
-    return root / ".llenergy" / "floors" / f"{key}.json"
+    return floors_directory(root) / f"{key}.json"
 
 
 def _read_bytes(path: Path) -> bytes | None:
