@@ -49,6 +49,10 @@ from pytest_llenergy.report.remote import redact_urls
 #: Most names of tests in one line.
 MAX_NAMES = 5
 
+#: Iterations per round of the two sides that differ by more are noted. By less they differ by themselves, as
+#: each session chooses them for its own rounds.
+ITERATIONS_FACTOR = 4
+
 
 class FailureCounts:
     """Counts the sessions of one side in which each test failed."""
@@ -67,8 +71,7 @@ class FailureCounts:
         if not self._counts:
             return None
         counts = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
-        rest = f" and {len(counts) - MAX_NAMES} more" if len(counts) > MAX_NAMES else ""
-        return f"{side}: failed in sessions: {', '.join(counts[:MAX_NAMES])}{rest}"
+        return f"{side}: failed in sessions: {_list_names(counts)}"
 
 
 class StageEstimator:
@@ -272,8 +275,9 @@ class Campaign:
             lambda printed: SessionWatch(printed, self._callbacks.say, session, first_s),
         )
         end = state.record_end(files, code, started, time.monotonic() - began_s)
-        if turn.number == 1 and not plan.renamed and state.lacks_tests(turn, code, side.directory):
-            # Nothing to compare with: the head's tests are new.
+        # The head's tests are then new, or those of the base removed. Without any, nothing is compared.
+        may_lack = turn.number == 1 or (turn.number == 2 and self._gathered["base"].reports)
+        if may_lack and not plan.renamed and state.lacks_tests(turn, code, side.directory):
             return [], end
         how = state.explain_unfinished(turn, code)
         if how is not None:
@@ -326,20 +330,24 @@ class Campaign:
         ):
             gathered = self._gathered[_side_name(side)]
             argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
-            report = gathered.report(anchors, argv=argv) or self._report_no_tests(argv)
+            report = gathered.report(anchors, argv=argv) or self._report_no_tests(_side_name(side), argv)
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             reports.append(msgspec.structs.replace(report, records=records))
         return reports[0], reports[1]
 
-    def _report_no_tests(self, argv: list[str]) -> Report:
-        """Return the report of a baseline that has no energy test."""
-        head = self._gathered["head"].reports[0]
-        run = msgspec.structs.replace(head.run, id=f"no-baseline-{head.run.id}", argv=argv, exit_status=None)
-        commit = Repository(self._plan.sides["base"].root).resolve_commit("HEAD")
+    def _report_no_tests(self, side: SideName, argv: list[str]) -> Report:
+        """Return the report of a side that has no energy test."""
+        other = self._gathered["head" if side == "base" else "base"].reports[0]
+        name = "no-baseline" if side == "base" else "no-head"
+        run = msgspec.structs.replace(other.run, id=f"{name}-{other.run.id}", argv=argv, exit_status=None)
+        repository = Repository(self._plan.sides[side].root)
+        # The head may be the working tree.
+        dirty = side == "head" and repository.has_changes()
+        source = Source(commit=repository.resolve_commit("HEAD"), dirty=dirty)
         return msgspec.structs.replace(
-            head,
+            other,
             run=run,
-            source=Source(commit=commit, dirty=False),
+            source=source,
             records=[],
             baseline=None,
         )
@@ -399,6 +407,7 @@ class Campaign:
             notes += [line] if line is not None else []
         if skipped := sorted(self._skipped["base"] - self._skipped["head"]):
             notes.append(f"base: only there {', '.join(skipped)} is skipped, so its tests are not compared")
+        notes += [] if self._plan.across else self._note_procedures()
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):
@@ -407,6 +416,45 @@ class Campaign:
         if tools[0] != tools[1]:
             notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")
         return notes
+
+    def _note_procedures(self) -> list[str]:
+        names = self._names
+        heads = {names.head[name]: parts for name, parts in self._gathered["head"].parts.items()}
+        notes: dict[str, list[str]] = {}
+        for name, parts in self._gathered["base"].parts.items():
+            common = names.base[name]
+            found = _procedure_differences(parts, heads[common]) if common in heads else []
+            if found:
+                notes.setdefault("; ".join(found), []).append(common)
+        return [
+            f"measured with other settings: {what} ({_list_names(tests)})" for what, tests in notes.items()
+        ]
+
+
+def _list_names(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{rest}"
+
+
+def _procedure_differences(base: Sequence[SessionRecord], head: Sequence[SessionRecord]) -> list[str]:
+    """Return how the measurements of a test differ by its settings; empty if they do not."""
+    pair = [_first_usable(parts).record.procedure for parts in (base, head)]
+    if pair[0] is None or pair[1] is None:
+        return []
+    warmups = [
+        f"{each.warmup_iterations} iterations" if each.settled is None else "until it settles"
+        for each in pair
+        if each is not None
+    ]
+    found = []
+    if warmups[0] != warmups[1]:
+        found.append(f"warm-up {warmups[0]} on base, {warmups[1]} on head")
+    if pair[0].target != pair[1].target:
+        found.append(f"target {pair[0].target:.3g} on base, {pair[1].target:.3g} on head")
+    counts = pair[0].iterations, pair[1].iterations
+    if max(counts) > ITERATIONS_FACTOR * min(counts):
+        found.append(f"iterations per round {counts[0]} on base, {counts[1]} on head")
+    return found
 
 
 def _first_usable(parts: Iterable[SessionRecord]) -> SessionRecord:

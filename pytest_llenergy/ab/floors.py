@@ -8,7 +8,8 @@ name is the fingerprint of its facts, so that another machine of the same kind u
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,9 @@ STEP = 0.001
 #: Fewer comparisons are no basis for a floor.
 MIN_COMPARISONS = 5
 
+#: Returns the content of a file of the project, None if it is missing or does not count.
+FloorReader = Callable[[str], "bytes | None"]
+
 
 class LearnedFloor(StoredStruct, frozen=True):
     """The floor of a metric on a kind of device.
@@ -55,6 +59,14 @@ class LearnedFloor(StoredStruct, frozen=True):
     def __str__(self) -> str:
         count = f"{self.comparisons} A/A comparison{'' if self.comparisons == 1 else 's'}"
         return f"floor {self.floor:.1%} (from {count} of {self.date})"
+
+
+@dataclass(frozen=True)
+class KeptFloor:
+    """A floor, and the file that it was read from."""
+
+    learned: LearnedFloor
+    place: str
 
 
 def certain_change(comparison: Comparison) -> float | None:
@@ -88,66 +100,122 @@ def save_floors(root: Path, key: str, floors: Mapping[str, LearnedFloor]) -> Pat
     """Write the floors of a kind of device, by metric. Those of other metrics are kept. Returns the file."""
     path = _path(root, key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    merged = {**_read(path), **floors}
+    merged = {**_decode(str(path), _read_bytes(path)), **floors}
     replace_file(path, msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
     return path
 
 
-def load_floors(root: Path, report: Report) -> dict[str, LearnedFloor]:
-    """Return the floors for the machine of a report by metric: the largest of the devices of its tests."""
+def load_floors(root: Path, report: Report, read: FloorReader | None = None) -> dict[str, KeptFloor]:
+    """Return the floors for the machine of a report by metric: the largest of the devices of its tests.
+
+    Args:
+        root: The project.
+        report: The first report of a comparison.
+        read: Returns the content of a file below ``root``, None if it does not count. By default, the file's.
+
+    Raises:
+        PlanError: If a file holds no floors.
+    """
     keys = {device_key(record, report.environment) for record in report.records if record.rounds}
-    found: dict[str, LearnedFloor] = {}
+    found: dict[str, KeptFloor] = {}
     for key in sorted(keys):
-        for metric, each in _read(_path(root, key)).items():
-            if metric not in found or each.floor > found[metric].floor:
-                found[metric] = each
+        path = _path(root, key)
+        place = path.relative_to(root).as_posix()
+        content = _read_bytes(path) if read is None else read(place)
+        for metric, each in _decode(place, content).items():
+            if metric not in found or each.floor > found[metric].learned.floor:
+                found[metric] = KeptFloor(each, place)
     return found
 
 
-def apply_floors(
-    fail_on: Sequence[str], metrics: Sequence[str], learned: Mapping[str, LearnedFloor]
-) -> tuple[list[Criterion], list[str]]:
-    """Return the criteria of a command line with learned floors, and a line for each floor that is used.
+def select_floor_reader(
+    root: Path, committed: Sequence[Callable[[str], str]], say: Callable[[str], None]
+) -> FloorReader:
+    """Return a reader of files that the change to be checked cannot have written.
 
-    A floor is used if it is larger than the default.
+    Args:
+        root: The project.
+        committed: Return a file of the base, and of the commit that is checked out; empty if it has none.
+        say: Receives a line on a file that differs between them.
+    """
+
+    def read(place: str) -> bytes | None:
+        base, head = (read_file(place) for read_file in committed)
+        if base == head:
+            return _read_bytes(root / place)
+        what = "that of the base counts" if base else "the base has none, so it does not count"
+        say(f"{place} differs between base and head: {what}")
+        return base.encode("utf-8", "surrogateescape") or None
+
+    return read
+
+
+def apply_floors(
+    fail_on: Sequence[str], metrics: Sequence[str], kept: Mapping[str, KeptFloor]
+) -> tuple[list[Criterion], list[str]]:
+    """Return the criteria of a command line with kept floors, and a line for each floor that is used.
+
+    A floor is used if it is larger than the default. It never raises a threshold: the file may be part of
+    the change to be checked, and nobody named it.
 
     Args:
         fail_on: Values of ``--fail-on``.
         metrics: Values of ``--metric``.
-        learned: Floors by metric.
+        kept: Floors by metric.
 
     Raises:
-        PlanError: If a threshold is below the floor.
+        PlanError: If a threshold, named or default, is below the floor.
     """
     criteria, lines = [], []
     for criterion in parse_criteria(fail_on, metrics):
         names = (PER_TOKEN, PER_ITERATION) if criterion.metric is None else (criterion.metric,)
-        floor = max(
-            (learned[name] for name in names if name in learned), key=lambda each: each.floor, default=None
+        metric = max(
+            (name for name in names if name in kept), key=lambda name: kept[name].learned.floor, default=None
         )
-        if floor is None or floor.floor <= criterion.rule.floor:
+        if metric is None or kept[metric].learned.floor <= criterion.rule.floor:
             criteria.append(criterion)
             continue
+        floor, place = kept[metric].learned, kept[metric].place
         texts = [text for text in fail_on if parse_fail_on(text).metric == criterion.metric]
+        if not texts and floor.floor > criterion.rule.threshold:
+            raise PlanError(
+                f"{place} has a {floor} for {metric}, above the default threshold of "
+                f"{criterion.rule.threshold:.0%}; give --fail-on {metric}:{floor.floor * 100:.3g}% or more, "
+                "or --floor, such as --floor 1%"
+            )
         named = [criterion.metric] if criterion.metric is not None else []
         try:
             criteria += parse_criteria(texts, named, floor.floor)
         except PlanError as error:
-            raise PlanError(f"{error} ({floor}; --floor 1% overrides it)") from None
+            raise PlanError(f"{error} ({floor} in {place}; --floor 1% overrides it)") from None
         lines.append(str(floor))
     return criteria, list(dict.fromkeys(lines))
 
 
+def floors_directory(root: Path) -> Path:
+    """Return the directory of the kept floors of a project."""
+    return root / ".llenergy" / "floors"
+
+
 def _path(root: Path, key: str) -> Path:
-    return root / ".llenergy" / "floors" / f"{key}.json"
+    return floors_directory(root) / f"{key}.json"
 
 
-def _read(path: Path) -> dict[str, LearnedFloor]:
+def _read_bytes(path: Path) -> bytes | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, LearnedFloor])
+        return path.read_bytes()
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}; delete it, and llenergy ab --aa writes it") from None
+
+
+def _decode(place: str, content: bytes | None) -> dict[str, LearnedFloor]:
+    if content is None:
         return {}
-    except (OSError, *MALFORMED) as error:
+    try:
+        return msgspec.json.decode(content, type=dict[str, LearnedFloor])
+    except MALFORMED as error:
         raise PlanError(
-            f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
+            f"{place} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None

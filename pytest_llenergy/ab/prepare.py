@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest_llenergy
@@ -29,7 +30,7 @@ from pytest_llenergy.ab.checkouts import (
 )
 from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
-from pytest_llenergy.ab.floors import apply_floors, load_floors
+from pytest_llenergy.ab.floors import FloorReader, apply_floors, load_floors, select_floor_reader
 from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
@@ -95,13 +96,17 @@ class Prepared:
     check: Callable[[Side, Sequence[Path]], None]
     remove_checkouts: Callable[[], None]
     request: Request
+    #: Returns the reader of kept floors; None reads those of the working tree.
+    select_reader: Callable[[Callable[[str], None]], FloorReader] | None = None
 
     def callbacks(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> CampaignCallbacks:
         """Return the callbacks of the campaign."""
         request = self.request
 
         def choose(report: Report) -> list[Criterion]:
-            criteria, lines = apply_floors(request.fail_on, request.metrics, load_floors(self.root, report))
+            read = self.select_reader(say) if self.select_reader is not None else None
+            kept = load_floors(self.root, report, read)
+            criteria, lines = apply_floors(request.fail_on, request.metrics, kept)
             for line in lines:
                 say(line)
             return criteria
@@ -229,6 +234,11 @@ def _prepare_commits(
         check,
         lambda: remove_checkouts(saved.checkouts, repository),
         request,
+        lambda say: select_floor_reader(
+            repository.root,
+            [partial(repository.read_file, commit) for commit in (base, repository.resolve_commit("HEAD"))],
+            say,
+        ),
     )
 
 
@@ -411,4 +421,5 @@ def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str],
     others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]
     if others:
         place = root / ".llenergy" / "ab"
-        say(f"{len(others)} other unfinished comparisons in {place} (--fresh discards them)")
+        what, which = ("comparison", "it") if len(others) == 1 else ("comparisons", "them")
+        say(f"{len(others)} other unfinished {what} in {place} (--fresh discards {which})")

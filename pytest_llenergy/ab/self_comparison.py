@@ -21,10 +21,12 @@ from pytest_llenergy.ab.floors import (
     certain_change,
     device_key,
     estimate_floor,
+    floors_directory,
     save_floors,
 )
 from pytest_llenergy.ab.prepare import Prepared
 from pytest_llenergy.ab.progress import format_left
+from pytest_llenergy.ab.state import make_directory
 from pytest_llenergy.compare.comparability import describe_devices
 from pytest_llenergy.model.base import StoredStruct
 from pytest_llenergy.model.comparison import VERDICTS, Comparison
@@ -117,7 +119,9 @@ def run_comparisons(
         PlanError: If a session fails.
     """
     directory = prepared.root / ".llenergy" / "aa"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
+    if count >= MIN_COMPARISONS:
+        make_directory(floors_directory(prepared.root))
     durations_s: list[float] = []
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
@@ -114,7 +115,7 @@ class State:
         self._locks: list[BaseFileLock] = []
         self._part = ""
         self._acquire(self.directory)
-        (self.directory.parent / ".gitignore").write_text("*\n")
+        replace_file(self.directory.parent / ".gitignore", b"*\n")
         if self._finished.exists():
             for directory in self.directory.glob(SESSIONS):
                 shutil.rmtree(directory)
@@ -141,7 +142,7 @@ class State:
     def _acquire(self, directory: Path) -> None:
         from filelock import FileLock, Timeout
 
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         lock, pid = FileLock(directory / LOCK), directory / PID
         try:
             lock.acquire(timeout=0)
@@ -279,6 +280,23 @@ class State:
         directory = self.directory / f"sessions{self._part}"
         directory.mkdir(exist_ok=True)
         return directory
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory, and check that files can be written there.
+
+    Raises:
+        PlanError: If they cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise PlanError(
+            f"{directory}: cannot write there ({error.strerror}); make it, and all above it, a directory "
+            "that can be written"
+        ) from None
 
 
 def checkout_directory(root: Path, key: str) -> Path:

@@ -25,6 +25,7 @@ from pytest_llenergy.cli import (
     run,
     watch,
 )
+from pytest_llenergy.cli.console import use_encodable_streams
 from pytest_llenergy.errors import LLEnergyError
 
 #: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pytest_llenergy.compare.gate import USAGE
 
     _replace_closed_streams()
+    use_encodable_streams()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         # The shell asks for the possible next words, which ends the process.

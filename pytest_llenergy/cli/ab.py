@@ -16,7 +16,7 @@ from pytest_llenergy.cli.console import HelpFormatter, add_format
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
-    from pytest_llenergy.ab.prepare import Request
+    from pytest_llenergy.ab.prepare import Prepared, Request
     from pytest_llenergy.ab.self_comparison import SelfComparison
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.report import PairedReport
@@ -136,16 +136,12 @@ def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
     from pytest_llenergy.ab.prepare import Request, prepare
     from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
-    from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.model.report import encode_paired_report
-    from pytest_llenergy.report.store import replace_file
+    from pytest_llenergy.compare.gate import USAGE
 
     if args.clean:
         return _clean(args.command)
-    if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
-    if args.output is not None and args.output.is_dir():
-        raise PlanError(f"--output={args.output}: is a directory; name a file")
+    if args.output is not None:
+        _check_output(args.output)
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
     removed = option_row("removed").read_argument(args.removed)
     request = Request(
@@ -168,21 +164,70 @@ def _run(args: argparse.Namespace) -> int:
     if args.aa is not None:
         return _compare_with_itself(args, request)
     prepared = prepare(request, Path.cwd(), _print_line)
+    default = prepared.root / DEFAULT_OUTPUT
+    before_ns = _changed_ns(default)
     campaign = Campaign(
         prepared.plan,
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
     paired = campaign.run().with_policy(inconclusive, removed)
-    output = args.output or prepared.root / DEFAULT_OUTPUT
-    output.parent.mkdir(exist_ok=True)
-    replace_file(output, encode_paired_report(paired))
-    if not args.keep:
+    output, why = args.output or default, ""
+    if args.output is None and _changed_ns(default) != before_ns:
+        output = default.with_name(f"ab-{prepared.state.inputs.key}.json")
+        why = f"; another comparison has written {default.name} meanwhile"
+    written = _write_result(prepared, output, paired, why, keep=args.keep)
+    status = print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
+    return status if written else status or USAGE
+
+
+def _check_output(output: Path) -> None:
+    """Raise ``PlanError`` if the output cannot be written, so that nothing is measured in vain."""
+    import tempfile
+
+    from pytest_llenergy.errors import PlanError
+
+    parent = output.absolute().parent
+    if not parent.is_dir():
+        raise PlanError(f"--output={output}: no directory {output.parent}; create it first")
+    if output.is_dir():
+        raise PlanError(f"--output={output}: is a directory; name a file")
+    if output.exists() and not output.is_file():
+        # A device or a pipe.
+        return
+    try:
+        with tempfile.TemporaryFile(dir=output.resolve().parent):
+            pass
+    except OSError as error:
+        raise PlanError(
+            f"--output={output}: {parent} cannot be written ({error.strerror}); name another file"
+        ) from None
+
+
+def _changed_ns(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: str, *, keep: bool) -> bool:
+    """Write both sides and remove what is left of the comparison. If that fails, keep it and return False."""
+    from pytest_llenergy.errors import ReportError
+    from pytest_llenergy.model.report import encode_paired_report
+    from pytest_llenergy.report.store import replace_file
+
+    try:
+        replace_file(output, encode_paired_report(paired))
+    except ReportError as error:
+        _print_line(
+            f"llenergy ab: {error}; the measurements are kept in {prepared.state.directory}, and the same "
+            "command, with another -o, writes them without measuring again"
+        )
+        prepared.state.release()
+        return False
+    if not keep:
         prepared.remove_checkouts()
-    prepared.state.finish(keep=args.keep)
-    _print_line(f"both sides, all rounds: {output}")
-    result = ComparisonResult.from_paired(paired)
-    return print_comparison(result, args.format, "ab")
+    prepared.state.finish(keep=keep)
+    _print_line(f"both sides, all rounds: {output}{why}")
+    return True
 
 
 def _compare_with_itself(args: argparse.Namespace, request: Request) -> int:
@@ -220,13 +265,17 @@ def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> 
     import msgspec
 
     from pytest_llenergy.ab.self_comparison import render_self_comparison
-    from pytest_llenergy.cli.console import print_encodable
+    from pytest_llenergy.cli.console import print_data, print_encodable
     from pytest_llenergy.report.store import replace_file
 
     data = msgspec.json.format(msgspec.json.encode(result))
+    if args.format == "json":
+        print_data(data.decode())
+    else:
+        print_encodable(render_self_comparison(result))
+    # Last: if it fails, the result is printed already.
     if args.output is not None:
         replace_file(args.output, data + b"\n")
-    print_encodable(data.decode() if args.format == "json" else render_self_comparison(result))
 
 
 def _clean(command: Sequence[str]) -> int:

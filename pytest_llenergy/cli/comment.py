@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_report
+from pytest_llenergy.cli.console import add_report, print_data
 from pytest_llenergy.errors import ForgeError, OutdatedRunError, ReportError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     ci = find_run(os.environ, other_job=of_jobs)
     bodies = _render_folder(folder, ci) if of_jobs else [_render_file(args.file, args.key or ci.job, ci)]
     if args.dry_run:
-        print("\n".join(bodies), end="")
+        print_data("\n".join(bodies), end="")
         return 0
 
     def outdated(marker: str) -> str | None:

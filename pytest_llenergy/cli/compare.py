@@ -185,7 +185,7 @@ def print_comparison(
     """
     import shutil
 
-    from pytest_llenergy.cli.console import print_encodable, wants_color
+    from pytest_llenergy.cli.console import print_data, print_encodable, wants_color
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
     from pytest_llenergy.model.text import count_tests, escape_invisible, one_line
     from pytest_llenergy.report.store import replace_file
@@ -195,7 +195,7 @@ def print_comparison(
     if output is None and form == "text":
         print_encodable(text)
     elif output is None:
-        print(text)
+        print_data(text)
     else:
         replace_file(output, f"{text}\n".encode())
     compared, comparisons = result.compared, result.compared.comparisons
@@ -208,6 +208,8 @@ def print_comparison(
         how, remedy = (
             ("", "; --removed=warn accepts this") if compared.removed == "fail" else ("warning: ", "")
         )
+        if not any(each.rule_applied for each in comparisons):
+            remedy = "; nothing was compared"
         print(
             f"llenergy {command}: {how}{count_tests(lost)} of the baseline removed{remedy}", file=sys.stderr
         )

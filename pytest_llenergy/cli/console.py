@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,3 +82,20 @@ def wants_color() -> bool:
 def print_encodable(text: str, end: str = "\n") -> None:
     """Print text for people, replacing characters that the encoding lacks. Not for machine output."""
     print(encodable(text, sys.stdout.encoding or "utf-8"), end=end)
+
+
+def print_data(text: str, end: str = "\n") -> None:
+    """Print machine output. If the encoding lacks a character, it is written as UTF-8, as to a file."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(f"{text}{end}".encode(errors="backslashreplace"))
+    else:
+        print(text, end=end)
+
+
+def use_encodable_streams() -> None:
+    """Let plain lines print characters that the encoding lacks as escapes, in place of a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

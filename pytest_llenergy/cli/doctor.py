@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_format
+from pytest_llenergy.cli.console import add_format, print_data
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(checkup)).decode())
+        print_data(msgspec.json.format(msgspec.json.encode(checkup)).decode())
     return 1 if checkup.misconfigured else 0
 
 
@@ -69,7 +69,7 @@ def _print_backends(*, as_json: bool) -> int:
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode({"backends": rows, "broken": broken})).decode())
+        print_data(msgspec.json.format(msgspec.json.encode({"backends": rows, "broken": broken})).decode())
         return 0
     for row in rows:
         for line in render_row(row):

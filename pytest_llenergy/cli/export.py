@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output, add_report
+from pytest_llenergy.cli.console import add_output, add_report, print_data
 from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
-    import sys
-
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.export import ExportSide, export_report
     from pytest_llenergy.model.report import PairedReport
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         sides = [ExportSide("", report)]
     text = export_report(sides, args.format)
     if args.output is None:
-        sys.stdout.write(text)
+        print_data(text, end="")
     else:
         replace_file(args.output, text.encode())
     return 0

@@ -93,7 +93,7 @@ def _add(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from pytest_llenergy.cli.console import print_encodable
+    from pytest_llenergy.cli.console import print_data, print_encodable
     from pytest_llenergy.compare.gate import check_metric
     from pytest_llenergy.history.add import load_accepted_steps
     from pytest_llenergy.history.store import open_store
@@ -109,7 +109,7 @@ def _show(args: argparse.Namespace) -> int:
     elif args.format == "text":
         print_encodable(text, end="")
     else:
-        print(text, end="")
+        print_data(text, end="")
     return 0
 
 

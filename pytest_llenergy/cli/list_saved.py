@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_llenergy.cli.console import add_format
+from pytest_llenergy.cli.console import add_format, print_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_data(msgspec.json.format(msgspec.json.encode(rows)).decode())
     elif rows:
         _print_table(rows)
     else:

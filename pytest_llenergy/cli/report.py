@@ -55,7 +55,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the table or the page. Returns 0."""
-    from pytest_llenergy.cli.console import print_encodable
+    from pytest_llenergy.cli.console import print_data, print_encodable
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report, replace_file
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "text":
         print_encodable(text)
     else:
-        print(text)
+        print_data(text)
     return 0
 
 

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_llenergy.cli.console import HelpFormatter, add_output
+from pytest_llenergy.cli.console import HelpFormatter, add_output, print_data
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _write(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
     if args.output is not None:
         replace_file(args.output, text + b"\n")
     else:
-        print(text.decode())
+        print_data(text.decode())
 
 
 def _write_lines(args: argparse.Namespace, lines: Sequence[str]) -> None:

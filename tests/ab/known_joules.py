@@ -7,6 +7,8 @@ import os
 import re
 from typing import Any
 
+import msgspec
+
 from pytest_llenergy.api import energy
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.metrics import compute_metrics
@@ -59,6 +61,7 @@ def install(work: Any) -> None:
             )
             for each in range(plan.rounds)
         ]
-        return Experiment(rounds, compute_metrics(rounds, None), [METER], 0.1, PROCEDURE, [])
+        procedure = msgspec.structs.replace(PROCEDURE, **getattr(work, "PROCEDURE", {}))
+        return Experiment(rounds, compute_metrics(rounds, None), [METER], 0.1, procedure, [])
 
     setattr(energy, "measure", measure)  # noqa: B010

@@ -121,8 +121,7 @@ def test_second_process_is_refused_and_fresh_discards(waiting: Project) -> None:
     other = waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
     (line,) = [line for line in other.lines if "unfinished" in line]
     assert (
-        line
-        == f"1 other unfinished comparisons in {waiting.path / '.llenergy' / 'ab'} (--fresh discards them)"
+        line == f"1 other unfinished comparison in {waiting.path / '.llenergy' / 'ab'} (--fresh discards it)"
     )
     fresh = waiting.ab(*QUICK, "--fresh", "--", "pytest", "-k", "test_a")
     assert (fresh.status, "unfinished" in fresh.err, "stopped" in fresh.err) == (0, False, False)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.cli.compare import ComparisonResult, render_comparison
+from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, render_comparison
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record
@@ -20,6 +23,7 @@ from pytest_llenergy.model.report import PairedReport, Report, encode_paired_rep
 from pytest_llenergy.report.store import Journal
 
 from ..model.reports import HOST, REPORT
+from ..model.test_paired import PAIRED
 from .runs import LEVEL, TEST, UNSURE, record_of, report_of, scaled
 
 Compare = Callable[..., tuple[int, str, str]]
@@ -292,3 +296,23 @@ def test_budgets_and_marks_of_the_head_are_not_passed_over(compare: Compare) -> 
     assert note in compare(of(record_of()), marked)[1]
     assert note not in compare(of(record_of()), marked, "--fail-on=mean_power_w:3%")[1]
     assert note in compare(marked, of(record_of()))[1], "the head has dropped the mark"
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "comment"])
+def test_output_that_the_encoding_lacks_is_no_error(compare: Compare, tmp_path: Path, form: str) -> None:
+    named = record_of("test_ł")
+    compare(of(named), of(named))
+    (tmp_path / "ab.json").write_bytes(encode_paired_report(PAIRED))
+    if form == "comment":
+        words = ["comment", "--dry-run", "ab.json"]
+    else:
+        words = ["compare", "base.json", "head.json", "--format", form]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_llenergy.cli", *words],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    if form == "json":
+        assert "test_ł" in json.loads(done.stdout)["comparisons"][0]["id"]
