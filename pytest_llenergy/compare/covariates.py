@@ -25,7 +25,7 @@ MIN_T = 4.0
 #: Correcting must reduce the spread of the rounds at least by this factor.
 SPREAD_REDUCED = 0.8
 #: Fewest rounds of both sides together for a slope.
-MIN_ROUNDS = 8
+MIN_SLOPE_ROUNDS = 8
 
 #: Standard errors by which the means of sides that were disturbed alike may differ, and the noise from which
 #: the disturbance shows in rounds that alternate.
@@ -124,7 +124,7 @@ def adjust_rounds(
     """
     done = Adjustment(list(base), list(head))
     open_names = [name for name in of_base if name in of_head]
-    while open_names and len(base) + len(head) >= MIN_ROUNDS:
+    while open_names and len(base) + len(head) >= MIN_SLOPE_ROUNDS:
         slopes = [
             _fit(name, (done.base, done.head), (of_base[name], of_head[name]), len(done.names) + 1)
             for name in open_names

@@ -188,16 +188,12 @@ def compare_samples(
             base, head, f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
         )
     n, m = len(base.values), len(head.values)
-    rounds = adjust_rounds(
-        [log(value) for value in base.values],
-        [log(value) for value in head.values],
-        base.covariates,
-        head.covariates,
-    )
-    ordered = sorted(rounds.base), sorted(rounds.head)
+    logs = [log(value) for value in base.values], [log(value) for value in head.values]
     if min(n, m) < MIN_ROUNDS:
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
-        return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*ordered))))
+        return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*map(sorted, logs)))))
+    rounds = adjust_rounds(*logs, base.covariates, head.covariates)
+    ordered = sorted(rounds.base), sorted(rounds.head)
     # The side that scatters more decides how well a change can be told.
     noise = max(map(relative_spread, ordered))
     noisy = noise > NOISY_ABOVE
