@@ -15,6 +15,7 @@ from statistics import fmean, variance
 
 from pytest_llenergy.compare.comparability import GPU_DOMAIN
 from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.model.comparison import CORRECTED
 from pytest_llenergy.model.record import Record, Round
 
 #: Values of one covariate, one for each round of a sample.
@@ -173,7 +174,7 @@ def _apply(
         return None
     disturbance = DISTURBANCES[slope.name]
     note = (
-        f"corrected for the {disturbance.name} ({slope.slope:+.1%} per {disturbance.unit}), "
+        f"{CORRECTED}the {disturbance.name} ({slope.slope:+.1%} per {disturbance.unit}), "
         f"which reduced the noise from {before:.1%} to {after:.1%}"
     )
     return Adjustment(

@@ -158,7 +158,7 @@ class Estimate:
     interleaved: bool = False  # whether the rounds of both sides alternate
     paired: bool = False  # whether the limits are those of the differences within pairs
     adjusted: tuple[str, ...] = ()  # covariates that were regressed out
-    corrections: tuple[str, ...] = ()  # the same in words
+    corrections: tuple[str, ...] = ()  # what was corrected or left out, in words
 
 
 def compare_samples(

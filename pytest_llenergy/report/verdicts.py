@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import OTHER_WORKLOAD, VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -67,9 +67,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state]
         if state == "unchanged":
-            explained = [
-                each for each in explained if any(note.startswith(OTHER_WORKLOAD) for note in each.notes)
-            ]
+            explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
         for each in explained[:MAX_LINES_PER_VERDICT]:
@@ -225,6 +223,10 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
 def _test(name: str, function: str) -> str:
     _, bracket, params = name.partition("[")
     return shorten(one_line(f"{function}{bracket}{params}"), MAX_NAME_LENGTH)
+
+
+def _is_essential(note: str) -> bool:
+    return note.startswith(ESSENTIAL_NOTES)
 
 
 def _reason(comparison: Comparison) -> str:
