@@ -55,6 +55,10 @@ POWER = 0.9
 LOG_ROUNDING = 1e-12
 #: Values whose logarithms differ by more than this (a factor of 1e43) are not rounds of one workload.
 MAX_LOG_RANGE = 100.0
+#: Largest change that reasons name as what the meters cannot resolve.
+MAX_RESOLUTION = 10.0
+#: Part of the reason if the meters are what prevents a verdict.
+BY_METERS = "the meters can"
 #: Standard deviation of the level between sessions of the same code if no history tells: a stored baseline
 #: was measured at another temperature, at another time of day, often after a restart.
 SESSION_SPREAD = 0.015
@@ -223,6 +227,8 @@ def compare_samples(
     )
     if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
         notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
+    if verdict == "inconclusive" and meter >= log1p(rule.tolerance):
+        notes += _uncertain_rounds(base, head)
     if rounds.apart and verdict != "invalid":
         reason = (
             f"{verdict} by itself, but the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
@@ -384,6 +390,56 @@ def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
     return min(hypot(limit, *single), MAX_LOG_RANGE), limit
 
 
+def _uncertain_rounds(base: Sample, head: Sample) -> list[str]:
+    """Name the round of either side whose uncertainty exceeds its value the most."""
+    found = [
+        (u / value, f"{name} has a round of {value:g} ± {side.describe(u)}")
+        for name, side in (("base", base), ("head", head))
+        for each in (side.uncertainties, side.shared)
+        for u, value in zip(each, side.values, strict=False)
+        if u > value
+    ]
+    return [max(found)[1]] if found else []
+
+
+def _describe_resolution(meter: float) -> str:
+    return f"{min(expm1(meter), MAX_RESOLUTION):.1%}"
+
+
+def rounds_can_decide(
+    ratio: float, limits: tuple[float, float], rule: Rule, better: Direction, *, alpha: float, spread: float
+) -> bool:
+    """Return whether more rounds may decide on an inconclusive comparison with a stored baseline.
+
+    They may if most of the width of its limits is due to the rounds, or if limits that allow only for the
+    difference of sessions would give a verdict.
+
+    Args:
+        ratio: Head over base.
+        limits: Limits of the ratio.
+        rule: When a change counts.
+        better: Direction that is better.
+        alpha: One-sided error probability of each limit.
+        spread: Standard deviation of the level between sessions.
+    """
+    by_sessions = normal_quantile(1 - alpha) * sqrt(2) * spread
+    if log(limits[1] / limits[0]) / 2 > sqrt(2) * by_sessions:
+        return True
+    worse = log(ratio) if better == "less" else -log(ratio)
+    verdict, _ = _decide_verdict(
+        worse,
+        worse - by_sessions,
+        worse + by_sessions,
+        rule,
+        absolute=None,
+        meter=0.0,
+        drift=None,
+        level=None,
+        better=better,
+    )
+    return verdict != "inconclusive"
+
+
 @dataclass(frozen=True)
 class AbsoluteChange:
     """A difference in the metric's unit: its size, the upper limit of how much worse it is, and the level."""
@@ -434,7 +490,10 @@ def _decide_verdict(
         return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
-            return "inconclusive", f"{changed} by less than the meters can resolve ({expm1(meter):.1%})"
+            return (
+                "inconclusive",
+                f"{changed} by less than {BY_METERS} resolve ({_describe_resolution(meter)})",
+            )
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
     negligible = absolute is not None and absolute.worst < rule.threshold_absolute
@@ -443,11 +502,11 @@ def _decide_verdict(
         return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
     if high < log1p(rule.tolerance):
         if meter >= log1p(rule.tolerance):
-            return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
+            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
         return "unchanged", f"at most {rule.tolerance:.1%} worse"
     if absolute is not None and absolute.worst < rule.threshold_absolute:
         if expm1(meter) * absolute.level >= rule.threshold_absolute:
-            return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
+            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
         return "unchanged", f"at most {rule.threshold_absolute:g} worse, in absolute terms"
     if absolute is not None and changed:
         reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from pytest_llenergy.compare.statistics import BY_METERS, NOISY_ABOVE, NOISY_ALPHA, Rule, rounds_can_decide
 from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
@@ -40,6 +42,10 @@ LEGEND = (
     "head: base times the estimated change",
     "detectable: smallest change found 9 times in 10; noise: scatter within a side",
 )
+
+#: Relative changes above this say nothing but that they are large: an absolute threshold is far above the
+#: values, or their uncertainty is.
+LARGE = 10.0
 
 #: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
@@ -143,7 +149,44 @@ def worsening(comparison: Comparison) -> float:
 def describe_detectable(comparisons: Sequence[Comparison]) -> str:
     """Describe which changes could have been found; return an empty string if nothing was compared."""
     found = [each.detectable for each in comparisons if each.detectable is not None]
-    return f"finds changes from {median(found):.1%} (median test), {max(found):.1%} (worst)" if found else ""
+    if not found:
+        return ""
+    return f"finds changes from {format_size(median(found))} (median test), {format_size(max(found))} (worst)"
+
+
+def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds") -> str:
+    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
+
+    Args:
+        comparisons: Those that are inconclusive.
+        rounds: The words for more rounds.
+    """
+    found = {"llenergy ab": False, rounds: False}
+    for each in comparisons:
+        if BY_METERS not in each.reason:
+            found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
+    remedies = [remedy for remedy in reversed(found) if found[remedy]]
+    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
+
+
+def _rounds_can_decide(comparison: Comparison) -> bool:
+    ratio, low, high, rule = comparison.ratio, comparison.low, comparison.high, comparison.rule
+    if not comparison.session_spread or not ratio or not low or not high or rule is None:
+        return True
+    noisy = comparison.noise is not None and comparison.noise > NOISY_ABOVE
+    return rounds_can_decide(
+        ratio,
+        (low, high),
+        Rule(**msgspec.structs.asdict(rule)),
+        comparison.better,
+        alpha=min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha,
+        spread=comparison.session_spread,
+    )
+
+
+def format_size(change: float) -> str:
+    """Format a relative change without sign, such as ``4.6%``; large ones as ``>1000%``."""
+    return f"{change:.1%}" if change <= LARGE else f">{LARGE:.0%}"
 
 
 def overall_changes(comparisons: Sequence[Comparison]) -> dict[str, tuple[float, int]]:
@@ -214,7 +257,7 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
         "head": lambda each: format_sides(each)[1],
         "change": format_change,
         "limits": format_interval,
-        "detectable": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",
+        "detectable": lambda each: "-" if each.detectable is None else format_size(each.detectable),
     }
     figures = [TableColumn(head, list(map(cell, comparisons))) for head, cell in cells.items()]
     return [TableColumn("verdict", verdicts, is_number=False, styles=styles), *figures]

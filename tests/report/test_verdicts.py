@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.comparison import RULE_VERDICTS, Comparison, Verdict
 from pytest_llenergy.report.verdicts import LEGEND, render_verdicts
 
 LIMITS = "-73.2% … +870.8%"
@@ -65,3 +66,23 @@ def test_no_digit_is_lost_if_no_table_fits() -> None:
 def test_rows_below_their_names_keep_their_colours() -> None:
     text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
     assert "\x1b[1;31mregressed" in text
+
+
+@pytest.mark.parametrize("verdict", sorted(RULE_VERDICTS))
+def test_what_was_corrected_is_said_with_every_verdict(verdict: Verdict) -> None:
+    note = "corrected for the temperature at the start of rounds (+0.5% per K), which reduced the noise"
+    found = msgspec.structs.replace(judged("test_m"), verdict=verdict, reason="why", notes=[note])
+    reason = "why; " if verdict == "inconclusive" else ""
+    lines = render_verdicts([found], 200, color=False).splitlines()
+    assert f"{verdict}: test_x.py::test_m: {reason}{note}" in lines
+    driver = msgspec.structs.replace(found, notes=["different driver (1 -> 2)"])
+    assert ("different driver" in render_verdicts([driver], 200, color=False)) == (verdict != "unchanged")
+
+
+@pytest.mark.parametrize(
+    ("detectable", "shown"), [(0.139, "13.9%"), (9.99, "999.0%"), (2.7e19, ">1000%"), (None, "-")]
+)
+def test_detectable_change_is_short(detectable: float | None, shown: str) -> None:
+    found = msgspec.structs.replace(judged("test_m"), detectable=detectable)
+    row = render_verdicts([found], 200, color=False).splitlines()[2]
+    assert row.split()[-1] == shown
