@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import hypot, inf, sqrt
 from statistics import fmean, variance
 
-from pytest_llenergy.compare.comparability import GPU_DOMAIN
+from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.model.comparison import CORRECTED
 from pytest_llenergy.model.record import Record, Round
@@ -31,8 +31,6 @@ MIN_SLOPE_ROUNDS = 8
 #: Standard errors by which the means of sides that were disturbed alike may differ, and the noise from which
 #: the disturbance shows in rounds that alternate.
 ALIKE, ALIKE_NOISE = 2.0, 0.05
-#: Share of the rounds of a side from which a disturbance holds the verdict back.
-MAJORITY = 0.5
 
 
 def _cores(cpu_s: float | None, round_: Round) -> float | None:

@@ -47,6 +47,9 @@ LEGEND = (
 #: values, or their uncertainty is.
 LARGE = 10.0
 
+#: Ratios above this are no measurements; their exponentials would overflow.
+MAX_RATIO = 1e30
+
 #: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
 
@@ -171,7 +174,11 @@ def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds
 
 def _rounds_can_decide(comparison: Comparison) -> bool:
     ratio, low, high, rule = comparison.ratio, comparison.low, comparison.high, comparison.rule
-    if not comparison.session_spread or not ratio or not low or not high or rule is None:
+    spread = comparison.session_spread
+    if spread is None or ratio is None or low is None or high is None or rule is None:
+        return True
+    # A file of llenergy ab may hold any numbers.
+    if not (0 <= spread < 1 and 0 < low <= ratio <= high < MAX_RATIO and 0 < rule.alpha < 0.5):
         return True
     noisy = comparison.noise is not None and comparison.noise > NOISY_ABOVE
     return rounds_can_decide(
@@ -180,7 +187,7 @@ def _rounds_can_decide(comparison: Comparison) -> bool:
         Rule(**msgspec.structs.asdict(rule)),
         comparison.better,
         alpha=min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha,
-        spread=comparison.session_spread,
+        spread=spread,
     )
 
 
