@@ -234,19 +234,21 @@ def compare_samples(
             f"{verdict} by itself, but the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
         )
         verdict = "inconclusive"
-    equivalent = shift.error / standard_error(1.0, n, m)
-    p_values = _p_values(shift, design)
+    # The scatter of independent rounds at which the error is that of the pairs or samples used.
+    equivalent_noise = shift.error / standard_error(1.0, n, m)
+    p_more, p_less = _p_values(shift, design)
+    p_worse, p_better = (p_more, p_less) if less_is_better else (p_less, p_more)
     return Estimate(
         ratio=exp(shift.value),
         low=None if shift.low is None else exp(shift.low),
         high=None if shift.high is None else exp(shift.high),
         # A second level is no shift, which the p-value of ranks is for.
-        p=None if level is not None else p_values[not less_is_better],
+        p=None if level is not None else p_worse,
         noise=noise,
         detectable=minimum_detectable_change(
             n,
             m,
-            equivalent,
+            equivalent_noise,
             _with_relative_threshold(rule, base),
             alpha=alpha,
             meter=meter / COVERAGE_FACTOR,
@@ -256,7 +258,7 @@ def compare_samples(
         n_head=m,
         verdict=verdict,
         reason="; ".join([reason, *notes]),
-        p_improved=p_values[less_is_better],
+        p_improved=p_better,
         drift=None if drift is None else drift.change,
         alpha=alpha,
         meter=expm1(meter),

@@ -35,7 +35,7 @@ MIN_SPREAD_SESSIONS = MIN_SESSIONS
 SHAMOS_TO_SIGMA = 1.0483
 
 #: Least spread to assume, because few sessions may agree by chance.
-LEAST_SPREAD = 0.003
+MIN_SPREAD = 0.003
 
 #: Largest spread to allow for. Limits that allow for more hide almost any regression.
 MAX_SPREAD = 0.05
@@ -86,7 +86,7 @@ class StoredEstimator:
                 return SESSION_SPREAD
         spreads = self._found[key]
         learned = spreads.get(record.id, pooled_spread(spreads))
-        return SESSION_SPREAD if learned is None else max(learned, LEAST_SPREAD)
+        return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)
 
 
 def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sam
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (
-    LEAST_SPREAD,
+    MIN_SPREAD,
     MAX_SPREAD,
     StoredEstimator,
     pooled_spread,
@@ -168,7 +168,7 @@ def test_limits_of_a_stored_baseline_are_learned_from_the_history(tmp_path: Path
     other = write_history(tmp_path / "units", 0.006)
     rewrite_all(tmp_path / "units", '"unit":"J"', '"unit":"kJ"')
     assert spread_used(other, record_of()) == SESSION_SPREAD, "another unit"
-    assert spread_used(write_history(tmp_path / "calm", 0.0), record_of()) == LEAST_SPREAD
+    assert spread_used(write_history(tmp_path / "calm", 0.0), record_of()) == MIN_SPREAD
 
 
 def test_compare_uses_the_history_of_the_project_or_another(
