@@ -59,6 +59,8 @@ MAX_LOG_RANGE = 100.0
 MAX_RESOLUTION = 10.0
 #: Part of the reason if the meters are what prevents a verdict.
 BY_METERS = "the meters can"
+#: Part of the reason if rounds were disturbed, so that a verdict is held back.
+HELD_BACK = "by itself, but"
 #: Standard deviation of the level between sessions of the same code if no history tells: a stored baseline
 #: was measured at another temperature, at another time of day, often after a restart.
 SESSION_SPREAD = 0.015
@@ -230,9 +232,7 @@ def compare_samples(
     if verdict == "inconclusive" and meter >= log1p(rule.tolerance):
         notes += _uncertain_rounds(base, head)
     if rounds.apart and verdict != "invalid":
-        reason = (
-            f"{verdict} by itself, but the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
-        )
+        reason = f"{verdict} {HELD_BACK} the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
         verdict = "inconclusive"
     # The scatter of independent rounds at which the error is that of the pairs or samples used.
     equivalent_noise = shift.error / standard_error(1.0, n, m)

@@ -13,7 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.compare.statistics import BY_METERS, NOISY_ABOVE, NOISY_ALPHA, Rule, rounds_can_decide
+from pytest_llenergy.compare.statistics import (
+    BY_METERS,
+    HELD_BACK,
+    NOISY_ABOVE,
+    NOISY_ALPHA,
+    Rule,
+    rounds_can_decide,
+)
 from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
@@ -177,6 +184,9 @@ def _rounds_can_decide(comparison: Comparison) -> bool:
     spread = comparison.session_spread
     if spread is None or ratio is None or low is None or high is None or rule is None:
         return True
+    if HELD_BACK in comparison.reason:
+        # Other processes do not go away with more rounds, and disturb both sides alike if they alternate.
+        return False
     # A file of llenergy ab may hold any numbers.
     if not (0 <= spread < 1 and 0 < low <= ratio <= high < MAX_RATIO and 0 < rule.alpha < 0.5):
         return True

@@ -16,8 +16,8 @@ from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sam
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (
-    MIN_SPREAD,
     MAX_SPREAD,
+    MIN_SPREAD,
     StoredEstimator,
     pooled_spread,
     session_spread,
