@@ -65,6 +65,7 @@ from pytest_llenergy.report.store import (
     read_file,
     read_report,
 )
+from pytest_llenergy.report.verdicts import suggest_remedy
 from pytest_llenergy.xdist import BaselineFile, record_id, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
@@ -353,10 +354,11 @@ def describe_ungated(
         return lines
     if not stored.report.run.complete:
         lines.append(incomplete_run_note(stored.origin))
-    unsure = sum(each.gated and each.verdict == "inconclusive" for each in comparisons)
+    unsure = [each for each in comparisons if each.gated and each.verdict == "inconclusive"]
     if unsure and settings.inconclusive == "warn":
         lines.append(
-            f"inconclusive: {unsure} of {len(comparisons)}; more rounds (--energy-rounds) can decide, "
+            f"inconclusive: {len(unsure)} of {len(comparisons)}; "
+            f"{suggest_remedy(unsure, 'more rounds (--energy-rounds)')}, "
             "--energy-inconclusive=fail fails such tests"
         )
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)

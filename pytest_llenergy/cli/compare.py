@@ -189,6 +189,7 @@ def print_comparison(
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
     from pytest_llenergy.model.text import count_tests, escape_invisible, one_line
     from pytest_llenergy.report.store import replace_file
+    from pytest_llenergy.report.verdicts import suggest_remedy
 
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
@@ -199,10 +200,11 @@ def print_comparison(
     else:
         replace_file(output, f"{text}\n".encode())
     compared, comparisons = result.compared, result.compared.comparisons
-    warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
+    warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
     if warned and compared.inconclusive == "warn":
-        remedy = "measure more rounds" if result.pairs is None else "measure more pairs (llenergy ab --pairs)"
-        print(f"llenergy {command}: warning: {warned} inconclusive; {remedy}", file=sys.stderr)
+        more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
+        remedy = suggest_remedy(warned, more)
+        print(f"llenergy {command}: warning: {len(warned)} inconclusive; {remedy}", file=sys.stderr)
     lost = sum(each.verdict == "removed" and each.gated for each in comparisons)
     if lost and compared.removed != "pass":
         how, remedy = (

@@ -29,9 +29,11 @@ UNKNOWN = "unknown"
 #: Kind of domain whose full name has the UUID of a board.
 GPU_DOMAIN = "gpu"
 
-#: Flags of rounds during which others used the CPU, and the share of flagged rounds from which that is noted.
+#: Flags of rounds during which others used the CPU.
 DISTURBED = {"contended": "other processes used the CPU", "stolen": "the hypervisor ran other guests"}
-DISTURBED_SHARE = 0.5
+
+#: A disturbance of more than this share of the rounds of a side matters.
+MAJORITY = 0.5
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
@@ -134,13 +136,13 @@ def device_differences(
 
 
 def _disturbance_notes(base: Record, head: Record) -> list[str]:
-    """Return notes if others used the CPU during half of the rounds or more, on either side."""
+    """Return notes if others used the CPU during most of the rounds of a side."""
     notes = []
     for name, disturbance in DISTURBED.items():
         disturbed = []
         for side, record in (("base", base), ("head", head)):
             count = sum(any(flag.name == name for flag in round_.flags) for round_ in record.rounds)
-            if record.rounds and count >= DISTURBED_SHARE * len(record.rounds):
+            if record.rounds and count > MAJORITY * len(record.rounds):
                 disturbed.append(f"{count} of {len(record.rounds)} rounds of {side}")
         if disturbed:
             rounds = " and ".join(disturbed)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from math import hypot, inf, sqrt
 from statistics import fmean, variance
 
-from pytest_llenergy.compare.comparability import GPU_DOMAIN
+from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.model.comparison import CORRECTED
 from pytest_llenergy.model.record import Record, Round
 
 #: Values of one covariate, one for each round of a sample.
@@ -25,13 +26,11 @@ MIN_T = 4.0
 #: Correcting must reduce the spread of the rounds at least by this factor.
 SPREAD_REDUCED = 0.8
 #: Fewest rounds of both sides together for a slope.
-MIN_ROUNDS = 8
+MIN_SLOPE_ROUNDS = 8
 
 #: Standard errors by which the means of sides that were disturbed alike may differ, and the noise from which
 #: the disturbance shows in rounds that alternate.
 ALIKE, ALIKE_NOISE = 2.0, 0.05
-#: Share of the rounds of a side from which a disturbance holds the verdict back.
-MAJORITY = 0.5
 
 
 def _cores(cpu_s: float | None, round_: Round) -> float | None:
@@ -124,7 +123,7 @@ def adjust_rounds(
     """
     done = Adjustment(list(base), list(head))
     open_names = [name for name in of_base if name in of_head]
-    while open_names and len(base) + len(head) >= MIN_ROUNDS:
+    while open_names and len(base) + len(head) >= MIN_SLOPE_ROUNDS:
         slopes = [
             _fit(name, (done.base, done.head), (of_base[name], of_head[name]), len(done.names) + 1)
             for name in open_names
@@ -173,7 +172,7 @@ def _apply(
         return None
     disturbance = DISTURBANCES[slope.name]
     note = (
-        f"corrected for the {disturbance.name} ({slope.slope:+.1%} per {disturbance.unit}), "
+        f"{CORRECTED}the {disturbance.name} ({slope.slope:+.1%} per {disturbance.unit}), "
         f"which reduced the noise from {before:.1%} to {after:.1%}"
     )
     return Adjustment(

@@ -55,6 +55,12 @@ POWER = 0.9
 LOG_ROUNDING = 1e-12
 #: Values whose logarithms differ by more than this (a factor of 1e43) are not rounds of one workload.
 MAX_LOG_RANGE = 100.0
+#: Largest change that reasons name as what the meters cannot resolve.
+MAX_RESOLUTION = 10.0
+#: Part of the reason if the meters are what prevents a verdict.
+BY_METERS = "the meters can"
+#: Part of the reason if rounds were disturbed, so that a verdict is held back.
+HELD_BACK = "by itself, but"
 #: Standard deviation of the level between sessions of the same code if no history tells: a stored baseline
 #: was measured at another temperature, at another time of day, often after a restart.
 SESSION_SPREAD = 0.015
@@ -158,7 +164,7 @@ class Estimate:
     interleaved: bool = False  # whether the rounds of both sides alternate
     paired: bool = False  # whether the limits are those of the differences within pairs
     adjusted: tuple[str, ...] = ()  # covariates that were regressed out
-    corrections: tuple[str, ...] = ()  # the same in words
+    corrections: tuple[str, ...] = ()  # what was corrected or left out, in words
 
 
 def compare_samples(
@@ -188,16 +194,12 @@ def compare_samples(
             base, head, f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
         )
     n, m = len(base.values), len(head.values)
-    rounds = adjust_rounds(
-        [log(value) for value in base.values],
-        [log(value) for value in head.values],
-        base.covariates,
-        head.covariates,
-    )
-    ordered = sorted(rounds.base), sorted(rounds.head)
+    logs = [log(value) for value in base.values], [log(value) for value in head.values]
     if min(n, m) < MIN_ROUNDS:
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
-        return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*ordered))))
+        return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*map(sorted, logs)))))
+    rounds = adjust_rounds(*logs, base.covariates, head.covariates)
+    ordered = sorted(rounds.base), sorted(rounds.head)
     # The side that scatters more decides how well a change can be told.
     noise = max(map(relative_spread, ordered))
     noisy = noise > NOISY_ABOVE
@@ -227,24 +229,26 @@ def compare_samples(
     )
     if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
         notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
+    if verdict == "inconclusive" and meter >= log1p(rule.tolerance):
+        notes += _uncertain_rounds(base, head)
     if rounds.apart and verdict != "invalid":
-        reason = (
-            f"{verdict} by itself, but the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
-        )
+        reason = f"{verdict} {HELD_BACK} the sides differ in the {' and the '.join(rounds.apart)}; {reason}"
         verdict = "inconclusive"
-    equivalent = shift.error / standard_error(1.0, n, m)
-    p_values = _p_values(shift, design)
+    # The scatter of independent rounds at which the error is that of the pairs or samples used.
+    equivalent_noise = shift.error / standard_error(1.0, n, m)
+    p_more, p_less = _p_values(shift, design)
+    p_worse, p_better = (p_more, p_less) if less_is_better else (p_less, p_more)
     return Estimate(
         ratio=exp(shift.value),
         low=None if shift.low is None else exp(shift.low),
         high=None if shift.high is None else exp(shift.high),
         # A second level is no shift, which the p-value of ranks is for.
-        p=None if level is not None else p_values[not less_is_better],
+        p=None if level is not None else p_worse,
         noise=noise,
         detectable=minimum_detectable_change(
             n,
             m,
-            equivalent,
+            equivalent_noise,
             _with_relative_threshold(rule, base),
             alpha=alpha,
             meter=meter / COVERAGE_FACTOR,
@@ -254,7 +258,7 @@ def compare_samples(
         n_head=m,
         verdict=verdict,
         reason="; ".join([reason, *notes]),
-        p_improved=p_values[less_is_better],
+        p_improved=p_better,
         drift=None if drift is None else drift.change,
         alpha=alpha,
         meter=expm1(meter),
@@ -388,6 +392,56 @@ def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
     return min(hypot(limit, *single), MAX_LOG_RANGE), limit
 
 
+def _uncertain_rounds(base: Sample, head: Sample) -> list[str]:
+    """Name the round of either side whose uncertainty exceeds its value the most."""
+    found = [
+        (u / value, f"{name} has a round of {value:g} ± {side.describe(u)}")
+        for name, side in (("base", base), ("head", head))
+        for each in (side.uncertainties, side.shared)
+        for u, value in zip(each, side.values, strict=False)
+        if u > value
+    ]
+    return [max(found)[1]] if found else []
+
+
+def _describe_resolution(meter: float) -> str:
+    return f"{min(expm1(meter), MAX_RESOLUTION):.1%}"
+
+
+def rounds_can_decide(
+    ratio: float, limits: tuple[float, float], rule: Rule, better: Direction, *, alpha: float, spread: float
+) -> bool:
+    """Return whether more rounds may decide on an inconclusive comparison with a stored baseline.
+
+    They may if most of the width of its limits is due to the rounds, or if limits that allow only for the
+    difference of sessions would give a verdict.
+
+    Args:
+        ratio: Head over base.
+        limits: Limits of the ratio.
+        rule: When a change counts.
+        better: Direction that is better.
+        alpha: One-sided error probability of each limit.
+        spread: Standard deviation of the level between sessions.
+    """
+    by_sessions = normal_quantile(1 - alpha) * sqrt(2) * spread
+    if log(limits[1] / limits[0]) / 2 > sqrt(2) * by_sessions:
+        return True
+    worse = log(ratio) if better == "less" else -log(ratio)
+    verdict, _ = _decide_verdict(
+        worse,
+        worse - by_sessions,
+        worse + by_sessions,
+        rule,
+        absolute=None,
+        meter=0.0,
+        drift=None,
+        level=None,
+        better=better,
+    )
+    return verdict != "inconclusive"
+
+
 @dataclass(frozen=True)
 class AbsoluteChange:
     """A difference in the metric's unit: its size, the upper limit of how much worse it is, and the level."""
@@ -438,7 +492,10 @@ def _decide_verdict(
         return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
-            return "inconclusive", f"{changed} by less than the meters can resolve ({expm1(meter):.1%})"
+            return (
+                "inconclusive",
+                f"{changed} by less than {BY_METERS} resolve ({_describe_resolution(meter)})",
+            )
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
     negligible = absolute is not None and absolute.worst < rule.threshold_absolute
@@ -447,11 +504,11 @@ def _decide_verdict(
         return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
     if high < log1p(rule.tolerance):
         if meter >= log1p(rule.tolerance):
-            return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
+            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
         return "unchanged", f"at most {rule.tolerance:.1%} worse"
     if absolute is not None and absolute.worst < rule.threshold_absolute:
         if expm1(meter) * absolute.level >= rule.threshold_absolute:
-            return "inconclusive", f"the meters cannot resolve changes below {expm1(meter):.1%}"
+            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
         return "unchanged", f"at most {rule.threshold_absolute:g} worse, in absolute terms"
     if absolute is not None and changed:
         reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"

@@ -19,6 +19,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.store import (
     SCHEMA_VERSION,
     SUFFIX,
+    TIME,
     Acceptance,
     Entry,
     Store,
@@ -84,6 +85,8 @@ def file_name(time: str, run_id: str) -> str:
 def _check(report: Report, origin: str, *, allow_dirty: bool) -> None:
     if not report.run.complete:
         raise ReportError(f"{origin}: the run did not finish; a history has only complete runs")
+    if not re.search(TIME, report.run.started_at):
+        raise ReportError(f"{origin}: started_at is {report.run.started_at!r}, not a time in UTC")
     if allow_dirty:
         return
     if report.source.commit is None:

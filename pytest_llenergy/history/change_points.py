@@ -34,7 +34,7 @@ MIN_CHANGE = 0.015
 PENALTY = 5.0
 
 #: Smallest relative scatter to assume, since sessions may agree by chance.
-MIN_SPREAD = 0.002
+MIN_SCATTER = 0.002
 
 #: Sessions on each side of one that its rolling median includes, and from how many scaled MADs on it is an
 #: outlier.
@@ -97,7 +97,7 @@ def _clip_limits(logs: Sequence[float]) -> list[tuple[float, float]]:
     starts = [min(max(0, place - NEIGHBOURS), len(logs) - size) for place in range(len(logs))]
     medians = [median(logs[start : start + size]) for start in starts]
     spread = MAD_TO_SIGMA * median(abs(each - middle) for each, middle in zip(logs, medians, strict=True))
-    reach = OUTLIER_SIGMAS * max(MIN_SPREAD, spread)
+    reach = OUTLIER_SIGMAS * max(MIN_SCATTER, spread)
     return [(middle - reach, middle + reach) for middle in medians]
 
 
@@ -111,7 +111,7 @@ def _block_variance(logs: Sequence[float], size: int) -> float:
     sums = [0.0, *accumulate(logs)]
     means = [(end - start) / size for start, end in zip(sums, sums[size:], strict=False)]
     steps = [abs(after - before) for before, after in zip(means, means[size:], strict=False)]
-    return max(MIN_SPREAD**2, size / 2 * (MAD_TO_SIGMA * median(steps)) ** 2)
+    return max(MIN_SCATTER**2, size / 2 * (MAD_TO_SIGMA * median(steps)) ** 2)
 
 
 def _partition(logs: Sequence[float], penalty: float) -> list[int]:

@@ -9,6 +9,7 @@ sessions may be outliers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import log, pi, sqrt
 from statistics import median
@@ -18,14 +19,16 @@ from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Rule, Sample, compare_samples
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import load_accepted_steps
-from pytest_llenergy.history.change_points import find_change_points
+from pytest_llenergy.history.change_points import MIN_SESSIONS, find_change_points
 from pytest_llenergy.history.store import Acceptance, Series, Store, group_series, read_entries
+from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.model.comparison import SESSIONS_DIFFER
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line
 
-#: Fewest sessions of a test for a spread.
-MIN_SPREAD_SESSIONS = 4
+#: Fewest sessions of a test for a spread. With fewer, a change of level is not found and would count as one.
+MIN_SPREAD_SESSIONS = MIN_SESSIONS
 
 #: Standard deviation of a normal distribution over the median distance of two values:
 #: 1 / (sqrt(2) Phi^-1(3/4)).
@@ -34,12 +37,15 @@ SHAMOS_TO_SIGMA = 1.0483
 #: Least spread to assume, because few sessions may agree by chance.
 MIN_SPREAD = 0.003
 
+#: Largest spread to allow for. Limits that allow for more hide almost any regression.
+MAX_SPREAD = 0.05
+
 
 class StoredEstimator:
     """Compares with a stored baseline: the limits allow for what sessions of the same code differ by.
 
     The spread is that of the test in the history, or else the typical one of the history, or else
-    ``SESSION_SPREAD``.
+    ``SESSION_SPREAD``. It is at most ``MAX_SPREAD``; a note says so.
 
     Args:
         store: The history; None without one.
@@ -57,8 +63,15 @@ class StoredEstimator:
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         """Decide on all rounds of both sessions."""
-        design = Design(session_spread=self._spread(record, metric))
-        return compare_samples(base, head, rule, METRICS[metric].better, design)
+        spread = self._spread(record, metric)
+        design = Design(session_spread=min(spread, MAX_SPREAD))
+        estimate = compare_samples(base, head, rule, METRICS[metric].better, design)
+        if spread <= MAX_SPREAD or not estimate.session_spread:
+            return estimate
+        note = (
+            f"{SESSIONS_DIFFER} by {spread:.0%}, and limits allow for {MAX_SPREAD:.0%}; llenergy ab decides"
+        )
+        return replace(estimate, corrections=(*estimate.corrections, note))
 
     def _spread(self, record: Record, metric: str) -> float:
         if self._store is None:
@@ -88,7 +101,8 @@ def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, 
         ReportError: If a file is broken.
     """
     steps = load_accepted_steps(store)
-    entries = [each for each in read_entries(store) if (each.metric, each.device_key) == (metric, device_key)]
+    wanted = metric, ROUND_METRICS[metric].unit, device_key
+    entries = [each for each in read_entries(store) if (each.metric, each.unit, each.device_key) == wanted]
     found = {each.last.id: session_spread(each, steps) for each in group_series(entries)}
     return {test: spread for test, spread in found.items() if spread is not None}
 
@@ -105,7 +119,7 @@ def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | 
     noise of the rounds explains all differences.
 
     Returns:
-        The spread, or None if there are fewer than four sessions or values that are not positive.
+        The spread, or None if there are too few sessions or values that are not positive.
     """
     entries = series.entries
     values = [entry.value for entry in entries]

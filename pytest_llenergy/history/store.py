@@ -27,6 +27,9 @@ SCHEMA_VERSION = 1
 
 ReadableVersion = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
 
+#: Times of runs. Those of one form sort as text.
+TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$"
+
 #: Suffix of the files of a history. Other files are ignored.
 SUFFIX = ".jsonl"
 
@@ -52,7 +55,7 @@ class Entry(StoredStruct, frozen=True):
     high: Number | None
     noise: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None
     n: Annotated[int, msgspec.Meta(ge=1, le=10**15)]
-    time: str
+    time: Annotated[str, msgspec.Meta(pattern=TIME)]
     commit: str | None
     branch: str | None
     dirty: bool | None

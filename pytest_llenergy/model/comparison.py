@@ -27,8 +27,14 @@ Verdict = Literal[
 #: Reason of a test that the head does not have.
 ONLY_IN_BASELINE = "only in the baseline"
 
-#: Beginning of a note on a workload that differs, although the comparison was made.
+#: Beginnings of notes: on a workload that differs although the comparison was made, on what the rounds were
+#: corrected for, and on sessions that differ by more than the limits allow for.
 OTHER_WORKLOAD = "different workload: "
+CORRECTED = "corrected for "
+SESSIONS_DIFFER = "sessions in the history differ"
+
+#: Beginnings of notes without which a verdict may be misunderstood.
+ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER)
 
 #: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})

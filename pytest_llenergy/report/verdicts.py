@@ -9,10 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.model.comparison import OTHER_WORKLOAD, VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.compare.statistics import (
+    BY_METERS,
+    HELD_BACK,
+    NOISY_ABOVE,
+    NOISY_ALPHA,
+    Rule,
+    rounds_can_decide,
+)
+from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
@@ -41,6 +50,13 @@ LEGEND = (
     "detectable: smallest change found 9 times in 10; noise: scatter within a side",
 )
 
+#: Relative changes above this say nothing but that they are large: an absolute threshold is far above the
+#: values, or their uncertainty is.
+LARGE = 10.0
+
+#: Ratios above this are no measurements; their exponentials would overflow.
+MAX_RATIO = 1e30
+
 #: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
 
@@ -67,9 +83,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state]
         if state == "unchanged":
-            explained = [
-                each for each in explained if any(note.startswith(OTHER_WORKLOAD) for note in each.notes)
-            ]
+            explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
         for each in explained[:MAX_LINES_PER_VERDICT]:
@@ -147,7 +161,51 @@ def worsening(comparison: Comparison) -> float:
 def describe_detectable(comparisons: Sequence[Comparison]) -> str:
     """Describe which changes could have been found; return an empty string if nothing was compared."""
     found = [each.detectable for each in comparisons if each.detectable is not None]
-    return f"finds changes from {median(found):.1%} (median test), {max(found):.1%} (worst)" if found else ""
+    if not found:
+        return ""
+    return f"finds changes from {format_size(median(found))} (median test), {format_size(max(found))} (worst)"
+
+
+def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds") -> str:
+    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
+
+    Args:
+        comparisons: Those that are inconclusive.
+        rounds: The words for more rounds.
+    """
+    found = {"llenergy ab": False, rounds: False}
+    for each in comparisons:
+        if BY_METERS not in each.reason:
+            found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
+    remedies = [remedy for remedy in reversed(found) if found[remedy]]
+    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
+
+
+def _rounds_can_decide(comparison: Comparison) -> bool:
+    ratio, low, high, rule = comparison.ratio, comparison.low, comparison.high, comparison.rule
+    spread = comparison.session_spread
+    if spread is None or ratio is None or low is None or high is None or rule is None:
+        return True
+    if HELD_BACK in comparison.reason:
+        # Other processes do not go away with more rounds, and disturb both sides alike if they alternate.
+        return False
+    # A file of llenergy ab may hold any numbers.
+    if not (0 <= spread < 1 and 0 < low <= ratio <= high < MAX_RATIO and 0 < rule.alpha < 0.5):
+        return True
+    noisy = comparison.noise is not None and comparison.noise > NOISY_ABOVE
+    return rounds_can_decide(
+        ratio,
+        (low, high),
+        Rule(**msgspec.structs.asdict(rule)),
+        comparison.better,
+        alpha=min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha,
+        spread=spread,
+    )
+
+
+def format_size(change: float) -> str:
+    """Format a relative change without sign, such as ``4.6%``; large ones as ``>1000%``."""
+    return f"{change:.1%}" if change <= LARGE else f">{LARGE:.0%}"
 
 
 def overall_changes(comparisons: Sequence[Comparison]) -> dict[str, tuple[float, int]]:
@@ -218,7 +276,7 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
         "head": lambda each: format_sides(each)[1],
         "change": format_change,
         "limits": format_interval,
-        "detectable": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",
+        "detectable": lambda each: "-" if each.detectable is None else format_size(each.detectable),
     }
     figures = [TableColumn(head, list(map(cell, comparisons))) for head, cell in cells.items()]
     return [TableColumn("verdict", verdicts, is_number=False, styles=styles), *figures]
@@ -227,6 +285,10 @@ def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
 def _test(name: str, function: str) -> str:
     _, bracket, params = name.partition("[")
     return shorten(one_line(f"{function}{bracket}{params}"), MAX_NAME_LENGTH)
+
+
+def _is_essential(note: str) -> bool:
+    return note.startswith(ESSENTIAL_NOTES)
 
 
 def _reason(comparison: Comparison) -> str:

@@ -24,7 +24,7 @@ from pytest_llenergy.report.store import Journal
 
 from ..model.reports import HOST, REPORT
 from ..model.test_paired import PAIRED
-from .runs import LEVEL, TEST, UNSURE, record_of, report_of, scaled
+from .runs import LEVEL, TEST, UNSURE, record_of, report_of, round_of, scaled
 
 Compare = Callable[..., tuple[int, str, str]]
 
@@ -186,9 +186,38 @@ def test_exit_code_depends_on_the_worst_verdict(
 
 def test_inconclusive_verdicts_give_a_warning(compare: Compare) -> None:
     assert (
-        compare(of(VAGUE), of(VAGUE))[2] == "llenergy compare: warning: 1 inconclusive; measure more rounds\n"
+        compare(of(VAGUE), of(VAGUE))[2]
+        == "llenergy compare: warning: 1 inconclusive; more rounds can decide\n"
     )
     assert compare(of(FEW), of(FEW), "--inconclusive=pass")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("factor", "rounds", "remedy"),
+    [
+        (1.04, 12, "llenergy ab can decide"),
+        (1.04, 48, "llenergy ab can decide"),
+        (1.02, 48, "llenergy ab can decide"),
+        (1 / 1.04, 48, None),
+    ],
+)
+def test_a_warning_names_what_can_decide(
+    compare: Compare, factor: float, rounds: int, remedy: str | None
+) -> None:
+    """More rounds do not help if the limits are wide because sessions differ by 1.5 %."""
+    base, head = (of(record_of(joules=scaled(by) * (rounds // 6))) for by in (1.0, factor))
+    warning = f"llenergy compare: warning: 1 inconclusive; {remedy}\n" if remedy else ""
+    assert compare(base, head)[2] == warning
+
+
+def test_a_warning_does_not_ask_for_rounds_that_the_meters_cannot_use(compare: Compare) -> None:
+    rounds = [round_of(1.5 * each) for each in LEVEL]
+    rounds[3] = round_of(15.0, 9.2e18)
+    status, out, err = compare(of(record_of()), of(record_of(rounds=rounds)), "--metric=energy_j")
+    assert (status, err.split("; ")[1]) == (0, "the meters cannot resolve smaller changes\n")
+    out = " ".join(out.split())
+    assert "regressed by less than the meters can resolve (1000.0%); 6 rounds; " in out
+    assert "head has a round of 7.5 ± 4.6e+18 J" in out
 
 
 def newer() -> bytes:

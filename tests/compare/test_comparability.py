@@ -137,11 +137,11 @@ def test_disturbed_rounds_are_a_note() -> None:
         rounds = [round_of(5.0, flags=[flag] if index < flagged else []) for index in range(4)]
         return msgspec.structs.replace(RECORD, rounds=rounds)
 
-    assert comparison_notes(with_flags(2), with_flags(4), HERE, HERE) == [
-        "contended: other processes used the CPU during 2 of 4 rounds of base and 4 of 4 rounds of head, "
+    assert comparison_notes(with_flags(3), with_flags(4), HERE, HERE) == [
+        "contended: other processes used the CPU during 3 of 4 rounds of base and 4 of 4 rounds of head, "
         "which may explain the difference"
     ]
-    assert comparison_notes(with_flags(1), with_flags(0), HERE, HERE) == []
+    assert comparison_notes(with_flags(2), with_flags(0), HERE, HERE) == []
 
 
 def test_fingerprint_depends_on_the_facts() -> None:

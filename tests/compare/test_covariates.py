@@ -121,6 +121,19 @@ def test_temperature_that_differs_between_the_sides_is_not_corrected() -> None:
     assert hidden == 0
 
 
+@pytest.mark.parametrize("rounds", [(1, 12), (12, 1), (3, 12)])
+def test_too_few_rounds_are_invalid_before_anything_is_corrected(rounds: tuple[int, int]) -> None:
+    """One valid round has no scatter to compare temperatures with."""
+    random = Random(8)
+    sides = []
+    for count in rounds:
+        warm = tuple(random.gauss(50, 2) for _ in range(count))
+        sides.append(Sample(tuple(exp(0.05 * each) for each in warm), covariates={"temperature": warm}))
+    found = compare_samples(sides[0], sides[1], design=STORED)
+    reason = f"{rounds[0]} base and {rounds[1]} head rounds; a verdict needs at least 4 of each"
+    assert (found.verdict, found.reason, found.corrections) == ("invalid", reason, ())
+
+
 def test_constant_covariates_are_ignored() -> None:
     same = {"temperature": (40.0,) * 6}
     values = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)
@@ -170,7 +183,11 @@ def test_majority_of_disturbed_rounds_allows_no_verdict(
     found = verdict_against(with_flag(name, detail, 4), factor)
     assert found.verdict == "inconclusive"
     assert f"by itself, but {cause} during 4 of 6 rounds of head" in found.reason
-    assert verdict_against(with_flag(name, detail, 3), factor).verdict != "inconclusive"
+    half = verdict_against(with_flag(name, detail, 3), factor)
+    assert half.verdict != "inconclusive"
+    assert half.notes == [], "half of the rounds are not most of them"
+    noted = f"{name}: {cause} during 4 of 6 rounds of head, which may explain the difference"
+    assert found.notes == ([] if name == "throttled" else [noted])
 
 
 def test_power_cap_is_part_of_the_workload() -> None:

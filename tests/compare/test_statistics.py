@@ -317,6 +317,15 @@ def test_meter_coarser_than_the_tolerance_cannot_give_unchanged() -> None:
     )  # fmt: skip
 
 
+def test_a_round_that_is_less_certain_than_large_is_named() -> None:
+    huge = (1.0,) * 5 + (9e18,)
+    for base in (Sample(CALM, huge, "J"), Sample(CALM, (), "J", huge)):
+        estimate = compare_samples(base, Sample(times(CALM, 1.5)))
+        reason = "regressed by less than the meters can resolve (1000.0%)"
+        named = "base has a round of 100.2 ± 9e+18 J"
+        assert (estimate.verdict, estimate.reason) == ("inconclusive", f"{reason}; {named}")
+
+
 def test_perfect_meter_gives_the_same_verdict_as_no_uncertainties() -> None:
     head = times(CALM, 1.05)
     assert compare_samples(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare_samples(

@@ -103,6 +103,12 @@ def test_run_without_a_clean_commit_needs_allow_dirty(
             session(0, record_of(), complete=False),
             "the run did not finish; a history has only complete",
         ),
+        (
+            msgspec.structs.replace(
+                day_of(0), run=msgspec.structs.replace(REPORT.run, complete=True, started_at="now")
+            ),
+            "started_at is 'now', not a time in UTC",
+        ),
         (session(0, GONE), "none of its 1 tests was measured; nothing to add"),
         (session(0, record_of(joules=[None] * 6, rounds=[])), "none of its 1 tests was measured"),
     ],

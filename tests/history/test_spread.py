@@ -16,6 +16,7 @@ from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sam
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (
+    MAX_SPREAD,
     MIN_SPREAD,
     StoredEstimator,
     pooled_spread,
@@ -48,7 +49,7 @@ def test_spread_is_that_of_the_simulation(spread: float) -> None:
 
 def test_few_sessions_are_right_on_average() -> None:
     random = Random(2)
-    squares = [spread_of(drawn(random, 6, 0.01)) ** 2 for _ in range(500)]
+    squares = [spread_of(drawn(random, 8, 0.01)) ** 2 for _ in range(500)]
     # Rather too large than too small.
     assert 0.01 <= sqrt(sum(squares) / 500) <= 0.0125
 
@@ -64,21 +65,57 @@ def test_noise_of_rounds_is_subtracted() -> None:
     noise = 0.02
     total = sqrt(0.01**2 + pi / 2 * noise**2 / 8)
     assert spread_of(drawn(Random(4), 400, total), noise) == pytest.approx(0.01, rel=0.1)
-    assert spread_of([1.0, 1.001, 0.999, 1.0], noise) == 0.0
+    assert spread_of([1.0, 1.001, 0.999, 1.0] * 2, noise) == 0.0
 
 
-@pytest.mark.parametrize("values", [[], [1.0, 1.1, 0.9], [1.0, 1.0, 1.0, -1.0]])
+@pytest.mark.parametrize("values", [[], [1.0, 1.1, 0.9] * 2, [1.0] * 7, [1.0] * 7 + [-1.0]])
 def test_too_few_or_negative_sessions_have_no_spread(values: list[float]) -> None:
     assert session_spread(series_of(values)) is None
 
 
-def test_an_accepted_step_does_not_count_in_a_short_series() -> None:
-    step = Acceptance(schema_version=1, commit=commit(3), tests=["t.py::t"], reason="x", time="2026")
-    values = [1.0, 1.01, 1.0, 1.5, 1.5, 1.51]
+def test_accepted_steps_do_not_count_where_none_is_found() -> None:
+    values = [1.0, 1.01, 1.5, 1.51, 2.0, 2.01, 3.0, 3.01]
     assert spread_of(values) > 0.2
-    found = session_spread(series_of(values), [step])
+    steps = [
+        Acceptance(schema_version=1, commit=commit(day), tests=["t.py::t"], reason="x", time="2026")
+        for day in (2, 4, 6)
+    ]
+    found = session_spread(series_of(values), steps)
     assert found is not None
     assert found < 0.02
+
+
+@pytest.mark.parametrize("before", [3, 4, 5])
+def test_a_step_in_a_history_does_not_hide_a_regression(
+    before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six to ten sessions, of which the first half used 25 % more."""
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore(Path(".llenergy/history"))
+    for day in range(2 * before):
+        add_run(day_of(day, 1.25 if day < before else 1.0), "main.json", store)
+    Path("base.json").write_bytes(encode_report(day_of(40)))
+    Path("head.json").write_bytes(encode_report(day_of(41, 1.5)))
+    assert main(["compare", "base.json", "head.json", "--metric=energy_j"]) == 1
+    assert f"limits allow for {'1.5%' if before == 3 else '0.3%'} between" in capsys.readouterr().out
+
+
+def test_sessions_that_differ_widely_do_not_open_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore(Path(".llenergy/history"))
+    for day in range(8):
+        add_run(day_of(day, 1.25 ** (day % 3)), "main.json", store)
+    changes = {1.5: "regressed", 0.7: "improved", 0.9: "unchanged", 1.0: "inconclusive"}
+    for factor, verdict in changes.items():
+        Path("base.json").write_bytes(encode_report(day_of(40)))
+        Path("head.json").write_bytes(encode_report(day_of(41, factor)))
+        assert main(["compare", "base.json", "head.json", "--metric=energy_j"]) == (verdict == "regressed")
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"{verdict}: test_decode.py::test_decode[8]: " in out
+        assert re.search(r"differ by \d+%, and limits allow for 5%; llenergy ab decides", out)
+        assert "limits allow for 5.0% between sessions" in out
 
 
 def test_spreads_of_a_history_are_by_test(tmp_path: Path) -> None:
@@ -105,6 +142,11 @@ def write_history(place: Path, spread: float, sessions: int = 12) -> Store:
     return store
 
 
+def rewrite_all(place: Path, old: str, new: str) -> None:
+    for file in place.rglob("*.jsonl"):
+        file.write_text(file.read_text().replace(old, new))
+
+
 def spread_used(store: Store | None, record: Record) -> float:
     rounds = Sample(tuple(scaled(1.0)))
     found = StoredEstimator(store, REPORT.environment, print)(
@@ -121,7 +163,11 @@ def test_limits_of_a_stored_baseline_are_learned_from_the_history(tmp_path: Path
     assert spread_used(None, record_of()) == SESSION_SPREAD
     elsewhere = record_of(devices=["cpu"])
     assert spread_used(store, elsewhere) == SESSION_SPREAD, "other devices"
-    assert spread_used(write_history(tmp_path / "few", 0.006, 3), record_of()) == SESSION_SPREAD
+    assert spread_used(write_history(tmp_path / "few", 0.006, 7), record_of()) == SESSION_SPREAD
+    assert spread_used(write_history(tmp_path / "wild", 0.4), record_of()) == MAX_SPREAD
+    other = write_history(tmp_path / "units", 0.006)
+    rewrite_all(tmp_path / "units", '"unit":"J"', '"unit":"kJ"')
+    assert spread_used(other, record_of()) == SESSION_SPREAD, "another unit"
     assert spread_used(write_history(tmp_path / "calm", 0.0), record_of()) == MIN_SPREAD
 
 
@@ -168,6 +214,8 @@ def test_stored_comparison_does_not_fail_because_of_a_broken_history(
         ("n", "0", "broken session ("),
         ("noise", "1e308", "broken session ("),
         ("value", "1e400", "broken session ("),
+        ("time", '"garbage"', "broken session ("),
+        ("time", '"2026-01-02"', "broken session ("),
         ("schema_version", "99", "schema version 99 is newer than 1, "),
     ],
 )

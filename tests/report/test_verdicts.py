@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.report.verdicts import LEGEND, render_verdicts
+from pytest_llenergy.model.comparison import RULE_VERDICTS, AppliedRule, Comparison, Verdict
+from pytest_llenergy.report.verdicts import LEGEND, render_verdicts, suggest_remedy
 
 LIMITS = "-73.2% … +870.8%"
 
@@ -65,3 +68,64 @@ def test_no_digit_is_lost_if_no_table_fits() -> None:
 def test_rows_below_their_names_keep_their_colours() -> None:
     text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
     assert "\x1b[1;31mregressed" in text
+
+
+@pytest.mark.parametrize("verdict", sorted(RULE_VERDICTS))
+def test_what_was_corrected_is_said_with_every_verdict(verdict: Verdict) -> None:
+    note = "corrected for the temperature at the start of rounds (+0.5% per K), which reduced the noise"
+    found = msgspec.structs.replace(judged("test_m"), verdict=verdict, reason="why", notes=[note])
+    reason = "why; " if verdict == "inconclusive" else ""
+    lines = render_verdicts([found], 200, color=False).splitlines()
+    assert f"{verdict}: test_x.py::test_m: {reason}{note}" in lines
+    driver = msgspec.structs.replace(found, notes=["different driver (1 -> 2)"])
+    assert ("different driver" in render_verdicts([driver], 200, color=False)) == (verdict != "unchanged")
+
+
+RULE = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance=0.05, alpha=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        # With a spread of 1.5 %, the limits are never nearer to the estimate than 3.5 %.
+        ({"ratio": 1.04, "low": 1.0, "high": 1.08}, "llenergy ab can decide"),
+        ({"ratio": 1.04, "low": 0.9, "high": 1.2}, "more rounds can decide"),
+        ({"reason": "regressed by itself, but other processes used the CPU"}, "llenergy ab can decide"),
+        ({"ratio": 1.1, "low": 1.0, "high": 1.2}, "more rounds can decide"),
+        ({"ratio": 1.1, "low": 1.0, "high": 1.2, "better": "more"}, "more rounds can decide"),
+        ({"ratio": 1.01, "low": 0.97, "high": 1.055}, "more rounds can decide"),
+        ({"ratio": 1.04, "low": 1.0, "high": 1.08, "session_spread": None}, "more rounds can decide"),
+        ({"ratio": -1.0, "low": -2.0, "high": 1e308}, "more rounds can decide"),
+        ({"ratio": 1e300, "low": 1e299, "high": 1e301}, "more rounds can decide"),
+        ({"ratio": 1.0, "low": 1.0, "high": 1.0, "session_spread": 1e300}, "more rounds can decide"),
+        ({"rule": msgspec.structs.replace(RULE, alpha=0.0)}, "more rounds can decide"),
+        (
+            {"reason": "the meters cannot resolve changes below 20.0%"},
+            "the meters cannot resolve smaller changes",
+        ),
+    ],
+)
+def test_the_remedy_for_an_inconclusive_test_depends_on_what_makes_it_so(
+    changes: dict[str, Any], remedy: str
+) -> None:
+    usual = {"verdict": "inconclusive", "rule": RULE, "session_spread": 0.015, "noise": 0.01}
+    found = msgspec.structs.replace(judged("test_m"), **{**usual, **changes})
+    assert suggest_remedy([found]) == remedy
+
+
+def test_several_remedies_are_joined() -> None:
+    usual = {"verdict": "inconclusive", "rule": RULE, "session_spread": 0.015, "noise": 0.01}
+    found = [
+        msgspec.structs.replace(judged("test_m"), ratio=1.04, low=low, high=high, **usual)
+        for low, high in ((1.0, 1.08), (0.9, 1.2))
+    ]
+    assert suggest_remedy(found, "more pairs") == "more pairs or llenergy ab can decide"
+
+
+@pytest.mark.parametrize(
+    ("detectable", "shown"), [(0.139, "13.9%"), (9.99, "999.0%"), (2.7e19, ">1000%"), (None, "-")]
+)
+def test_detectable_change_is_short(detectable: float | None, shown: str) -> None:
+    found = msgspec.structs.replace(judged("test_m"), detectable=detectable)
+    row = render_verdicts([found], 200, color=False).splitlines()[2]
+    assert row.split()[-1] == shown

@@ -11,7 +11,7 @@ from pytest_llenergy.model.comparison import AppliedRule, Comparison
 from pytest_llenergy.report.html.bars import BAR_AT, BAR_THICKNESS, row_figure, write_row
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes, plot_label
-from pytest_llenergy.report.verdicts import format_change, format_change_and_limits
+from pytest_llenergy.report.verdicts import LARGE, format_change, format_change_and_limits, format_size
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -127,12 +127,18 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
         return None
     rules: set[AppliedRule] = {each.rule for each in shown if each.rule is not None}
     noise = [(each.noise or 0.0) * 100 for each in shown]
-    detectable = [(each.detectable or 0.0) * 100 for each in shown]
+    detectable = [min(each.detectable or 0.0, LARGE) * 100 for each in shown]
     places = [row + BAR_AT for row in range(len(shown))]
     drawn, axes = row_figure(sheet, len(shown), WIDTH)
     axes.grid(visible=False)
     for row, each in enumerate(shown):
-        write_row(axes, row, plot_label(each.id, 200), f"{each.noise:.1%}, {each.detectable:.1%}", WIDTH)
+        write_row(
+            axes,
+            row,
+            plot_label(each.id, 200),
+            f"{each.noise:.1%}, {format_size(each.detectable or 0.0)}",
+            WIDTH,
+        )
         if each.rule is not None:
             at, ends = (
                 each.rule.threshold * 100,
@@ -146,7 +152,7 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
     label_axes(axes, "%")
     tips = {
         "noise": [f"{each.id}: noise {each.noise:.2%}" for each in shown],
-        "detectable": [f"{each.id}: detectable {each.detectable:.2%}" for each in shown],
+        "detectable": [f"{each.id}: detectable {format_size(each.detectable or 0.0)}" for each in shown],
     }
     caption = "Such a comparison finds a change of the size of the diamond nine times in ten."
     if len(rows) > len(shown):

@@ -19,7 +19,13 @@ from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.terminal import has_values
-from pytest_llenergy.report.verdicts import format_change, format_interval, format_sides, format_value
+from pytest_llenergy.report.verdicts import (
+    format_change,
+    format_interval,
+    format_sides,
+    format_size,
+    format_value,
+)
 
 #: Columns of the table of all tests.
 MEASURED_COLUMNS = (
@@ -60,7 +66,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             format_change(each),
             format_interval(each),
             format_share(each.noise),
-            format_share(each.detectable),
+            "-" if each.detectable is None else format_size(each.detectable),
             f"{each.n_base} + {each.n_head}" if each.rule_applied else "-",
             f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
             if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
