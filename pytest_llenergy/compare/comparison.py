@@ -35,6 +35,7 @@ from pytest_llenergy.compare.pairing import (
 )
 from pytest_llenergy.compare.statistics import (
     DEFAULT_RULE,
+    HELD_BACK,
     STORED,
     Estimate,
     Rule,
@@ -433,7 +434,7 @@ def _hold_back(estimate: Estimate, base: Record, head: Record, samples: Sequence
     why = find_disturbance(base, head, estimate.adjusted, covariates, noise=noise)
     if why is None:
         return estimate
-    reason = f"{estimate.verdict} by itself, but {why}; {estimate.reason}"
+    reason = f"{estimate.verdict} {HELD_BACK} {why}; {estimate.reason}"
     return replace(estimate, verdict="inconclusive", reason=reason)
 
 

@@ -45,6 +45,8 @@ RANKS_TO_MEAN = sqrt(pi / 3)
 #: Rounds of the head that are far above every round of the baseline make a second level, from this number
 #: and this share on.
 FAR_ROUNDS, FAR_SHARE = 4, 1 / 3
+#: Fewest that are named.
+FEWEST_FAR = 2
 #: Distance to the highest round of the baseline that counts as far.
 FAR = log1p(0.10)
 
@@ -192,12 +194,14 @@ class SecondLevel:
         factor: Their mean over the median of the baseline, as a logarithm.
         mean: The mean of all rounds of the head, likewise.
         p: Probability of so many highest rounds on one side if both were alike.
+        rare: Whether they are so few that chance may have put them on one side.
     """
 
     count: int
     factor: float
     mean: float
     p: float
+    rare: bool
 
 
 def find_second_level(base: Sequence[float], head: Sequence[float]) -> SecondLevel | None:
@@ -210,7 +214,7 @@ def find_second_level(base: Sequence[float], head: Sequence[float]) -> SecondLev
     far = [value for value in head if value > highest]
     n, m, k = len(base), len(head), len(far)
     centre = median(base)
-    if k < FAR_ROUNDS or k <= FAR_SHARE * m or k == m:
+    if k < FEWEST_FAR or k == m:
         return None
     if median([value for value in head if value <= highest]) > centre + FAR / 2:
         # All rounds are higher, which is a shift.
@@ -218,4 +222,5 @@ def find_second_level(base: Sequence[float], head: Sequence[float]) -> SecondLev
     p = 1.0
     for i in range(k):
         p *= (m - i) / (n + m - i)
-    return SecondLevel(k, fmean(far) - centre, fmean(head) - centre, p)
+    rare = k < FAR_ROUNDS or k <= FAR_SHARE * m
+    return SecondLevel(k, fmean(far) - centre, fmean(head) - centre, p, rare)

@@ -31,10 +31,9 @@ from pytest_llenergy.compare.limits import (
     widen_for_unequal_spread,
 )
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.rank_statistics import (
-    pairwise_differences,
-)
+from pytest_llenergy.compare.rank_statistics import pairwise_differences
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
 from pytest_llenergy.model.defaults import FLOOR
 
 RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
@@ -212,7 +211,8 @@ def compare_samples(
     less_is_better = better == "less"
     meter, meter_limit = _meter_uncertainties(base, head)
     meter *= COVERAGE_FACTOR
-    level = find_second_level(*_worse_last(ordered, less_is_better))
+    far = find_second_level(*_worse_last(ordered, less_is_better))
+    level = None if far is None or far.rare else far
     worse = shift.value if less_is_better else -shift.value
     high = shift.high if less_is_better else _negate(shift.low)
     verdict, reason = _decide_verdict(
@@ -229,6 +229,9 @@ def compare_samples(
     )
     if design.session_spread and verdict == "inconclusive" and min(n, m) < STORED_ROUNDS:
         notes.insert(0, f"{min(n, m)} rounds; measure {STORED_ROUNDS} of each side against a stored baseline")
+    corrections = [*rounds.notes, *([reason] if level is not None and verdict == "regressed" else [])]
+    if far is not None and far.rare and far.mean >= log1p(rule.threshold) and verdict != "regressed":
+        corrections.append(f"{FEW_ROUNDS_OFF}{_describe_far(far, better)}; the estimate leaves them out")
     if verdict == "inconclusive" and meter >= log1p(rule.tolerance):
         notes += _uncertain_rounds(base, head)
     if rounds.apart and verdict != "invalid":
@@ -267,7 +270,7 @@ def compare_samples(
         interleaved=design.interleaved,
         paired=shift.paired,
         adjusted=rounds.names,
-        corrections=(*rounds.notes, *([reason] if level is not None and verdict == "regressed" else [])),
+        corrections=tuple(corrections),
     )
 
 
@@ -487,9 +490,7 @@ def _decide_verdict(
     elif _is_change(-shift, -high, rule):
         changed = "improved"
     if level is not None and changed != "regressed" and level.mean >= log1p(rule.threshold):
-        text = f"{level.count} rounds of the head differ from every round of the base, by a factor of "
-        text += f"{exp(sign * level.factor):.2g} on average"
-        return ("regressed" if level.p <= rule.alpha else "inconclusive"), text
+        return ("regressed" if level.p <= rule.alpha else "inconclusive"), _describe_far(level, better)
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
             return (
@@ -515,6 +516,12 @@ def _decide_verdict(
         return "inconclusive", f"{changed} by {absolute.size:.3g}, {reason} {absolute.worst:.3g} worse"
     first, last = sorted((expm1(sign * low), expm1(sign * high)))
     return "inconclusive", f"change between {first:+.1%} and {last:+.1%}; threshold {rule.threshold:.1%}"
+
+
+def _describe_far(level: SecondLevel, better: Direction) -> str:
+    side = "higher" if better == "less" else "lower"
+    factor = f"by a factor of {exp(level.factor):.2g} on average"
+    return f"{level.count} rounds of the head are {side} than every round of the base, {factor}"
 
 
 def _is_change(shift: float, low: float, rule: Rule) -> bool:

@@ -28,13 +28,15 @@ Verdict = Literal[
 ONLY_IN_BASELINE = "only in the baseline"
 
 #: Beginnings of notes: on a workload that differs although the comparison was made, on what the rounds were
-#: corrected for, and on sessions that differ by more than the limits allow for.
+#: corrected for, on sessions that differ by more than the limits allow for, and on rounds that no median
+#: shows.
 OTHER_WORKLOAD = "different workload: "
 CORRECTED = "corrected for "
 SESSIONS_DIFFER = "sessions in the history differ"
+FEW_ROUNDS_OFF = "a few rounds are far off: "
 
 #: Beginnings of notes without which a verdict may be misunderstood.
-ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER)
+ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER, FEW_ROUNDS_OFF)
 
 #: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})

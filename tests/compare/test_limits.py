@@ -15,6 +15,7 @@ from pytest_llenergy.compare.limits import (
     shift_of_pairs,
     student_quantile,
 )
+from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.statistics import (
     ONE_SESSION,
     PAIRS,
@@ -113,7 +114,7 @@ def test_five_of_twelve_rounds_three_times_as_high_are_a_regression() -> None:
     found = compare_samples(Sample(LEVEL), Sample(head), design=STORED)
     assert found.verdict == "regressed"
     assert (
-        "5 rounds of the head differ from every round of the base, by a factor of 3 on average"
+        "5 rounds of the head are higher than every round of the base, by a factor of 3 on average"
         in found.reason
     )
     assert compare_samples(Sample(head), Sample(LEVEL), design=STORED).verdict != "regressed"
@@ -122,11 +123,24 @@ def test_five_of_twelve_rounds_three_times_as_high_are_a_regression() -> None:
     assert level.p == pytest.approx(comb(12, 5) / comb(24, 5))
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, False), (2, True), (3, True)])
+@pytest.mark.parametrize("better", ["less", "more"])
+def test_a_few_far_rounds_are_named(count: int, said: bool, better: Direction) -> None:
+    head = times(LEVEL[:count], 9.0 if better == "less" else 1 / 9) + LEVEL[count:]
+    found = compare_samples(Sample(LEVEL), Sample(head), better=better, design=STORED)
+    side = "higher" if better == "less" else "lower"
+    note = f"a few rounds are far off: {count} rounds of the head are {side} than every round of the base, "
+    note += "by a factor of 9 on average; the estimate leaves them out"
+    assert found.corrections == ((note,) if said else ())
+    assert found.verdict != "regressed"
+    assert compare_samples(Sample(head), Sample(LEVEL), better=better, design=STORED).corrections == ()
+
+
 def test_second_level_is_not_hidden_by_a_better_rest() -> None:
     head = times(LEVEL[:5], 3.0) + times(LEVEL[5:], 0.94)
     found = compare_samples(Sample(LEVEL), Sample(head), design=PAIRS)
     assert found.verdict == "regressed"
-    assert any("5 rounds of the head differ" in note for note in found.corrections)
+    assert any("5 rounds of the head are higher" in note for note in found.corrections)
 
 
 def test_shift_with_a_wide_scatter_is_no_second_level() -> None:
@@ -147,4 +161,6 @@ def test_second_level_of_both_sides_or_of_few_rounds_is_none() -> None:
     both = times(LEVEL[:5], 3.0) + LEVEL[5:]
     few = times(LEVEL[:4], 3.0) + LEVEL[4:]
     assert find_second_level(sorted(map(log, both)), sorted(map(log, both))) is None
-    assert find_second_level(sorted(map(log, LEVEL)), sorted(map(log, few))) is None
+    rare = find_second_level(sorted(map(log, LEVEL)), sorted(map(log, few)))
+    assert rare is not None
+    assert rare.rare
