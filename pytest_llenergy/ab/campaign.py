@@ -38,8 +38,9 @@ from pytest_llenergy.ab.state import SessionEnd, State
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
 from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import Stages, decide_stage
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
+from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record

@@ -33,15 +33,8 @@ from pytest_llenergy.compare.pairing import (
     rename_records,
     select_last_attempts,
 )
-from pytest_llenergy.compare.statistics import (
-    DEFAULT_RULE,
-    HELD_BACK,
-    STORED,
-    Estimate,
-    Rule,
-    Sample,
-    compare_samples,
-)
+from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
+from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
 from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.base import pause_garbage_collection

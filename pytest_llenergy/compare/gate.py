@@ -10,7 +10,7 @@ from math import isfinite
 
 from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
-from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
+from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS

@@ -16,7 +16,8 @@ from statistics import median
 
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Rule, Sample, compare_samples
+from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import load_accepted_steps
 from pytest_llenergy.history.change_points import MIN_SESSIONS, find_change_points

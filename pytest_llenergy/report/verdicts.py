@@ -13,14 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.compare.statistics import (
-    BY_METERS,
-    HELD_BACK,
-    NOISY_ABOVE,
-    NOISY_ALPHA,
-    Rule,
-    rounds_can_decide,
-)
+from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
+from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
 from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.text import (

@@ -12,7 +12,7 @@ import pytest
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.pairing import select_last_attempts
-from pytest_llenergy.compare.statistics import Rule
+from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
 from pytest_llenergy.model.record import Flag, Record

@@ -12,8 +12,9 @@ import pytest
 
 from pytest_llenergy.compare.comparison import estimate_once
 from pytest_llenergy.compare.covariates import adjust_rounds, find_disturbance, round_covariates
+from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
-from pytest_llenergy.compare.statistics import DEFAULT_RULE, PAIRS, STORED, Estimate, Sample, compare_samples
+from pytest_llenergy.compare.statistics import PAIRS, STORED, Estimate, Sample, compare_samples
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Flag, Record
 

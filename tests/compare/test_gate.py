@@ -16,7 +16,7 @@ from pytest_llenergy.compare.gate import (
     rule_with_floor,
 )
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.statistics import Rule
+from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import AppliedRule, Comparison

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.compare.metrics import Direction
+from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import (
     DEFAULT_STAGES,
     StageResult,
@@ -20,7 +21,7 @@ from pytest_llenergy.compare.stages import (
     rule_for_change,
     rule_for_unchanged,
 )
-from pytest_llenergy.compare.statistics import Rule, Sample
+from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.errors import PlanError
 
 #: Stages that find changes clearly above the threshold, and others that find it exactly.

@@ -15,13 +15,8 @@ import pytest
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
-from pytest_llenergy.compare.statistics import (
-    Estimate,
-    Rule,
-    Sample,
-    compare_samples,
-    minimum_detectable_change,
-)
+from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, minimum_detectable_change
 from pytest_llenergy.errors import PlanError
 
 #: Six rounds around 100 J with a scatter of about 0.7 %.

@@ -12,7 +12,8 @@ from random import Random
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.statistics import DEFAULT_RULE, SESSION_SPREAD, Sample
+from pytest_llenergy.compare.rule import DEFAULT_RULE
+from pytest_llenergy.compare.statistics import SESSION_SPREAD, Sample
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from drawing import BLUE, GREEN, GREY, ORANGE, RED, configure_pyplot, save_picture
 from gate_world import LEVEL_J, Machine, draw_rounds, first_rounds
 
-from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estimate, Sample, compare_samples
+from pytest_llenergy.compare.rule import DEFAULT_RULE
+from pytest_llenergy.compare.statistics import NOISY_ALPHA, Estimate, Sample, compare_samples
 
 COLOURS = {
     "regressed": RED,
