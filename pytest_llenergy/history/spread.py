@@ -46,7 +46,7 @@ class StoredEstimator:
     """Compares with a stored baseline: the limits allow for what sessions of the same code differ by.
 
     The spread is that of the test in the history, or else the typical one of the history, or else
-    ``SESSION_SPREAD``. It is at most ``MAX_SPREAD``; a note says so.
+    ``SESSION_SPREAD``. It is limited to ``MAX_SPREAD``, and a note gives the full value.
 
     Args:
         store: The history; None without one.
