@@ -110,7 +110,7 @@ class Soak:
 
 
 def _median(samples: Sequence[dict[str, Any]], name: str) -> float:
-    return statistics.median(sample[name] for sample in samples)
+    return float(statistics.median(sample[name] for sample in samples))
 
 
 def soak(seconds: float, seed: int, root: Path, residents: Sequence[Setting] = RESIDENTS) -> Soak:
