@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -44,7 +45,7 @@ VISITOR_TESTS = 6
 #: A visitor is disturbed at a random moment of this time after its start (seconds).
 DISTURBED_WITHIN_S = 8.0
 
-#: How much a resident may grow from the first to the last quarter of its samples: open files and threads of
+#: How much a resident may grow from the second to the last quarter of its samples: open files and threads of
 #: each of its processes of pytest, and memory for each test that it runs (bytes). pytest keeps the reports of
 #: all tests, and the plugin their records until the report is written.
 MAX_MORE_FDS, MAX_BYTES_A_TEST = 3, 100_000
@@ -63,7 +64,7 @@ class Soak:
     #: The longest test, and the longest wait for a lease (seconds), with their names.
     longest_test: tuple[float, str] = (0.0, "")
     longest_lease_wait: tuple[float, str] = (0.0, "")
-    #: Growth of each process of pytest from the first to the last quarter of its samples.
+    #: Growth of each process of pytest from the second to the last quarter of its samples.
     growth: list[dict[str, Any]] = field(default_factory=list)
     #: What is left in the end, and in the lock directory after each visitor.
     left: dict[str, Any] = field(default_factory=dict)
@@ -85,16 +86,16 @@ class Soak:
             self.longest_lease_wait = max(self.longest_lease_wait, (entry["lease_wait_s"] or 0.0, name))
 
     def add_samples(self, samples: Sequence[dict[str, Any]], setting: Setting) -> None:
-        """Compare the first and the last quarter of the samples of each process."""
+        """Compare the second and the last quarter of the samples of each process."""
         by_pid = defaultdict(list)
         for sample in samples:
             by_pid[sample["pid"]].append(sample)
         for each in by_pid.values():
-            # The first sample is of a process that has not loaded everything.
-            quarter = (len(each) - 1) // 4
+            # The process loads modules and fills caches at first.
+            quarter = len(each) // 4
             if quarter < 2:
                 continue
-            first, last = each[1 : 1 + quarter], each[-quarter:]
+            first, last = each[quarter : 2 * quarter], each[-quarter:]
             median = {
                 name: (_median(first, name), _median(last, name)) for name in each[0] if name not in ("pid",)
             }
@@ -123,6 +124,8 @@ def soak(seconds: float, seed: int, root: Path, residents: Sequence[Setting] = R
         residents: Settings of the residents, which share the time.
     """
     rng, result = random.Random(seed), Soak(seconds, seed)
+    # Background jobs of a shell ignore it, and the runs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("locks", "temporary", "cache", "runs"):
         (root / name).mkdir(mode=0o1777)
     library = build_library(root / "library")
