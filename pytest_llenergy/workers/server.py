@@ -26,7 +26,7 @@ from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iterati
 from pytest_llenergy.workers import transport
 from pytest_llenergy.workers.isolation import Leftovers, RestorableState
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
-from pytest_llenergy.workers.transport import Channel
+from pytest_llenergy.workers.transport import RankChannel
 from pytest_llenergy.workers.usage import (
     BackendProcesses,
     cpu_time_used_s,
@@ -80,7 +80,7 @@ class CallJob:
 class Server:
     """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
 
-    def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
+    def __init__(self, channel: RankChannel, boot: dict[str, Any]) -> None:
         self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
@@ -110,7 +110,7 @@ class Server:
         }
         while True:
             try:
-                verb, payload = self._channel.receive()
+                verb, payload = self._channel.receive_request()
             except (EOFError, OSError):
                 return
             if verb == "stop":
@@ -129,12 +129,12 @@ class Server:
             with suppress(Exception):
                 sys.stderr.flush()
             try:
-                self._channel.send(answer)
+                self._channel.answer(answer)
             except ConnectionError:
                 return
             except Exception as error:
                 # Such as no disk space for a large result.
-                self._channel.send(("error", _describe(error)))
+                self._channel.answer(("error", _describe(error)))
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""

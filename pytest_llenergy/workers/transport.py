@@ -12,13 +12,17 @@ import pickle
 import socket
 import struct
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from io import FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers import timeouts
 
 #: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
@@ -35,6 +39,9 @@ CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 #: Messages to and from ranks that are larger than this go through a file. It is well below what a socket
 #: buffers, so that no side ever waits for the other one to read.
 MAX_SOCKET_BYTES = 1 << 16
+
+#: How messages beside requests and answers begin: one is in a file; a large one moves, or has moved.
+FILE, MOVING, MOVED = "file", "moving", "moved"
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -76,6 +83,24 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A message as it goes through a socket. A large one is in a file, which pytest removes."""
+
+    data: bytes
+    file: Path | None = None
+
+    def remove_file(self) -> None:
+        """Remove the file after the message was received."""
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.unlink()
+
+
+Note = Callable[[float, bool], None]
+"""Called while a large message moves, with the seconds since the last call and whether it goes on."""
+
+
 class Channel:
     """One end of the connection between pytest and a rank.
 
@@ -84,52 +109,156 @@ class Channel:
 
     def __init__(self, connection: Connection, directory: Path) -> None:
         self.connection = connection
-        self._directory = directory
+        self.directory: Path = directory
 
-    def send(self, message: tuple[str, Any]) -> None:
-        """Send a verb or a state, and its value.
+    def send(self, message: Encoded) -> None:
+        """Send what ``encode`` has made of a message.
 
         Raises:
             OSError: The other side is gone.
-            WorkerError: There is no space for a large message.
         """
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        if len(data) > MAX_SOCKET_BYTES:
-            data = pickle.dumps(("file", self._write_file(data)))
-        self.connection.send_bytes(data)
+        self.connection.send_bytes(message.data)
 
-    def receive(self) -> tuple[str, Any]:
-        """Return the next message.
+    def receive(self, note: Note, *, remove: bool) -> tuple[str, Any]:
+        """Return the next message: a verb or a state, and its value.
+
+        Args:
+            note: Called while a large message moves.
+            remove: Whether to remove the file of a large message; pytest, and no rank, removes all of them.
 
         Raises:
             EOFError: If the other side is gone.
         """
         word, value = pickle.loads(self.connection.recv_bytes())
-        if word == "file":
-            path = Path(value)
-            with path.open("rb") as file:
-                word, value = pickle.load(file)
-            path.unlink()
+        if word != FILE:
+            return word, value
+        with _Progress(note) as progress, Path(value).open("rb") as file:
+            if remove:
+                Path(value).unlink()
+            word, value = pickle.load(_Parts(file, progress))
         return word, value
 
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
 
-    def _write_file(self, data: bytes) -> str:
-        path = ""
+
+class RankChannel(Channel):
+    """The end in a rank, which reports to pytest while large messages move."""
+
+    def report_transfer(self, seconds: float, goes_on: bool) -> None:
+        """Send a report; a ``Note``."""
+        self.connection.send_bytes(pickle.dumps((MOVING if goes_on else MOVED, seconds)))
+
+    def receive_request(self) -> tuple[str, Any]:
+        """Return the next request. Raises ``EOFError`` if pytest is gone."""
+        return self.receive(self.report_transfer, remove=False)
+
+    def answer(self, message: tuple[str, Any]) -> None:
+        """Send an answer; raises as ``encode`` and ``send`` do."""
+        self.send(encode(message, self.directory, self.report_transfer))
+
+
+def encode(message: tuple[str, Any], directory: Path, note: Note) -> Encoded:
+    """Encode a verb or a state, and its value; a large message is written into a file of ``directory``.
+
+    Raises:
+        BrokenPipeError: The directory has ended with the ranks.
+        WorkerError: There is no space for a large message.
+    """
+    with ExitStack() as end:
+        file = _Outgoing(directory, note, end)
         try:
-            descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-        except FileNotFoundError:
-            # The directory ends with the ranks.
-            raise BrokenPipeError(f"{self._directory} is gone") from None
-        except OSError as error:
-            with suppress(OSError):
-                Path(path).unlink()
-            raise WorkerError(
-                f"a message of {len(data)} bytes to or from a rank goes by file, and {self._directory} has "
-                f"no room for it ({error.strerror}): set TMPDIR to a directory that has"
-            ) from None
-        return path
+            pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+        except BaseException as error:
+            if file.path is not None:
+                Encoded(b"", file.path).remove_file()
+            if isinstance(error, FileNotFoundError):
+                raise BrokenPipeError(f"{directory} is gone") from None
+            if isinstance(error, OSError):
+                raise WorkerError(
+                    f"a message of {file.size} bytes or more to or from a rank goes by file, and {directory} "
+                    f"has no room for it ({error.strerror}): set TMPDIR to a directory that has"
+                ) from None
+            raise
+    if file.path is None:
+        return Encoded(bytes(file.start))
+    return Encoded(pickle.dumps((FILE, str(file.path))), file.path)
+
+
+class _Progress:
+    """Calls a ``Note`` at the start, at intervals while parts move, and at the end."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._last_s = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._note(0.0, True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note(time.monotonic() - self._last_s, False)
+
+    def advance(self) -> None:
+        """Note that a part has moved."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= timeouts.TRANSFER_REPORT_S:
+            self._note(now_s - self._last_s, True)
+            self._last_s = now_s
+
+
+class _Outgoing:
+    """Receives a pickle, and writes it into a file once it is large."""
+
+    def __init__(self, directory: Path, note: Note, end: ExitStack) -> None:
+        self._directory = directory
+        self._note = note
+        self._end = end
+        self._file: FileIO | None = None
+        self.start = bytearray()
+        self.path: Path | None = None
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        """See ``io.RawIOBase.write``."""
+        view = memoryview(data).cast("B")
+        self.size += len(view)
+        if self.size <= MAX_SOCKET_BYTES:
+            self.start += view
+        else:
+            if self._file is None:
+                descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
+                self.path = Path(path)
+                self._file = self._end.enter_context(FileIO(descriptor, "wb"))
+                self._progress = self._end.enter_context(_Progress(self._note))
+                self._write(self._file, memoryview(self.start))
+            self._write(self._file, view)
+        return len(view)
+
+    def _write(self, file: FileIO, view: memoryview) -> None:
+        while view:
+            view = view[file.write(view[: timeouts.TRANSFER_PART_BYTES]) :]
+            self._progress.advance()
+
+
+class _Parts:
+    """Reads a file for the unpickler. Large values are read in parts, directly into their memory."""
+
+    def __init__(self, file: BinaryIO, progress: _Progress) -> None:
+        self._file = file
+        self._progress = progress
+        self.readline = file.readline
+
+    def read(self, size: int) -> bytes:
+        """See ``io.RawIOBase.read``."""
+        self._progress.advance()
+        return self._file.read(size)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """See ``io.RawIOBase.readinto``."""
+        view, done = memoryview(buffer).cast("B"), 0
+        while part := self._file.readinto(view[done : done + timeouts.TRANSFER_PART_BYTES]):  # type: ignore[attr-defined]
+            done += part
+            self._progress.advance()
+        return done

@@ -15,6 +15,7 @@ from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
+from pytest_llenergy.workers.timeouts import TimeLimit
 
 
 class RankWorkload:
@@ -28,20 +29,25 @@ class RankWorkload:
         rank_peak_memory_bytes: The highest use of each rank in any round.
     """
 
-    def __init__(self, group: RankGroup, timeout_s: float, replica_size: int = 1) -> None:
+    def __init__(self, group: RankGroup, limit: TimeLimit, replica_size: int = 1) -> None:
         self._group = group
-        self._timeout_s = timeout_s
+        #: Of the preparation together with the first round, then of each further round.
+        self._limit = limit
+        self._had_round = False
         self._replica_size = replica_size
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
     def prepare_round(self) -> None:
         """Let every rank collect garbage and wait for the queued work of its device."""
-        self._group.request_all("prepare_round", None, self._timeout_s)
+        if self._had_round:
+            self._limit = TimeLimit(self._limit.seconds)
+        self._had_round = True
+        self._group.request_all("prepare_round", None, self._limit)
 
     def work(self, iterations: int = 1) -> None:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
-        self._group.request_all("work", iterations, self._timeout_s)
+        self._group.request_all("work", iterations, self._limit)
 
     def timeline(self) -> Timeline:
         """Return the timestamps and token counts of the last round.
@@ -49,7 +55,7 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
-        answers = self._group.request_all("timeline", None, self._timeout_s)
+        answers = self._group.request_all("timeline", None, self._limit)
         peaks = [peak for _, peak in answers if peak is not None]
         if len(peaks) == len(answers):
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
@@ -72,7 +78,7 @@ class RankWorkload:
 
     def flops(self) -> Flops:
         """Return the operations of one iteration on all ranks; these may run the job once more for it."""
-        answers = self._group.request_all("flops", None, self._timeout_s)
+        answers = self._group.request_all("flops", None, self._limit.seconds)
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
@@ -81,7 +87,7 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different tokens.
         """
-        answers = self._group.request_all("result", None, self._timeout_s)
+        answers = self._group.request_all("result", None, self._limit)
         results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
         if self._replica_size > 1:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
@@ -106,14 +112,15 @@ def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeo
         group: The ranks.
         inputs: The batch.
         params: Parameters of the task.
-        timeout_s: Time limit of each request (seconds).
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
     replica_size = group.plan.replica_size
     parts = split_prompts(inputs, len(group.ranks) // replica_size)
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
     payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
-    group.request("prepare", payloads, timeout_s)
-    return RankWorkload(group, timeout_s, replica_size)
+    limit = TimeLimit(timeout_s)
+    group.request("prepare", payloads, limit)
+    return RankWorkload(group, limit, replica_size)
 
 
 def call_workload(
@@ -130,10 +137,11 @@ def call_workload(
         function: The function, or its name as ``"module:function"``.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        timeout_s: Time limit of each request (seconds).
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
-    group.request_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
-    return RankWorkload(group, timeout_s)
+    limit = TimeLimit(timeout_s)
+    group.request_all("prepare_call", pickle_call(function, args, kwargs), limit)
+    return RankWorkload(group, limit)
 
 
 def _higher(before: int | None, now: int | None) -> int | None:

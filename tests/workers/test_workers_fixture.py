@@ -165,7 +165,7 @@ def test_a_full_disk_is_reported_with_its_rank(pytester: pytest.Pytester) -> Non
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(failed=2, passed=1)
     text = (
-        "a message of 10????? bytes to or from a rank goes by file, and * has no room for it (File too *): "
+        "a message of 10????? bytes or more to or from a rank goes by file, and * has no room for it (File too *): "
     )
     result.stdout.fnmatch_lines(
         [
