@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -21,6 +20,8 @@ from pytest_llenergy.doctor.step_process import StepProcess, collect_steps
 from pytest_llenergy.doctor.steps import STEP_TIMEOUT_S, Step, Trial, list_steps
 from pytest_llenergy.doctor.text import INDENT, render_backend, render_finding, render_step, render_trial
 from pytest_llenergy.errors import DeviceError, WorkerError
+from pytest_llenergy.scratch import ScratchDirectory
+from pytest_llenergy.workers.local import end_leftovers
 from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
 
 NO_GPU = "no GPU"
@@ -73,7 +74,7 @@ def run_trial(
 
     with ExitStack() as end:
         try:
-            directory = Path(end.enter_context(tempfile.TemporaryDirectory(prefix="llenergy-doctor-")))
+            directory = end.enter_context(ScratchDirectory(on_stale=end_leftovers)).path
         except OSError as error:
             raise WorkerError(
                 f"doctor: cannot create a directory for its files ({error}); set TMPDIR"

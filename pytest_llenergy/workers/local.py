@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers import failure, guard, proctree, timeouts, transport
 from pytest_llenergy.workers.host import StartedRank
 from pytest_llenergy.workers.plan import LOOPBACK, PER_RANK_VARIABLES
@@ -42,8 +42,13 @@ PROGRAM = """
 import sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from pytest_llenergy.workers.supervisor import main
-main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
 """
+
+
+def end_leftovers(directory: Path) -> None:
+    """End the processes that have lost the supervisor with this directory, and its guard."""
+    proctree.kill_tree(proctree.find_by_variable(transport.SUPERVISOR_VARIABLE, str(directory)))
 
 
 class SupervisorClient:
@@ -66,19 +71,21 @@ class SupervisorClient:
         self._booted = self._broken = self._silent = False
         #: pidfds of the guard and the supervisor.
         self.sentinels: list[int] = []
-        self.directory: Path = Path(tempfile.mkdtemp(prefix="llenergy-"))
+        self._scratch = ScratchDirectory(on_stale=end_leftovers)
+        self.directory: Path = self._scratch.path
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
         # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory)]
+        lock = self._scratch.descriptor
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(lock)]
         try:
             with theirs, self._log.open("wb") as log:
                 # In a separate session: Ctrl-C at the terminal must reach only pytest, which then stops its
                 # ranks.
                 self._popen = subprocess.Popen(
                     [sys.executable, *flags, "-c", PROGRAM, guard.PACKAGE_PARENT, *arguments],
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), lock],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -88,7 +95,7 @@ class SupervisorClient:
         except BaseException as error:
             # Also on Ctrl-C: nothing else removes the directory.
             self._socket.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._scratch.remove()
             if isinstance(error, OSError):
                 raise _explain_start_failure(error, environment) from error
             raise
@@ -139,10 +146,8 @@ class SupervisorClient:
             self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
-            # Processes that have lost both the supervisor and its guard.
-            variable = transport.SUPERVISOR_VARIABLE
-            proctree.kill_tree(proctree.find_by_variable(variable, str(self.directory)))
-        shutil.rmtree(self.directory, ignore_errors=True)
+            end_leftovers(self.directory)
+        self._scratch.remove()
 
     def _watch(self, *pids: int) -> None:
         for pid in pids:
