@@ -225,7 +225,10 @@ class RankGroup:
                 rank.channel.send(Encoded(pickle.dumps(STOP)))
         deadline = time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
         waiting = [rank.channel.connection for rank in self._ranks]
-        while waiting and (readable := wait(waiting, max(0.0, deadline - time.monotonic()))):
+        sentinels = self._sentinels()
+        while waiting and (readable := wait([*waiting, *sentinels], max(0.0, deadline - time.monotonic()))):
+            if not sentinels.keys().isdisjoint(readable):
+                break
             # Ranks send nothing any more, so that a readable connection is a closed one.
             waiting = [each for each in waiting if each not in readable]
         self.kill()

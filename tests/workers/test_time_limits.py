@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call has one time limit, in which all its requests must end; the transfer of large data does not count."""
+"""A call has one time limit for all its requests. The transfer of large data does not count."""
 
 from __future__ import annotations
 
@@ -107,16 +107,14 @@ def test_large_arguments_move_longer_than_the_limit(pair: RankGroup) -> None:
     assert run(pair, len, bytes(LARGE), timeout_s=2) == [LARGE] * 2
 
 
-def test_a_transfer_that_is_stuck_ends_at_the_limit(
-    pair: RankGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transfer_that_is_stuck_ends_at_the_limit(pair: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "TRANSFER_STUCK_S", 0.5)
     run(pair, slow_down_files, 60)
     with pytest.raises(WorkerError, match="did not answer within 1 s"):
         run(pair, bytes, LARGE, timeout_s=1)
 
 
-def test_ranks_share_one_file_of_a_large_argument_and_none_stays(pair: RankGroup) -> None:
+def test_no_file_of_a_large_argument_stays(pair: RankGroup) -> None:
     directory = pair._ranks[0].channel.directory
 
     def files(_argument: bytes) -> list[str]:
