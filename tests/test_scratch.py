@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -91,16 +92,16 @@ def test_directories_of_other_users_stay(tmp_path: Path) -> None:
 def test_a_directory_that_is_swept_before_it_is_locked_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = scratch.fcntl.flock
+    lock = fcntl.flock
     swept = []
 
     def sweep_first(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(scratch.fcntl, "flock", lock)
+        monkeypatch.setattr(fcntl, "flock", lock)
         swept.extend(tmp_path.iterdir())
         sweep(tmp_path)
         lock(descriptor, operation)
 
-    monkeypatch.setattr(scratch.fcntl, "flock", sweep_first)
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
     monkeypatch.setattr(scratch, "_swept", {tmp_path})
     with ScratchDirectory(tmp_path) as mine:
         assert len(swept) == 1

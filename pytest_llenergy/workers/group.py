@@ -33,7 +33,7 @@ from pytest_llenergy.workers.plan import (
 )
 from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.timeouts import TimeLimit
-from pytest_llenergy.workers.transport import MOVED, MOVING, Channel, Encoded, encode
+from pytest_llenergy.workers.transport import MOVED, MOVING, Channel, Spooled
 
 #: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
@@ -222,7 +222,7 @@ class RankGroup:
             return
         for rank in self._ranks:
             with suppress(OSError):
-                rank.channel.send(Encoded(pickle.dumps(STOP)))
+                rank.channel.send(Spooled(pickle.dumps(STOP)))
         deadline = time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
         waiting = [rank.channel.connection for rank in self._ranks]
         sentinels = self._sentinels()
@@ -256,7 +256,7 @@ class RankGroup:
     @contextmanager
     def _sending(self, limit: TimeLimit) -> Iterator[Callable[[_Rank, str, Any], None]]:
         """Yield a function that sends a request to a rank. Files of messages are removed at the end."""
-        messages: dict[tuple[int, Path], Encoded] = {}
+        messages: dict[tuple[int, Path], Spooled] = {}
         note = partial(limit.note_transfer, PYTEST_SIDE)
 
         def send(rank: _Rank, verb: str, payload: Any) -> None:
@@ -265,14 +265,14 @@ class RankGroup:
             # If the rank is gone, the request will report it.
             with suppress(BrokenPipeError, ConnectionResetError):
                 if key not in messages:
-                    messages[key] = encode((verb, payload), rank.channel.directory, note)
+                    messages[key] = rank.channel.encode((verb, payload), note)
                 rank.channel.send(messages[key])
 
         try:
             yield send
         finally:
             for message in messages.values():
-                message.remove_file()
+                message.remove()
 
     def _start(
         self,
@@ -287,6 +287,8 @@ class RankGroup:
         for each in self.plan.ranks:
             # Before any rank is started, since one supervisor serves all ranks of a host.
             hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload, limit.left_s())
+        #: Private to pytest and the ranks of the first host.
+        self.directory: Path = first.directory(self._name)
         master = {}
         try:
             address, port = first.master_address(self._name)

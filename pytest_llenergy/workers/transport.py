@@ -13,10 +13,10 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from io import FileIO
+from io import BytesIO, FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,22 +83,57 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
+Note = Callable[[float, bool], None]
+"""Called while large data moves, with the seconds since the last call and whether it goes on."""
+
+
+def ignore_note(_seconds: float, _goes_on: bool) -> None:
+    """Ignore that data moves; a ``Note``."""
+
+
 @dataclass(frozen=True)
-class Encoded:
-    """A message as it goes through a socket. A large one is in a file, which pytest removes."""
+class Spooled:
+    """A pickle, or, if it is large, the file that it is in. pytest removes the file, and no rank does."""
 
     data: bytes
     file: Path | None = None
 
-    def remove_file(self) -> None:
-        """Remove the file after the message was received."""
+    @contextmanager
+    def open(self, note: Note) -> Iterator[Any]:
+        """Yield a file for an unpickler."""
+        if self.file is None:
+            yield BytesIO(self.data)
+        else:
+            with _Progress(note) as progress, self.file.open("rb") as file:
+                yield _Parts(file, progress)
+
+    def remove(self) -> None:
+        """Remove the file."""
         if self.file is not None:
             with suppress(OSError):
                 self.file.unlink()
 
 
-Note = Callable[[float, bool], None]
-"""Called while a large message moves, with the seconds since the last call and whether it goes on."""
+def spool(dump: Callable[[Any], object], directory: Path, note: Note) -> Spooled:
+    """Return what ``dump`` writes into the file that it is called with.
+
+    Args:
+        dump: Writes a pickle. Its errors are raised.
+        directory: Where the file of a large pickle is made.
+        note: Called while a large pickle is written.
+
+    Raises:
+        BrokenPipeError: The directory has ended with the ranks.
+        WorkerError: There is no space for a large pickle.
+    """
+    with ExitStack() as end:
+        file = _Outgoing(directory, note, end)
+        try:
+            dump(file)
+        except BaseException:
+            Spooled(b"", file.path).remove()
+            raise
+    return Spooled(bytes(file.start) if file.path is None else b"", file.path)
 
 
 class Channel:
@@ -111,31 +146,35 @@ class Channel:
         self.connection = connection
         self.directory: Path = directory
 
-    def send(self, message: Encoded) -> None:
-        """Send what ``encode`` has made of a message.
+    def encode(self, message: tuple[str, Any], note: Note) -> Spooled:
+        """Pickle a verb or a state, and its value; raises as ``spool`` does."""
+        return spool(lambda file: pickle.dump(message, file, pickle.HIGHEST_PROTOCOL), self.directory, note)
+
+    def send(self, message: Spooled) -> None:
+        """Send an encoded message.
 
         Raises:
             OSError: The other side is gone.
         """
-        self.connection.send_bytes(message.data)
+        self.connection.send_bytes(pickle.dumps((FILE, message)) if message.file else message.data)
 
     def receive(self, note: Note, *, remove: bool) -> tuple[str, Any]:
         """Return the next message: a verb or a state, and its value.
 
         Args:
             note: Called while a large message moves.
-            remove: Whether to remove the file of a large message; pytest, and no rank, removes all of them.
+            remove: Whether to remove the file of a large message.
 
         Raises:
             EOFError: If the other side is gone.
         """
         word, value = pickle.loads(self.connection.recv_bytes())
-        if word != FILE:
-            return word, value
-        with _Progress(note) as progress, Path(value).open("rb") as file:
+        if word == FILE:
+            with value.open(note) as file:
+                word, message = pickle.load(file)
             if remove:
-                Path(value).unlink()
-            word, value = pickle.load(_Parts(file, progress))
+                value.remove()
+            return word, message
         return word, value
 
     def close(self) -> None:
@@ -144,7 +183,7 @@ class Channel:
 
 
 class RankChannel(Channel):
-    """The end in a rank, which reports to pytest while large messages move."""
+    """The end in a rank, which reports to pytest while large data moves."""
 
     def report_transfer(self, seconds: float, goes_on: bool) -> None:
         """Send a report; a ``Note``."""
@@ -155,35 +194,8 @@ class RankChannel(Channel):
         return self.receive(self.report_transfer, remove=False)
 
     def answer(self, message: tuple[str, Any]) -> None:
-        """Send an answer; raises as ``encode`` and ``send`` do."""
-        self.send(encode(message, self.directory, self.report_transfer))
-
-
-def encode(message: tuple[str, Any], directory: Path, note: Note) -> Encoded:
-    """Encode a verb or a state, and its value; a large message is written into a file of ``directory``.
-
-    Raises:
-        BrokenPipeError: The directory has ended with the ranks.
-        WorkerError: There is no space for a large message.
-    """
-    with ExitStack() as end:
-        file = _Outgoing(directory, note, end)
-        try:
-            pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
-        except BaseException as error:
-            if file.path is not None:
-                Encoded(b"", file.path).remove_file()
-            if isinstance(error, FileNotFoundError):
-                raise BrokenPipeError(f"{directory} is gone") from None
-            if isinstance(error, OSError):
-                raise WorkerError(
-                    f"a message of {file.size} bytes or more to or from a rank goes by file, and {directory} "
-                    f"has no room for it ({error.strerror}): set TMPDIR to a directory that has"
-                ) from None
-            raise
-    if file.path is None:
-        return Encoded(bytes(file.start))
-    return Encoded(pickle.dumps((FILE, str(file.path))), file.path)
+        """Send an answer; raises as ``spool`` and ``send`` do."""
+        self.send(self.encode(message, self.report_transfer))
 
 
 class _Progress:
@@ -216,25 +228,36 @@ class _Outgoing:
         self._note = note
         self._end = end
         self._file: FileIO | None = None
+        self._size = 0
         self.start = bytearray()
         self.path: Path | None = None
-        self.size = 0
 
     def write(self, data: Any) -> int:
         """See ``io.RawIOBase.write``."""
         view = memoryview(data).cast("B")
-        self.size += len(view)
-        if self.size <= MAX_SOCKET_BYTES:
+        self._size += len(view)
+        if self._size <= MAX_SOCKET_BYTES:
             self.start += view
-        else:
+            return len(view)
+        try:
             if self._file is None:
-                descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-                self.path = Path(path)
-                self._file = self._end.enter_context(FileIO(descriptor, "wb"))
-                self._progress = self._end.enter_context(_Progress(self._note))
+                self._file = self._open()
                 self._write(self._file, memoryview(self.start))
             self._write(self._file, view)
+        except FileNotFoundError:
+            raise BrokenPipeError(f"{self._directory} is gone") from None
+        except OSError as error:
+            raise WorkerError(
+                f"a message of {self._size} bytes or more to or from a rank goes by file, and "
+                f"{self._directory} has no room for it ({error.strerror}): set TMPDIR to a directory that has"
+            ) from None
         return len(view)
+
+    def _open(self) -> FileIO:
+        descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
+        self.path = Path(path)
+        self._progress = self._end.enter_context(_Progress(self._note))
+        return self._end.enter_context(FileIO(descriptor, "wb"))
 
     def _write(self, file: FileIO, view: memoryview) -> None:
         while view:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_fl
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
 from pytest_llenergy.workers.timeouts import TimeLimit
+from pytest_llenergy.workers.transport import Spooled, ignore_note, spool
 
 
 class RankWorkload:
@@ -88,7 +90,11 @@ class RankWorkload:
             WorkerError: If ranks with the same inputs have made different tokens.
         """
         answers = self._group.request_all("result", None, self._limit)
-        results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        try:
+            results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        finally:
+            for answer in answers:
+                answer.remove()
         if self._replica_size > 1:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
         return results[:: self._replica_size]
@@ -140,7 +146,11 @@ def call_workload(
         timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
     limit = TimeLimit(timeout_s)
-    group.request_all("prepare_call", pickle_call(function, args, kwargs), limit)
+    call = spool(lambda file: pickle_call(file, function, args, kwargs), group.directory, ignore_note)
+    try:
+        group.request_all("prepare_call", call, limit)
+    finally:
+        call.remove()
     return RankWorkload(group, limit)
 
 
@@ -160,8 +170,10 @@ def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
     return parts
 
 
-def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle a call for the ranks.
+def pickle_call(
+    file: Any, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Pickle a call for the ranks into a file.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -170,7 +182,10 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        return dump_call(function, args, kwargs)
+        dump_call(file, function, args, kwargs)
+    except (WorkerError, BrokenPipeError):
+        # Of the file.
+        raise
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
@@ -194,7 +209,7 @@ def _parts(
 
 def _can_be_sent(part: Any) -> bool:
     try:
-        dump_call(id, (part,), {})
+        dump_call(io.BytesIO(), id, (part,), {})
     except Exception:
         return False
     return True
@@ -218,9 +233,10 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
     return f"{len(first)} and {len(other)} requests"
 
 
-def _unpickle(data: bytes, rank: int) -> Any:
+def _unpickle(result: Spooled, rank: int) -> Any:
     try:
-        return load_result(data)
+        with result.open(ignore_note) as file:
+            return load_result(file)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

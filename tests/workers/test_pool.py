@@ -299,7 +299,7 @@ def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Pat
     found = []
     for number in range(2):
         host = LocalHost("spawn", tmp_path / "logs")
-        host.prepare("7-0", dict(os.environ), ())
+        host.prepare("7-0", dict(os.environ), (), 60.0)
         started = [host.start("7-0", rank, dict(os.environ)) for rank in range(2)]
         found += [each.log for each in started]
         for each in started:

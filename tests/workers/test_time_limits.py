@@ -89,8 +89,7 @@ def slow_down_files(part_s: float) -> None:
             super().__init__(SlowFile(file.fileno(), closefd=False), progress)
 
     timeouts.TRANSFER_PART_BYTES = 1 << 15
-    transport.FileIO = SlowFile  # type: ignore[misc]
-    transport._Parts = SlowParts  # type: ignore[misc]
+    vars(transport).update(FileIO=SlowFile, _Parts=SlowParts)
 
 
 #: 32 parts.
