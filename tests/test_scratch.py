@@ -93,7 +93,7 @@ def test_a_directory_that_is_swept_before_it_is_locked_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = fcntl.flock
-    swept = []
+    swept: list[Path] = []
 
     def sweep_first(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
