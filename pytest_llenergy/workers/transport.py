@@ -96,7 +96,8 @@ class Spooled:
     """A pickle, or, if it is large, the file that it is in. pytest removes the file, and no rank does."""
 
     data: bytes
-    file: Path | None = None
+    #: A string, since paths of one version of Python cannot be unpickled in another.
+    file: str | None = None
 
     @contextmanager
     def open(self, note: Note) -> Iterator[Any]:
@@ -104,14 +105,14 @@ class Spooled:
         if self.file is None:
             yield BytesIO(self.data)
         else:
-            with _Progress(note) as progress, self.file.open("rb") as file:
+            with _Progress(note) as progress, Path(self.file).open("rb") as file:
                 yield _Parts(file, progress)
 
     def remove(self) -> None:
         """Remove the file."""
         if self.file is not None:
             with suppress(OSError):
-                self.file.unlink()
+                Path(self.file).unlink()
 
 
 def spool(dump: Callable[[Any], object], directory: Path, note: Note) -> Spooled:
@@ -230,7 +231,7 @@ class _Outgoing:
         self._file: FileIO | None = None
         self._size = 0
         self.start = bytearray()
-        self.path: Path | None = None
+        self.path: str | None = None
 
     def write(self, data: Any) -> int:
         """See ``io.RawIOBase.write``."""
@@ -254,8 +255,7 @@ class _Outgoing:
         return len(view)
 
     def _open(self) -> FileIO:
-        descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-        self.path = Path(path)
+        descriptor, self.path = tempfile.mkstemp(dir=self._directory, prefix="message-")
         self._progress = self._end.enter_context(_Progress(self._note))
         return self._end.enter_context(FileIO(descriptor, "wb"))
 
