@@ -360,9 +360,12 @@ class RankGroup:
             if not ready:
                 # No rank lives without supervision, but what it has forked may keep its connection open.
                 host = next(sentinels[each] for each in readable if isinstance(each, int))
-                ended = {each: rank for each, rank in waiting.items() if rank.host is host}
-                report = failure.describe_death(host, self._name, next(iter(ended.values())).pid)
-                failures += [waiting.pop(each).make_failure(report) for each in ended]
+                sentinels = {each: other for each, other in sentinels.items() if other is not host}
+                report: dict[str, Any] = {}
+                for connection, rank in [each for each in waiting.items() if each[1].host is host]:
+                    report = report or failure.describe_death(host, self._name, rank.pid)
+                    failures.append(rank.make_failure(report))
+                    del waiting[connection]
             if failures:
                 others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
         if failures:

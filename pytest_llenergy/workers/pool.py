@@ -115,7 +115,8 @@ class _FailedAttempts:
         if getattr(error, "is_transient", False) and attempt not in self._once:
             self._once.append(attempt)
         else:
-            self._failed.append((attempt, error))
+            # A copy without its traceback, which would keep the test alive.
+            self._failed.append((attempt, copy.copy(error)))
 
     def remove(self, attempt: _Attempt) -> None:
         """Forget the first failure of an attempt that has now succeeded."""
