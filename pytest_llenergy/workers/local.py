@@ -218,7 +218,7 @@ class SupervisorClient:
         last = f": {output[-1]}" if output else ""
         code = self._popen.returncode
         if code is None:
-            how = "does not end"
+            how = "has ended"
         else:
             how = f"was ended by {failure.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
