@@ -67,6 +67,7 @@ class WorkerError(LLEnergyError):
         details: Formatted traceback of the rank.
         sections: Titles and texts of the latest output of ranks.
         before_ready: Whether ranks failed before the work of the test began.
+        is_transient: Whether another attempt may succeed, such as after a death by a signal.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class WorkerError(LLEnergyError):
         self.details = details
         self.sections = sections
         self.before_ready = False
+        self.is_transient = False
 
     def __str__(self) -> str:
         message = str(self.args[0])

@@ -44,7 +44,8 @@ from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.progress import Progress, progress_of
 from pytest_llenergy.recorder import Draft, draft_of
-from pytest_llenergy.stash import ENVIRONMENT, RANK_FIXTURES, is_measured, uses_fixture
+from pytest_llenergy.stash import ENVIRONMENT, RANK_FIXTURES, is_measured, is_worker, uses_fixture
+from pytest_llenergy.workers import proctree
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
@@ -71,6 +72,9 @@ class RunState:
         self._warned = False
         self._diagnoses: dict[tuple[str, bool], str] = {}
         self._counter_check: CounterCheck | None = None
+        if is_worker(config) and parent is None:
+            # Otherwise this process would notice only after five seconds that the controller was killed.
+            proctree.die_with_parent(os.getppid())
 
     @property
     def is_ab_session(self) -> bool:
@@ -188,14 +192,14 @@ class RunState:
 
     def diagnose_start(self, device: str, *, several_ranks: bool) -> str:
         """Return the first doctor step that fails on a device, found once in a run."""
-        from pytest_llenergy.doctor.steps import TEST_STEP_TIMEOUT_S
+        from pytest_llenergy.doctor.steps import TEST_TRIAL_TIMEOUT_S
         from pytest_llenergy.doctor.trial import run_trial
 
         key = device, several_ranks
         if key not in self._diagnoses:
             gpu = None if device == CPU else device
             reason = "the ranks are on the CPU"
-            trial = run_trial(gpu, TEST_STEP_TIMEOUT_S, ranks=several_ranks, reason=reason)
+            trial = run_trial(gpu, total_s=TEST_TRIAL_TIMEOUT_S, ranks=several_ranks, reason=reason)
             self._diagnoses[key] = trial.summary
         return self._diagnoses[key]
 

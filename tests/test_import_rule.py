@@ -14,7 +14,7 @@ PACKAGE = Path(pytest_llenergy.__file__).parent
 
 #: Lower tiers first. Modules of one tier may import each other unless that makes a cycle.
 TIERS = [
-    {"errors"},
+    {"errors", "scratch"},
     {"model"},
     {"devices", "backends"},
     {"meters", "workers"},

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.scratch import ScratchDirectory
 
 #: Variables that git sets for hooks. They would point our git commands at the repository of the hook.
 REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
@@ -90,8 +90,8 @@ class Repository:
         Untracked files may be large, so except for Python files only their size and time count. Logs are left
         out.
         """
-        with tempfile.TemporaryDirectory() as scratch:
-            own = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+        with ScratchDirectory() as scratch:
+            own = {"GIT_INDEX_FILE": str(scratch.path / "index")}
             self._run("read-tree", "HEAD", **own)
             self._run("add", "--update", "--", ".", *IGNORED_PATHS, **own)
             others = [

@@ -69,7 +69,7 @@ class Workers:
             function: A function, sent by value with all that it uses if the test file defines it, or
                 ``"module:function"``, which the ranks import.
             *args: Arguments for the function.
-            timeout: Longest wait for the results (seconds); None waits for ``--energy-timeout``.
+            timeout: Time limit of the call (seconds), ``--energy-timeout`` by default.
             **kwargs: Keyword arguments for the function.
 
         Returns:

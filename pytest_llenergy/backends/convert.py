@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.base import cache_directory
+from pytest_llenergy.scratch import ScratchDirectory
 
 MANIFEST = "llenergy-checksums.json"
 
@@ -82,8 +82,8 @@ class _FileState(msgspec.Struct, frozen=True):
 
 
 def _build_entry(entry: Path, build: Callable[[Path], None]) -> None:
-    scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
-    try:
+    with ScratchDirectory(entry.parent) as directory:
+        scratch = directory.path
         build(scratch)
         files = sorted(path for path in scratch.rglob("*") if path.is_file())
         manifest = {str(path.relative_to(scratch)): _file_state(path) for path in files}
@@ -91,9 +91,6 @@ def _build_entry(entry: Path, build: Callable[[Path], None]) -> None:
         if entry.exists():
             shutil.rmtree(entry)
         scratch.rename(entry)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def _file_state(path: Path) -> _FileState:
@@ -302,10 +299,10 @@ def _source_key(source: ModelSource) -> str:
 
 def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> None:
     path = pretrained_path(source)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".builder-") as scratch:
+    with ScratchDirectory(directory.parent) as scratch:
         command = [sys.executable, "-m", ONNX_BUILDER, "-i", path, "-o", str(directory), "-p", precision]
         done = subprocess.run(
-            [*command, "-e", "cpu", "-c", scratch],
+            [*command, "-e", "cpu", "-c", str(scratch.path)],
             env={**os.environ, **NO_TELEMETRY, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,

@@ -127,7 +127,7 @@ class Server:
                     f"llama-cpp: the path of its socket, {self._path}, has more than "
                     f"{MAX_SOCKET_PATH_BYTES} bytes; set TMPDIR to a shorter directory"
                 )
-            with _captured_stderr() as messages:
+            with _captured_stderr(self.directory) as messages:
                 try:
                     self._server: Any = xllamacpp.Server(
                         _parameters(xllamacpp, file, self._path, capacity, threads)
@@ -217,11 +217,11 @@ def _parameters(xllamacpp: Any, file: str, path: str, capacity: Capacity, thread
 
 
 @contextmanager
-def _captured_stderr() -> Iterator[str]:
+def _captured_stderr(directory: str) -> Iterator[str]:
     """Redirect standard error to a file and yield its name. llama.cpp's exceptions omit the cause."""
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.NamedTemporaryFile(prefix="llenergy-llama-") as file:
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
         os.dup2(file.fileno(), 2)
         try:
             yield file.name

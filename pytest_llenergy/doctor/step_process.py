@@ -103,7 +103,7 @@ class StepProcess:
         """Return the step that did not finish in time as failed."""
         # After its death, a process that it started may keep the report open.
         dead = self._popen.poll() is not None
-        return self.failed_step(step, self._death() if dead else f"no answer within {timeout_s:g} s")
+        return self.failed_step(step, self._death() if dead else f"no answer within {timeout_s:.3g} s")
 
     def output(self) -> list[str]:
         """Return the last lines that the process wrote."""

@@ -27,8 +27,8 @@ SINGLE_PROCESS_STEPS = (PROCESS, NVML, DRIVER, TORCH, COUNT, ALLOCATION, MATMUL)
 
 #: Time of one step, by default. Importing torch from a cold network disk takes longest.
 STEP_TIMEOUT_S = 120.0
-#: Time of one step in a test whose ranks failed to start: shorter, since the run waits for it.
-TEST_STEP_TIMEOUT_S = 60.0
+#: Time of all steps in a test whose ranks failed to start: shorter, since the run waits for it.
+TEST_TRIAL_TIMEOUT_S = 60.0
 
 #: Advice by a word in the detail of a failed step. For the names and meanings of CUDA errors see cuda.h,
 #: ``cudaError_enum``.

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import tempfile
+import math
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from pytest_llenergy.doctor.step_process import StepProcess, collect_steps
 from pytest_llenergy.doctor.steps import STEP_TIMEOUT_S, Step, Trial, list_steps
 from pytest_llenergy.doctor.text import INDENT, render_backend, render_finding, render_step, render_trial
 from pytest_llenergy.errors import DeviceError, WorkerError
+from pytest_llenergy.scratch import ScratchDirectory
+from pytest_llenergy.workers.local import end_leftovers
 from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
 
 NO_GPU = "no GPU"
@@ -37,6 +40,7 @@ def run_trial(
     device: str | None,
     timeout_s: float = STEP_TIMEOUT_S,
     *,
+    total_s: float = math.inf,
     peer: str | None = None,
     ranks: bool = True,
     reason: str = NO_GPU,
@@ -47,6 +51,7 @@ def run_trial(
     Args:
         device: Full UUID, or None for the CPU.
         timeout_s: Limit for each step in seconds.
+        total_s: Limit for all steps in seconds.
         peer: Second GPU for NCCL, whose group otherwise has one rank.
         ranks: Whether to run the steps of several processes.
         reason: Why the steps of GPUs are skipped on the CPU.
@@ -62,15 +67,20 @@ def run_trial(
     done: list[Step] = []
     output: list[str] = []
     stop = ""
+    deadline_s = time.monotonic() + total_s
+
+    def limit_s() -> float:
+        return min(timeout_s, max(0.0, deadline_s - time.monotonic()))
+
     with ExitStack() as end:
         try:
-            directory = Path(end.enter_context(tempfile.TemporaryDirectory(prefix="llenergy-doctor-")))
+            directory = end.enter_context(ScratchDirectory(on_stale=end_leftovers)).path
         except OSError as error:
             raise WorkerError(
                 f"doctor: cannot create a directory for its files ({error}); set TMPDIR"
             ) from None
         single = [name for name in names if name not in skips and name not in steps.RANK_STEPS]
-        alone = end.enter_context(closing(_run_single_process(device, single, timeout_s, directory, output)))
+        alone = end.enter_context(closing(_run_single_process(device, single, limit_s, directory, output)))
         for name in names:
             try:
                 if name in skips or stop:
@@ -79,7 +89,7 @@ def run_trial(
                     # A board may be configured to accept one process at a time.
                     alone.close()
                     devices = _devices_of_ranks(name, device, peer)
-                    step = _run_ranks(name, devices, timeout_s, directory, output)
+                    step = _run_ranks(name, devices, limit_s(), directory, output)
                 else:
                     step = next(alone)
             except OSError as error:
@@ -90,6 +100,8 @@ def run_trial(
                 stop = f"after the failure of {step.name}"
             elif step.name == steps.TORCH and step.state == "skipped":
                 stop = step.detail
+            elif not stop and not limit_s():
+                stop = f"the steps before it took {total_s:g} s"
     return Trial(device, tuple(done), tuple(output))
 
 
@@ -106,11 +118,11 @@ def _devices_of_ranks(name: str, device: str | None, peer: str | None) -> tuple[
 
 
 def _run_single_process(
-    device: str | None, names: Sequence[str], timeout_s: float, directory: Path, output: list[str]
+    device: str | None, names: Sequence[str], limit_s: Callable[[], float], directory: Path, output: list[str]
 ) -> Generator[Step, None, None]:
     with closing(StepProcess(_plan(device), names, directory)) as process:
         for name in names:
-            (step,) = collect_steps([process], name, timeout_s).values()
+            (step,) = collect_steps([process], name, limit_s()).values()
             if step.state == "failed":
                 output += process.output()
             yield step

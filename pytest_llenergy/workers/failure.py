@@ -33,6 +33,9 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+#: Errors of Python and of torch, after which another attempt may succeed.
+OUT_OF_MEMORY = re.compile(r"MemoryError|OutOfMemoryError|out of memory")
+
 #: On this signal faulthandler writes a rank's stacks, also while one thread holds the interpreter's lock.
 STACKS_SIGNAL = signal.SIGUSR2
 
@@ -192,7 +195,10 @@ def raise_first_cause(
     ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
     traceback = str(report.get("traceback", "")).rstrip()
     details = "\n\n".join(filter(None, (traceback, _describe_others(failures, first))))
-    raise WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
+    failed = WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
+    # A rank that has died has not reported anything.
+    failed.is_transient = not traceback or bool(OUT_OF_MEMORY.search(first.first_line))
+    raise failed
 
 
 def _describe_silent(silent: Sequence[RankPlan]) -> str:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import pickle
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -29,10 +32,16 @@ from pytest_llenergy.workers.plan import (
     inherited_environment,
 )
 from pytest_llenergy.workers.start_method import StartMethod
-from pytest_llenergy.workers.transport import Channel
+from pytest_llenergy.workers.timeouts import TimeLimit
+from pytest_llenergy.workers.transport import MOVED, MOVING, Channel, Spooled
 
 #: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
+
+#: The number of pytest among the sides of a transfer; ranks have their own.
+PYTEST_SIDE = -1
+
+STOP = ("stop", None)
 
 
 class _Rank:
@@ -120,13 +129,17 @@ class RankGroup:
         self._hosts = [hosts[name] for name in plan.hosts]
         self._ranks: list[_Rank] = []
         start = time.monotonic()
+        limit = TimeLimit(timeouts.START_TIMEOUT_S)
         try:
-            try:
-                environment = inherited_environment() if environment is None else environment
-                self._start(hosts, descriptors, environment)
-            except OSError as error:
-                raise WorkerError(f"the ranks cannot be started: {error}") from error
-            self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_start())
+            with limit.counting():
+                try:
+                    environment = inherited_environment() if environment is None else environment
+                    self._start(hosts, descriptors, environment, limit)
+                except OSError as error:
+                    failed = WorkerError(f"the ranks cannot be started: {error}")
+                    failed.is_transient = True
+                    raise failed from error
+                self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_start(limit))
         except BaseException:
             self.kill()
             raise
@@ -139,20 +152,25 @@ class RankGroup:
 
     @property
     def has_dead_rank(self) -> bool:
-        """Whether a rank ended while idle. Living ranks only answer, so a readable connection is closed."""
+        """Whether a rank or its supervision ended while idle.
+
+        Living ranks only answer, so a readable connection is closed.
+        """
         if not self.alive or self._busy.locked():
             return False
-        return bool(wait([rank.channel.connection for rank in self._ranks], 0))
+        return bool(wait([*(rank.channel.connection for rank in self._ranks), *self._sentinels()], 0))
 
-    def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    def request(
+        self, verb: str, payloads: Sequence[Any], limit: TimeLimit | float | None = None
+    ) -> list[Any]:
         """Send one request to each rank and wait for all answers.
 
         One thread requests at a time; ``kill`` may come from another.
 
         Args:
             verb: One of the verbs of ``server.Server``.
-            payloads: One for each rank.
-            timeout_s: Time limit for all answers.
+            payloads: One for each rank. Ranks may share one, which is then encoded once.
+            limit: Time limit for all answers (seconds), or one that several requests share.
 
         Returns:
             The answers in rank order.
@@ -171,11 +189,12 @@ class RankGroup:
         if not self._busy.acquire(blocking=False):
             raise WorkerError("these ranks are at work for another thread")
         try:
-            for rank, payload in zip(self._ranks, payloads, strict=True):
-                rank.mark_log()
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    rank.channel.send((verb, payload))
-            return self._collect_answers(timeout_s)
+            limit = limit if isinstance(limit, TimeLimit) else TimeLimit(limit)
+            with limit.counting(), self._sending(limit) as send:
+                for rank, payload in zip(self._ranks, payloads, strict=True):
+                    rank.mark_log()
+                    send(rank, verb, payload)
+                return self._collect_answers(limit)
         except BaseException as error:
             killed_meanwhile = not self.alive
             self.kill()
@@ -185,15 +204,17 @@ class RankGroup:
         finally:
             self._busy.release()
 
-    def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
+    def request_all(
+        self, verb: str, payload: Any = None, limit: TimeLimit | float | None = None
+    ) -> list[Any]:
         """Send the same request to every rank; see ``request``.
 
         Args:
             verb: As for ``request``.
             payload: The same for each rank.
-            timeout_s: Time limit for all answers (seconds).
+            limit: As for ``request``.
         """
-        return self.request(verb, [payload] * len(self._ranks), timeout_s)
+        return self.request(verb, [payload] * len(self._ranks), limit)
 
     def close(self) -> None:
         """Ask the ranks to stop, then kill the remaining ones. Does nothing in a forked child of pytest."""
@@ -201,10 +222,13 @@ class RankGroup:
             return
         for rank in self._ranks:
             with suppress(OSError):
-                rank.channel.send(("stop", None))
+                rank.channel.send(Spooled(pickle.dumps(STOP)))
         deadline = time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
         waiting = [rank.channel.connection for rank in self._ranks]
-        while waiting and (readable := wait(waiting, max(0.0, deadline - time.monotonic()))):
+        sentinels = self._sentinels()
+        while waiting and (readable := wait([*waiting, *sentinels], max(0.0, deadline - time.monotonic()))):
+            if not sentinels.keys().isdisjoint(readable):
+                break
             # Ranks send nothing any more, so that a readable connection is a closed one.
             waiting = [each for each in waiting if each not in readable]
         self.kill()
@@ -229,17 +253,50 @@ class RankGroup:
                 "devices stay leased until they end"
             )
 
+    @contextmanager
+    def _sending(self, limit: TimeLimit) -> Iterator[Callable[[_Rank, str, Any], None]]:
+        """Yield a function that sends a request to a rank. Files of messages are removed at the end."""
+        messages: dict[tuple[int, Path], Spooled] = {}
+        note = partial(limit.note_transfer, PYTEST_SIDE)
+
+        def send(rank: _Rank, verb: str, payload: Any) -> None:
+            # Payloads live as long as the request, so that their ids are unique.
+            key = id(payload), rank.channel.directory
+            # If the rank is gone, the request will report it.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                if key not in messages:
+                    messages[key] = rank.channel.encode((verb, payload), note)
+                rank.channel.send(messages[key])
+
+        try:
+            yield send
+        finally:
+            for message in messages.values():
+                message.remove()
+
     def _start(
-        self, hosts: Mapping[str, Host], descriptors: Sequence[int], environment: Mapping[str, str]
+        self,
+        hosts: Mapping[str, Host],
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        limit: TimeLimit,
     ) -> None:
         first, python = hosts[self.plan.hosts[0]], self.plan.python
         environment = activated_environment(environment, python)
         environments = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
             # Before any rank is started, since one supervisor serves all ranks of a host.
-            hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload)
-        address, port = first.master_address(self._name)
-        master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+            hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload, limit.left_s())
+        #: Private to pytest and the ranks of the first host.
+        self.directory: Path = first.directory(self._name)
+        master = {}
+        try:
+            address, port = first.master_address(self._name)
+            master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        except WorkerError:
+            # Only ranks that communicate need it.
+            if self.plan.process_group:
+                raise
         for each in self.plan.ranks:
             host = hosts[each.host]
             variables = {**environments[each.rank], **master}
@@ -267,47 +324,64 @@ class RankGroup:
                     }
                 )
 
-    def _await_start(self) -> list[dict[str, Any]]:
+    def _await_start(self, limit: TimeLimit) -> list[dict[str, Any]]:
         try:
-            return self._collect_answers(timeouts.RANK_START_TIMEOUT_S)
+            return self._collect_answers(limit)
         except WorkerError as error:
             error.before_ready = True
             raise
 
-    def _collect_answers(self, timeout_s: float | None) -> list[Any]:
+    def _sentinels(self) -> dict[int, Host]:
+        return {each: host for host in self._hosts for each in host.sentinels(self._name)}
+
+    def _collect_answers(self, limit: TimeLimit) -> list[Any]:
         """Return one answer from each rank; blocks without polling, so that pytest uses no CPU meanwhile."""
         answers: dict[int, Any] = {}
         failures: list[failure.Failure] = []
         waiting = {rank.channel.connection: rank for rank in self._ranks}
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        sentinels = self._sentinels()
+        others_deadline = math.inf
         while waiting:
-            left_s = None
-            if deadline is not None:
-                left_s = min(max(0.0, deadline - time.monotonic()), timeouts.LONGEST_POLL_S)
-            readable = wait(list(waiting), left_s)
+            left_s = min(limit.left_s(), max(0.0, others_deadline - time.monotonic()))
+            readable = wait([*waiting, *sentinels], left_s)
             if not readable:
                 break
-            for connection in readable:
-                # Typed as anything that ``wait`` accepts; it was given connections only.
-                rank = waiting.pop(connection)  # type: ignore[call-overload]
-                try:
-                    state, value = rank.channel.receive()
-                except Exception:
-                    # The connection ended, or the message is incomplete or malformed.
-                    state, value = "error", failure.describe_death(rank.host, self._name, rank.pid)
+            ready = [rank for connection, rank in waiting.items() if connection in readable]
+            for rank in ready:
+                state, value = self._receive(rank, limit)
+                if state in (MOVING, MOVED):
+                    limit.note_transfer(rank.plan.rank, value, state == MOVING)
+                    continue
+                del waiting[rank.channel.connection]
                 if state == "ok":
                     answers[rank.plan.rank] = value
                 else:
                     failures.append(rank.make_failure(value))
-                    others_deadline = time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S
-                    deadline = min(deadline or float("inf"), others_deadline)
+            if not ready:
+                # No rank lives without supervision, but what it has forked may keep its connection open.
+                host = next(sentinels[each] for each in readable if isinstance(each, int))
+                sentinels = {each: other for each, other in sentinels.items() if other is not host}
+                report: dict[str, Any] = {}
+                for connection, rank in [each for each in waiting.items() if each[1].host is host]:
+                    report = report or failure.describe_death(host, self._name, rank.pid)
+                    failures.append(rank.make_failure(report))
+                    del waiting[connection]
+            if failures:
+                others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
         if failures:
             outputs = [(rank.plan, rank.output()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
             failure.raise_first_cause(failures, len(self._ranks), outputs, silent)
         if waiting:
-            self._raise_hang(list(waiting.values()), timeout_s or 0.0)
+            self._raise_hang(list(waiting.values()), limit.seconds or 0.0)
         return [answers[rank.plan.rank] for rank in self._ranks]
+
+    def _receive(self, rank: _Rank, limit: TimeLimit) -> tuple[str, Any]:
+        try:
+            return rank.channel.receive(partial(limit.note_transfer, PYTEST_SIDE), remove=True)
+        except Exception:
+            # The connection ended, or the message is incomplete or malformed.
+            return "error", failure.describe_death(rank.host, self._name, rank.pid)
 
     def _raise_hang(self, silent: Sequence[_Rank], timeout_s: float) -> None:
         starts = [rank.log_size() for rank in self._ranks]

@@ -29,8 +29,23 @@ class Host(Protocol):
     A group consists of the ranks that are killed together; the caller chooses its name.
     """
 
-    def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        """Prepare for a group whose ranks share this environment and these preloaded modules."""
+    def prepare(
+        self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
+    ) -> None:
+        """Prepare for a group whose ranks share this environment and these preloaded modules.
+
+        Args:
+            group: Name of the group.
+            environment: Variables that all its ranks share, and others.
+            preload: Modules that are imported once for all ranks.
+            timeout_s: Time limit for the imports (seconds).
+        """
+
+    def sentinels(self, group: str) -> list[int]:
+        """Return descriptors that become readable when a process that watches over a group has ended.
+
+        The ranks of the group end with it.
+        """
 
     def rendezvous_url(self, group: str) -> str:
         """Return the ``init_method`` of ``torch.distributed.init_process_group`` for a group."""

@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers import failure, guard, proctree, timeouts, transport
 from pytest_llenergy.workers.host import StartedRank
-from pytest_llenergy.workers.plan import PER_RANK_VARIABLES
+from pytest_llenergy.workers.plan import LOOPBACK, PER_RANK_VARIABLES
 from pytest_llenergy.workers.start_method import StartMethod
 
 #: What the forks of one supervisor share: modules, environment and search path. ``None`` without forks.
@@ -34,15 +34,21 @@ ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 #: numbers of threads differ, alternate.
 MAX_SUPERVISORS = 3
 
-LOOPBACK_ADDRESS = "127.0.0.1"
+#: Addresses of the loopback interface; a container may have only one of them.
+LOOPBACK_ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 #: Not run with ``-m``, which would put another directory first on the search path.
 PROGRAM = """
 import sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from pytest_llenergy.workers.supervisor import main
-main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
 """
+
+
+def end_leftovers(directory: Path) -> None:
+    """End the processes that have lost the supervisor with this directory, and its guard."""
+    proctree.kill_tree(proctree.find_by_variable(transport.SUPERVISOR_VARIABLE, str(directory)))
 
 
 class SupervisorClient:
@@ -51,30 +57,35 @@ class SupervisorClient:
     Args:
         preload: Modules that the supervisor imports.
         environment: All environment variables of the supervisor.
+        timeout_s: Time limit for its first answer (seconds).
 
     Raises:
         WorkerError: The supervisor cannot be started, or cannot import a module.
     """
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         self._owner = os.getpid()
         # One thread may kill ranks while another one waits for them.
         self._lock = threading.Lock()
         self.preloads: bool = bool(preload)
         self._booted = self._broken = self._silent = False
-        self.directory: Path = Path(tempfile.mkdtemp(prefix="llenergy-"))
+        #: pidfds of the guard and the supervisor.
+        self.sentinels: list[int] = []
+        self._scratch = ScratchDirectory(on_stale=end_leftovers)
+        self.directory: Path = self._scratch.path
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
         # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory)]
+        lock = self._scratch.descriptor
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(lock)]
         try:
             with theirs, self._log.open("wb") as log:
                 # In a separate session: Ctrl-C at the terminal must reach only pytest, which then stops its
                 # ranks.
                 self._popen = subprocess.Popen(
                     [sys.executable, *flags, "-c", PROGRAM, guard.PACKAGE_PARENT, *arguments],
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), lock],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -84,7 +95,7 @@ class SupervisorClient:
         except BaseException as error:
             # Also on Ctrl-C: nothing else removes the directory.
             self._socket.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._scratch.remove()
             if isinstance(error, OSError):
                 raise _explain_start_failure(error, environment) from error
             raise
@@ -96,7 +107,8 @@ class SupervisorClient:
             }
             # The pid of the guard until the supervisor has answered.
             self.pid: int = self._popen.pid
-            self.pid = int(self._request(timeouts.SUPERVISOR_START_TIMEOUT_S, (), boot))
+            self.pid = int(self._request(timeout_s, (), boot))
+            self._watch(self._popen.pid, self.pid)
         except BaseException as error:
             # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
             self.close()
@@ -123,6 +135,8 @@ class SupervisorClient:
         if os.getpid() != self._owner:
             return
         self._socket.close()
+        while self.sentinels:
+            os.close(self.sentinels.pop())
         try:
             # Do not wait for a supervisor that is still importing, or that has failed to answer before.
             listens = self._booted and not self._silent
@@ -132,10 +146,14 @@ class SupervisorClient:
             self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
-            # Processes that have lost both the supervisor and its guard.
-            variable = transport.SUPERVISOR_VARIABLE
-            proctree.kill_tree(proctree.find_by_variable(variable, str(self.directory)))
-        shutil.rmtree(self.directory, ignore_errors=True)
+            end_leftovers(self.directory)
+        self._scratch.remove()
+
+    def _watch(self, *pids: int) -> None:
+        for pid in pids:
+            # Without pidfds the connections of the ranks have to do.
+            with suppress(OSError, AttributeError):
+                self.sentinels.append(os.pidfd_open(pid))
 
     def _request(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
         self._socket.settimeout(timeout_s)
@@ -153,7 +171,9 @@ class SupervisorClient:
             raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
         except (EOFError, OSError):
             self._broken = True
-            raise WorkerError(self._explain_end()) from None
+            ended = WorkerError(self._explain_end())
+            ended.is_transient = True
+            raise ended from None
         except BaseException:
             # After Ctrl-C, for example, the late answer would be mistaken for that to the next request.
             self._broken = True
@@ -176,11 +196,17 @@ class SupervisorClient:
                     raise
 
     def _await_answer(self, timeout_s: float) -> None:
-        """Raise ``TimeoutError`` if no answer begins, early if the supervisor is stopped."""
+        """Raise ``TimeoutError`` if no answer begins, early if the supervisor is stopped.
+
+        Raises:
+            EOFError: If the guard has ended; what the supervisor has started may keep its socket open.
+        """
         deadline, stopped = time.monotonic() + timeout_s, 0
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while not poll.poll(timeouts.STOPPED_POLL_S * 1e3):
+            if self._popen.poll() is not None and not poll.poll(0):
+                raise EOFError
             stopped = stopped + 1 if failure.is_stopped(self.pid) else 0
             if stopped >= timeouts.STOPPED_POLLS or time.monotonic() > deadline:
                 raise TimeoutError
@@ -191,11 +217,10 @@ class SupervisorClient:
         output = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
         last = f": {output[-1]}" if output else ""
         code = self._popen.returncode
-        how = (
-            f"was ended by {failure.signal_name(-code)}"
-            if code and code < 0
-            else f"ended with exit code {code}"
-        )
+        if code is None:
+            how = "has ended"
+        else:
+            how = f"was ended by {failure.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
 
 
@@ -228,7 +253,9 @@ class LocalHost:
         self._supervisor_of: dict[str, SupervisorClient] = {}
         self._logs_of: dict[str, Path] = {}
 
-    def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+    def prepare(
+        self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
+    ) -> None:
         """Start or choose the supervisor for a group.
 
         Libraries read environment variables on import, so a fork needs a supervisor with the same variables.
@@ -242,7 +269,7 @@ class LocalHost:
             idle = [each for each in self._supervisors if each[1] not in self._supervisor_of.values()]
             spare = idle[: max(0, len(self._supervisors) + 1 - MAX_SUPERVISORS)]
             self._close_where(lambda _, supervisor: any(supervisor is each for _, each in spare))
-            matches = [(key, SupervisorClient(names, shared))]
+            matches = [(key, SupervisorClient(names, shared, timeout_s))]
         self._supervisors = [*(each for each in self._supervisors if each not in matches), *matches]
         self._supervisor_of[group] = matches[0][1]
 
@@ -252,9 +279,22 @@ class LocalHost:
 
     def master_address(self, group: str) -> tuple[str, int]:
         """Return an address of the loopback interface: all ranks are on this host."""
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK_ADDRESS, 0))
-            return LOOPBACK_ADDRESS, int(probe.getsockname()[1])
+        reasons = []
+        for family, address in LOOPBACK_ADDRESSES:
+            try:
+                with socket.socket(family) as probe, socket.socket(family) as peer:
+                    probe.bind((address, 0))
+                    probe.listen()
+                    peer.settimeout(timeouts.LOOPBACK_TIMEOUT_S)
+                    # An interface that is down has its address but carries nothing.
+                    peer.connect(probe.getsockname())
+                    return address, int(probe.getsockname()[1])
+            except OSError as error:
+                reasons.append(f"{address}: {error.strerror or error}")
+        raise WorkerError(
+            f"ranks meet at the loopback interface {LOOPBACK}, which does not work here "
+            f"({', '.join(reasons)}): bring it up, as with 'ip link set {LOOPBACK} up'"
+        )
 
     def directory(self, group: str) -> Path:
         """See ``Host``. The supervisor removes it if pytest cannot."""
@@ -288,6 +328,10 @@ class LocalHost:
             finally:
                 os.close(directory)
         return StartedRank(int(pid), supervisor.preloads, Connection(ours.detach()), log)
+
+    def sentinels(self, group: str) -> list[int]:
+        """See ``Host``."""
+        return self._supervisor_of[group].sentinels
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""

@@ -107,34 +107,28 @@ class _ResultUnpickler(pickle.Unpickler):
         return lambda kind, state: kind if _lookup(kind) is kind else target(kind, state)
 
 
-def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def dump_call(file: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Pickle a function, or the name of one, with its arguments. Raises whatever these raise."""
     arguments = [_unwrap(each) for each in (*args, *kwargs.values())]
     definitions = [each for each in arguments if isinstance(each, (type, FunctionType, MethodType))]
     modules = [_defining_module(each) for each in (_unwrap(function), *definitions)]
-    return _dump((function, args, kwargs), modules)
+    _Pickler(file).dump_and_unregister((function, args, kwargs), modules)
 
 
-def load_call(data: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Unpickle a call in a rank. Raises whatever unpickling its values raises."""
-    function, args, kwargs = pickle.loads(data)
+    function, args, kwargs = pickle.load(file)
     return function, args, kwargs
 
 
-def dump_result(result: Any) -> bytes:
+def dump_result(file: Any, result: Any) -> None:
     """Pickle a result in a rank. Raises whatever the result raises."""
-    return _dump(result)
+    _Pickler(file).dump_and_unregister(result, ())
 
 
-def load_result(data: bytes) -> Any:
+def load_result(file: Any) -> Any:
     """Unpickle a result in pytest's process. Raises whatever unpickling its values raises."""
-    return _ResultUnpickler(io.BytesIO(data)).load()
-
-
-def _dump(value: Any, modules: Iterable[ModuleType | None] = ()) -> bytes:
-    with io.BytesIO() as file:
-        _Pickler(file).dump_and_unregister(value, modules)
-        return file.getvalue()
+    return _ResultUnpickler(file).load()
 
 
 def _unwrap(function: Any) -> Any:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ import msgspec
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import PlanError, WorkerError, warn_caller
+from pytest_llenergy.errors import LLEnergyError, PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.group import RankGroup
@@ -67,6 +69,15 @@ class Load:
         }
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """A start of ranks, or a load in ranks: equal ones fail alike."""
+
+    plan: ProcessPlan
+    surroundings: Surroundings
+    load: Load | None = None
+
+
 @dataclass
 class _WarmGroup:
     """A group of ranks, and the requirements of a test that can share it."""
@@ -78,6 +89,39 @@ class _WarmGroup:
     info: BackendInfo | None = None
     #: Memory of each rank after its first test (bytes).
     memory_bytes: tuple[int | None, ...] | None = None
+
+
+class _FailedAttempts:
+    """Starts and loads that failed in this run, which would only fail again and may cost minutes."""
+
+    def __init__(self) -> None:
+        self._failed: list[tuple[_Attempt, LLEnergyError]] = []
+        #: Those that may succeed the next time.
+        self._once: list[_Attempt] = []
+
+    def check(self, attempt: _Attempt) -> None:
+        """Raise the error of an equal attempt again, as one line."""
+        for each, error in self._failed:
+            if each == attempt:
+                again = copy.copy(error)
+                verb = "started" if attempt.load is None else "loaded"
+                again.args = (f"not {verb} again: {error.args[0]}",)
+                if isinstance(again, WorkerError):
+                    again.details, again.sections = "", ()
+                raise again
+
+    def add(self, attempt: _Attempt, error: LLEnergyError) -> None:
+        """Remember a failure, a transient one only if it is the second in succession."""
+        if getattr(error, "is_transient", False) and attempt not in self._once:
+            self._once.append(attempt)
+        else:
+            # A copy without its traceback, which would keep the test alive.
+            self._failed.append((attempt, copy.copy(error)))
+
+    def remove(self, attempt: _Attempt) -> None:
+        """Forget the first failure of an attempt that has now succeeded."""
+        if attempt in self._once:
+            self._once.remove(attempt)
 
 
 def _allow() -> None:
@@ -108,6 +152,7 @@ class RankPool:
         self._isolation = isolation
         self._hosts: dict[str, Host] = {LOCALHOST: LocalHost(start_method, logs)}
         self._shared: _WarmGroup | None = None
+        self._failed = _FailedAttempts()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._owner = os.getpid()
@@ -139,9 +184,18 @@ class RankPool:
         """
         with self._lock:
             check()
+            attempt = _Attempt(plan, current_surroundings(), load)
+            self._failed.check(attempt)
             shared = self._share_or_start(plan, load)
             if shared.load != load:
-                shared.info, shared.load = self._load(shared.group, load), load
+                start_s = time.monotonic()
+                try:
+                    shared.info, shared.load = self._load(shared.group, load), load
+                except LLEnergyError as error:
+                    if time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
+                        self._failed.add(attempt, error)
+                    raise
+                self._failed.remove(attempt)
                 shared.memory_bytes = None
             assert shared.info is not None
             return shared.group, shared.info
@@ -196,8 +250,15 @@ class RankPool:
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._close_group()
+        attempt = _Attempt(plan, now)
+        self._failed.check(attempt)
         self._warn_of_hazards()
-        group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
+        try:
+            group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
+        except WorkerError as error:
+            self._failed.add(attempt, error)
+            raise
+        self._failed.remove(attempt)
         self._shared = _WarmGroup(group, plan, now)
         return self._shared
 

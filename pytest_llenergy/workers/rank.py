@@ -42,9 +42,9 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     from pathlib import Path
 
     from pytest_llenergy.workers.server import Server
-    from pytest_llenergy.workers.transport import Channel
+    from pytest_llenergy.workers.transport import RankChannel
 
-    server = Server(Channel(connection, Path(boot["directory"])), boot)
+    server = Server(RankChannel(connection, Path(boot["directory"])), boot)
     connection.send(("ok", facts))
     server.run()
     # Finalising an interpreter with torch takes a second, for nothing.

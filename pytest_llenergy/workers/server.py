@@ -26,7 +26,7 @@ from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iterati
 from pytest_llenergy.workers import transport
 from pytest_llenergy.workers.isolation import Leftovers, RestorableState
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
-from pytest_llenergy.workers.transport import Channel
+from pytest_llenergy.workers.transport import Note, RankChannel, Spooled, spool
 from pytest_llenergy.workers.usage import (
     BackendProcesses,
     cpu_time_used_s,
@@ -64,10 +64,11 @@ def check_accelerate_world() -> None:
 
 
 class CallJob:
-    """Any function as the measured work; ``data`` is a pickled call."""
+    """Any function as the measured work; ``call`` is pickled."""
 
-    def __init__(self, data: bytes) -> None:
-        function, self._args, self._kwargs = load_call(data)
+    def __init__(self, call: Spooled, note: Note) -> None:
+        with call.open(note) as file:
+            function, self._args, self._kwargs = load_call(file)
         self._function = resolve_name(function) if isinstance(function, str) else function
 
     def run(self) -> Any:
@@ -80,7 +81,7 @@ class CallJob:
 class Server:
     """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
 
-    def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
+    def __init__(self, channel: RankChannel, boot: dict[str, Any]) -> None:
         self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
@@ -110,7 +111,7 @@ class Server:
         }
         while True:
             try:
-                verb, payload = self._channel.receive()
+                verb, payload = self._channel.receive_request()
             except (EOFError, OSError):
                 return
             if verb == "stop":
@@ -129,12 +130,12 @@ class Server:
             with suppress(Exception):
                 sys.stderr.flush()
             try:
-                self._channel.send(answer)
+                self._channel.answer(answer)
             except ConnectionError:
                 return
             except Exception as error:
                 # Such as no disk space for a large result.
-                self._channel.send(("error", _describe(error)))
+                self._channel.answer(("error", _describe(error)))
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
@@ -170,8 +171,8 @@ class Server:
             raise BackendError(f"{type(self._backend).__name__} has no method {task.method} for {task.name}")
         self._job = prepare(payload["inputs"], msgspec.convert(payload["params"], task.params))
 
-    def _prepare_call(self, data: bytes) -> None:
-        self._job = CallJob(data)
+    def _prepare_call(self, call: Spooled) -> None:
+        self._job = CallJob(call, self._channel.report_transfer)
 
     def _prepare_round(self, _payload: None) -> None:
         _seed()
@@ -231,9 +232,11 @@ class Server:
             spans=None if spans is None else tuple(spans),
         )
 
-    def _result(self, _payload: None) -> bytes:
+    def _result(self, _payload: None) -> Spooled:
         assert self._job is not None
-        return dump_result(self._job.result(self._iterations[-1][2]))
+        result = self._job.result(self._iterations[-1][2])
+        channel = self._channel
+        return spool(lambda file: dump_result(file, result), channel.directory, channel.report_transfer)
 
     def _flops(self, _payload: None) -> bytes:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""

@@ -50,9 +50,12 @@ class Supervisor:
         client_pid: pytest's process. A fork of pytest may keep the other end of the socket open.
         directory: Removed at the end.
         handles_sigterm: The descriptor through which the guard learns that SIGTERM is handled.
+        lock: The descriptor that locks the directory; ranks do not get it.
     """
 
-    def __init__(self, client: socket.socket, client_pid: int, directory: str, handles_sigterm: int) -> None:
+    def __init__(
+        self, client: socket.socket, client_pid: int, directory: str, handles_sigterm: int, lock: int
+    ) -> None:
         self._client = client
         self._client_pid = client_pid
         self._handles_sigterm = handles_sigterm
@@ -64,6 +67,7 @@ class Supervisor:
         self._signal_socket, self._wake = socket.socketpair()
         self._preloaded = False
         self._directory = directory
+        self._lock = lock
         self._flags: list[str] = []
         self._client_pidfd: int | None = None
 
@@ -198,7 +202,9 @@ class Supervisor:
     def _detach_descriptors(self) -> list[int]:
         sockets = [each.detach() for each in (self._client, self._signal_socket, self._wake)]
         pidfd = [self._client_pidfd] if self._client_pidfd is not None else []
-        return sockets + pidfd + [each for group in self._groups.values() for each in group.lease]
+        return [*sockets, *pidfd, self._lock] + [
+            each for group in self._groups.values() for each in group.lease
+        ]
 
     def _exit_code(self, pid: int, descriptors: list[int]) -> int | None:
         return self._exit_codes.get(pid)
@@ -271,18 +277,20 @@ class Supervisor:
             os.kill(self._pid, self._ended_by)
 
 
-def main(descriptor: int, client_pid: int, directory: str) -> None:
+def main(descriptor: int, client_pid: int, directory: str, lock: int) -> None:
     """Serve the client at the other end of a socket, under a guard.
 
     Args:
         descriptor: The socket of the client.
         client_pid: The client's process id.
         directory: Directory to remove at the end.
+        lock: Descriptor that locks the directory.
     """
     handles_sigterm = guard.fork_under_guard(client_pid, directory, descriptor)
     # A preloaded module may kill its whole process group, and must not hit the guard.
     os.setsid()
-    os.set_inheritable(descriptor, False)
-    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, handles_sigterm).run()
+    for each in (descriptor, lock):
+        os.set_inheritable(each, False)
+    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, handles_sigterm, lock).run()
     # Skips the exit handlers of preloaded modules.
     os._exit(0)

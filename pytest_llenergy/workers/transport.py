@@ -12,13 +12,17 @@ import pickle
 import socket
 import struct
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from io import BytesIO, FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers import timeouts
 
 #: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
@@ -35,6 +39,9 @@ CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 #: Messages to and from ranks that are larger than this go through a file. It is well below what a socket
 #: buffers, so that no side ever waits for the other one to read.
 MAX_SOCKET_BYTES = 1 << 16
+
+#: How messages beside requests and answers begin: one is in a file; a large one moves, or has moved.
+FILE, MOVING, MOVED = "file", "moving", "moved"
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -76,6 +83,60 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
+Note = Callable[[float, bool], None]
+"""Called while large data moves, with the seconds since the last call and whether it goes on."""
+
+
+def ignore_note(_seconds: float, _goes_on: bool) -> None:
+    """Ignore that data moves; a ``Note``."""
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """A pickle, or, if it is large, the file that it is in. pytest removes the file, and no rank does."""
+
+    data: bytes
+    #: A string, since paths of one version of Python cannot be unpickled in another.
+    file: str | None = None
+
+    @contextmanager
+    def open(self, note: Note) -> Iterator[Any]:
+        """Yield a file for an unpickler."""
+        if self.file is None:
+            yield BytesIO(self.data)
+        else:
+            with _Progress(note) as progress, Path(self.file).open("rb") as file:
+                yield _Parts(file, progress)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self.file is not None:
+            with suppress(OSError):
+                Path(self.file).unlink()
+
+
+def spool(dump: Callable[[Any], object], directory: Path, note: Note) -> Spooled:
+    """Return what ``dump`` writes into the file that it is called with.
+
+    Args:
+        dump: Writes a pickle. Its errors are raised.
+        directory: Where the file of a large pickle is made.
+        note: Called while a large pickle is written.
+
+    Raises:
+        BrokenPipeError: The directory has ended with the ranks.
+        WorkerError: There is no space for a large pickle.
+    """
+    with ExitStack() as end:
+        file = _Outgoing(directory, note, end)
+        try:
+            dump(file)
+        except BaseException:
+            Spooled(b"", file.path).remove()
+            raise
+    return Spooled(bytes(file.start) if file.path is None else b"", file.path)
+
+
 class Channel:
     """One end of the connection between pytest and a rank.
 
@@ -84,52 +145,143 @@ class Channel:
 
     def __init__(self, connection: Connection, directory: Path) -> None:
         self.connection = connection
-        self._directory = directory
+        self.directory: Path = directory
 
-    def send(self, message: tuple[str, Any]) -> None:
-        """Send a verb or a state, and its value.
+    def encode(self, message: tuple[str, Any], note: Note) -> Spooled:
+        """Pickle a verb or a state, and its value; raises as ``spool`` does."""
+        return spool(lambda file: pickle.dump(message, file, pickle.HIGHEST_PROTOCOL), self.directory, note)
+
+    def send(self, message: Spooled) -> None:
+        """Send an encoded message.
 
         Raises:
             OSError: The other side is gone.
-            WorkerError: There is no space for a large message.
         """
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        if len(data) > MAX_SOCKET_BYTES:
-            data = pickle.dumps(("file", self._write_file(data)))
-        self.connection.send_bytes(data)
+        self.connection.send_bytes(pickle.dumps((FILE, message)) if message.file else message.data)
 
-    def receive(self) -> tuple[str, Any]:
-        """Return the next message.
+    def receive(self, note: Note, *, remove: bool) -> tuple[str, Any]:
+        """Return the next message: a verb or a state, and its value.
+
+        Args:
+            note: Called while a large message moves.
+            remove: Whether to remove the file of a large message.
 
         Raises:
             EOFError: If the other side is gone.
         """
         word, value = pickle.loads(self.connection.recv_bytes())
-        if word == "file":
-            path = Path(value)
-            with path.open("rb") as file:
-                word, value = pickle.load(file)
-            path.unlink()
+        if word == FILE:
+            with value.open(note) as file:
+                word, message = pickle.load(file)
+            if remove:
+                value.remove()
+            return word, message
         return word, value
 
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
 
-    def _write_file(self, data: bytes) -> str:
-        path = ""
+
+class RankChannel(Channel):
+    """The end in a rank, which reports to pytest while large data moves."""
+
+    def report_transfer(self, seconds: float, goes_on: bool) -> None:
+        """Send a report; a ``Note``."""
+        self.connection.send_bytes(pickle.dumps((MOVING if goes_on else MOVED, seconds)))
+
+    def receive_request(self) -> tuple[str, Any]:
+        """Return the next request. Raises ``EOFError`` if pytest is gone."""
+        return self.receive(self.report_transfer, remove=False)
+
+    def answer(self, message: tuple[str, Any]) -> None:
+        """Send an answer; raises as ``spool`` and ``send`` do."""
+        self.send(self.encode(message, self.report_transfer))
+
+
+class _Progress:
+    """Calls a ``Note`` at the start, at intervals while parts move, and at the end."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._last_s = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._note(0.0, True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note(time.monotonic() - self._last_s, False)
+
+    def advance(self) -> None:
+        """Note that a part has moved."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= timeouts.TRANSFER_REPORT_S:
+            self._note(now_s - self._last_s, True)
+            self._last_s = now_s
+
+
+class _Outgoing:
+    """Receives a pickle, and writes it into a file once it is large."""
+
+    def __init__(self, directory: Path, note: Note, end: ExitStack) -> None:
+        self._directory = directory
+        self._note = note
+        self._end = end
+        self._file: FileIO | None = None
+        self._size = 0
+        self.start = bytearray()
+        self.path: str | None = None
+
+    def write(self, data: Any) -> int:
+        """See ``io.RawIOBase.write``."""
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        if self._size <= MAX_SOCKET_BYTES:
+            self.start += view
+            return len(view)
         try:
-            descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+            if self._file is None:
+                self._file = self._open()
+                self._write(self._file, memoryview(self.start))
+            self._write(self._file, view)
         except FileNotFoundError:
-            # The directory ends with the ranks.
             raise BrokenPipeError(f"{self._directory} is gone") from None
         except OSError as error:
-            with suppress(OSError):
-                Path(path).unlink()
             raise WorkerError(
-                f"a message of {len(data)} bytes to or from a rank goes by file, and {self._directory} has "
-                f"no room for it ({error.strerror}): set TMPDIR to a directory that has"
+                f"a message of {self._size} bytes or more to or from a rank goes by file, and "
+                f"{self._directory} has no room for it ({error.strerror}): set TMPDIR to a directory that has"
             ) from None
-        return path
+        return len(view)
+
+    def _open(self) -> FileIO:
+        descriptor, self.path = tempfile.mkstemp(dir=self._directory, prefix="message-")
+        self._progress = self._end.enter_context(_Progress(self._note))
+        return self._end.enter_context(FileIO(descriptor, "wb"))
+
+    def _write(self, file: FileIO, view: memoryview) -> None:
+        while view:
+            view = view[file.write(view[: timeouts.TRANSFER_PART_BYTES]) :]
+            self._progress.advance()
+
+
+class _Parts:
+    """Reads a file for the unpickler. Large values are read in parts, directly into their memory."""
+
+    def __init__(self, file: BinaryIO, progress: _Progress) -> None:
+        self._file = file
+        self._progress = progress
+        self.readline = file.readline
+
+    def read(self, size: int) -> bytes:
+        """See ``io.RawIOBase.read``."""
+        self._progress.advance()
+        return self._file.read(size)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """See ``io.RawIOBase.readinto``."""
+        view, done = memoryview(buffer).cast("B"), 0
+        while part := self._file.readinto(view[done : done + timeouts.TRANSFER_PART_BYTES]):  # type: ignore[attr-defined]
+            done += part
+            self._progress.advance()
+        return done

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,8 @@ from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
+from pytest_llenergy.workers.timeouts import TimeLimit
+from pytest_llenergy.workers.transport import Spooled, ignore_note, spool
 
 
 class RankWorkload:
@@ -28,20 +31,25 @@ class RankWorkload:
         rank_peak_memory_bytes: The highest use of each rank in any round.
     """
 
-    def __init__(self, group: RankGroup, timeout_s: float, replica_size: int = 1) -> None:
+    def __init__(self, group: RankGroup, limit: TimeLimit, replica_size: int = 1) -> None:
         self._group = group
-        self._timeout_s = timeout_s
+        #: Of the preparation together with the first round, then of each further round.
+        self._limit = limit
+        self._had_round = False
         self._replica_size = replica_size
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
     def prepare_round(self) -> None:
         """Let every rank collect garbage and wait for the queued work of its device."""
-        self._group.request_all("prepare_round", None, self._timeout_s)
+        if self._had_round:
+            self._limit = TimeLimit(self._limit.seconds)
+        self._had_round = True
+        self._group.request_all("prepare_round", None, self._limit)
 
     def work(self, iterations: int = 1) -> None:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
-        self._group.request_all("work", iterations, self._timeout_s)
+        self._group.request_all("work", iterations, self._limit)
 
     def timeline(self) -> Timeline:
         """Return the timestamps and token counts of the last round.
@@ -49,7 +57,7 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
-        answers = self._group.request_all("timeline", None, self._timeout_s)
+        answers = self._group.request_all("timeline", None, self._limit)
         peaks = [peak for _, peak in answers if peak is not None]
         if len(peaks) == len(answers):
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
@@ -72,7 +80,7 @@ class RankWorkload:
 
     def flops(self) -> Flops:
         """Return the operations of one iteration on all ranks; these may run the job once more for it."""
-        answers = self._group.request_all("flops", None, self._timeout_s)
+        answers = self._group.request_all("flops", None, self._limit.seconds)
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
@@ -81,8 +89,12 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different tokens.
         """
-        answers = self._group.request_all("result", None, self._timeout_s)
-        results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        answers = self._group.request_all("result", None, self._limit)
+        try:
+            results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        finally:
+            for answer in answers:
+                answer.remove()
         if self._replica_size > 1:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
         return results[:: self._replica_size]
@@ -106,14 +118,15 @@ def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeo
         group: The ranks.
         inputs: The batch.
         params: Parameters of the task.
-        timeout_s: Time limit of each request (seconds).
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
     replica_size = group.plan.replica_size
     parts = split_prompts(inputs, len(group.ranks) // replica_size)
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
     payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
-    group.request("prepare", payloads, timeout_s)
-    return RankWorkload(group, timeout_s, replica_size)
+    limit = TimeLimit(timeout_s)
+    group.request("prepare", payloads, limit)
+    return RankWorkload(group, limit, replica_size)
 
 
 def call_workload(
@@ -130,10 +143,15 @@ def call_workload(
         function: The function, or its name as ``"module:function"``.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        timeout_s: Time limit of each request (seconds).
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
-    group.request_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
-    return RankWorkload(group, timeout_s)
+    limit = TimeLimit(timeout_s)
+    call = spool(lambda file: pickle_call(file, function, args, kwargs), group.directory, ignore_note)
+    try:
+        group.request_all("prepare_call", call, limit)
+    finally:
+        call.remove()
+    return RankWorkload(group, limit)
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
@@ -152,8 +170,10 @@ def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
     return parts
 
 
-def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle a call for the ranks.
+def pickle_call(
+    file: Any, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Pickle a call for the ranks into a file.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -162,7 +182,10 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        return dump_call(function, args, kwargs)
+        dump_call(file, function, args, kwargs)
+    except (WorkerError, BrokenPipeError):
+        # Of the file.
+        raise
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
@@ -186,7 +209,7 @@ def _parts(
 
 def _can_be_sent(part: Any) -> bool:
     try:
-        dump_call(id, (part,), {})
+        dump_call(io.BytesIO(), id, (part,), {})
     except Exception:
         return False
     return True
@@ -210,9 +233,10 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
     return f"{len(first)} and {len(other)} requests"
 
 
-def _unpickle(data: bytes, rank: int) -> Any:
+def _unpickle(result: Spooled, rank: int) -> Any:
     try:
-        return load_result(data)
+        with result.open(ignore_note) as file:
+            return load_result(file)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

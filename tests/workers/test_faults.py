@@ -25,7 +25,7 @@ from pytest_llenergy.workers.start_method import StartMethod
 
 from .groups import METHODS
 from .no_torch import without_torch
-from .survivors import check_nothing_is_left, marked, survivors
+from .survivors import await_none, check_nothing_is_left, marked, survivors
 
 
 @dataclass(frozen=True)
@@ -331,6 +331,127 @@ def test_an_xdist_worker_that_dies_leaves_no_process(
     result = pytester.runpytest_subprocess(*Where(n, method, xdist=True).arguments())
     result.assert_outcomes(passed=1, failed=1)
     assert "crashed while running" in result.stdout.str()
+    check_nothing_is_left(mark)
+
+
+@pytest.mark.parametrize(
+    ("n", "method"),
+    [
+        (2, "spawn"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, "spawn"), (1, "forkserver"), (4, "spawn"), (4, "forkserver"))
+        ),
+    ],
+)
+def test_a_killed_xdist_controller_leaves_no_process(
+    pytester: pytest.Pytester, mark: str, n: int, method: StartMethod
+) -> None:
+    pytester.makepyfile(HANGS.format(n=n))
+    without_torch(pytester.path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *Where(n, method, xdist=True).arguments()],
+        cwd=pytester.path,
+        stdout=subprocess.DEVNULL,
+    ) as controller:
+        while len(list(pytester.path.glob("running-*"))) < n:
+            assert controller.poll() is None
+            time.sleep(0.01)
+        controller.kill()
+        # execnet ends a worker five seconds after its controller.
+        assert await_none(mark, 4.5) == {}
+    check_nothing_is_left(mark)
+
+
+#: A rank with a forked child, which keeps its connection open, loses its supervisor and that one's guard.
+ORPHANED = """
+import os, signal, time, psutil, pytest
+
+@pytest.mark.gpus({n}, fallback="cpu")
+def test_orphaned(workers):
+    def work():
+        if os.fork() and os.environ["RANK"] == "0":
+            supervisor = os.getppid()
+            guard = psutil.Process(supervisor).ppid()
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for each in (guard, supervisor):
+                    os.kill(each, number)
+        time.sleep(300)
+    workers.run(work)
+
+@pytest.mark.gpus({n}, fallback="cpu")
+def test_after(workers):
+    assert workers.run(max, 1, 2) == [2] * {n}
+"""
+
+
+@everywhere(SPAWNED, FORKED)
+def test_ranks_that_lose_supervisor_and_guard_are_reported_and_leave_no_process(
+    pytester: pytest.Pytester, mark: str, where: Where
+) -> None:
+    pytester.makepyfile(ORPHANED.format(n=where.n))
+    without_torch(pytester.path)
+    # pytest must not wait for this time limit.
+    result = pytester.runpytest_subprocess(*where.arguments(), "--energy-timeout=3000")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        ["*the supervisor of the ranks (pid *) was ended by SIGKILL; its ranks ended *"]
+    )
+    check_nothing_is_left(mark)
+
+
+#: Short time limits of a start and its diagnosis, for ranks that hang.
+SHORT_LIMITS = """
+from pytest_llenergy.doctor import steps
+from pytest_llenergy.workers import timeouts
+timeouts.START_TIMEOUT_S = 3.0
+steps.TEST_TRIAL_TIMEOUT_S = 1.0
+"""
+
+NO_START = """
+import pytest
+pytestmark = pytest.mark.gpus({n}, fallback="cpu")
+
+@pytest.mark.parametrize("i", range(3))
+def test_it(workers, i):
+    workers.run(max, 1, 2)
+
+def test_another_environment(workers, monkeypatch):
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    workers.run(max, 1, 2)
+"""
+
+#: What torch does when it is imported, its message, and how often equal ranks are started in vain.
+NO_STARTS = {
+    "hang": ("import time; time.sleep(300)", "did not answer within 3 s", 1),
+    "error": ("raise ImportError('no libcudart')", "ImportError: no libcudart", 1),
+    "death": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "ended by SIGKILL|killed by SIGKILL",
+        2,
+    ),
+}
+
+
+@everywhere(SPAWNED, FORKED, name="fault", values=list(NO_STARTS))
+def test_ranks_that_cannot_start_are_not_started_for_each_test(
+    pytester: pytest.Pytester, mark: str, fault: str, where: Where
+) -> None:
+    code, message, attempts = NO_STARTS[fault]
+    pytester.makepyfile(NO_START.format(n=where.n))
+    pytester.makeconftest(SHORT_LIMITS)
+    without_torch(pytester.path)
+    (pytester.path / "torch" / "__init__.py").write_text(code)
+    arguments = where.arguments()
+    if where.xdist:
+        # Each worker remembers its own.
+        arguments = (*arguments, "--dist=loadfile")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(failed=4)
+    errors = [line for line in result.stdout.lines if re.match(r"(E +)?(\S+: )?WorkerError: ", line)]
+    started = [not re.search(r"WorkerError: not started again: ", line) for line in errors]
+    assert all(re.search(message, line) for line in errors), errors
+    assert started == [True] * attempts + [False] * (3 - attempts) + [True]
     check_nothing_is_left(mark)
 
 

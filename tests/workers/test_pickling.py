@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -17,6 +19,14 @@ from pytest_llenergy.workers.workload import pickle_call
 
 from .groups import METHODS
 from .no_torch import without_torch
+
+
+def pickled_call(*call: Any) -> bytes:
+    """Return the pickle of a function, its arguments and its keyword arguments."""
+    with io.BytesIO() as file:
+        pickle_call(file, *call)
+        return file.getvalue()
+
 
 #: A module that cannot be pickled by value.
 WITH_LOCK = """
@@ -178,9 +188,9 @@ def test_installed_packages_are_pickled_by_name(
     module = importlib.import_module(name)
     if place == "of_a_user":
         with pytest.raises(WorkerError, match="locked and its arguments cannot be sent to the ranks"):
-            pickle_call(module.locked, (1,), {})
+            pickled_call(module.locked, (1,), {})
     else:
-        assert pickle.loads(pickle_call(module.locked, (1,), {}))[0] is module.locked
+        assert pickle.loads(pickled_call(module.locked, (1,), {}))[0] is module.locked
 
 
 def test_an_instance_of_an_importable_class_keeps_its_class(
@@ -189,7 +199,7 @@ def test_an_instance_of_an_importable_class_keeps_its_class(
     (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("with_type")
-    _, (instance,), _ = pickle.loads(pickle_call(id, (module.Locked(),), {}))
+    _, (instance,), _ = pickle.loads(pickled_call(id, (module.Locked(),), {}))
     assert type(instance) is module.Locked
 
 
@@ -198,11 +208,11 @@ def is_registered() -> bool:
 
 
 def test_modules_that_a_test_has_registered_stay_registered() -> None:
-    pickle_call(is_registered, (), {})
+    pickled_call(is_registered, (), {})
     assert not is_registered()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        pickle_call(is_registered, (), {})
+        pickled_call(is_registered, (), {})
         assert is_registered()
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -247,7 +257,7 @@ def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         module = importlib.import_module("on_and_off")
-        by_name.append(pickle_call(id, (module.Value(),), {}))
-    by_name.append(pickle_call(id, (module.Value(),), {}))
+        by_name.append(pickled_call(id, (module.Value(),), {}))
+    by_name.append(pickled_call(id, (module.Value(),), {}))
     # The name of the module is in both, but only pickled by name is it imported.
     assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]

@@ -17,6 +17,8 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.isolation import Isolation
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.pool import Load, RankPool
@@ -299,7 +301,7 @@ def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Pat
     found = []
     for number in range(2):
         host = LocalHost("spawn", tmp_path / "logs")
-        host.prepare("7-0", dict(os.environ), ())
+        host.prepare("7-0", dict(os.environ), (), 60.0)
         started = [host.start("7-0", rank, dict(os.environ)) for rank in range(2)]
         found += [each.log for each in started]
         for each in started:
@@ -409,3 +411,93 @@ for host in hosts.values():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+#: Fails to load, by an exception or a death, as long as a file says so, and notes each attempt in another.
+FAILING_CODE = """
+import os, signal
+from pathlib import Path
+from pytest_llenergy.model.record import BackendInfo
+
+class FailingBackend:
+    def load(self, model, options, context):
+        here = Path(__file__).parent
+        with (here / "attempts").open("a") as file:
+            file.write("x")
+        how = (here / "how").read_text()
+        if how == "error":
+            raise ValueError("no such layer")
+        if how == "death":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return BackendInfo(name="failing", version="1", model=model.label)
+    def synchronize(self): pass
+    def close(self): pass
+"""
+
+
+class FailingSpec:
+    """A backend that fails to load as ``fail`` says."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        (directory / "failing_backend.py").write_text(FAILING_CODE)
+        self.spec = BackendSpec("failing", "failing_backend:FailingBackend", (), "", Capabilities(data=True))
+
+    def fail(self, how: str) -> None:
+        (self._directory / "how").write_text(how)
+
+    @property
+    def attempts(self) -> int:
+        return len((self._directory / "attempts").read_text())
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingSpec:
+    monkeypatch.syspath_prepend(tmp_path)
+    return FailingSpec(tmp_path)
+
+
+class TestFailedLoads:
+    def test_a_long_load_that_failed_is_not_repeated_unless_something_changes(
+        self, pool: RankPool, failing: FailingSpec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(timeouts, "SLOW_LOAD_S", 0.0)
+        failing.fail("error")
+        load = Load(failing.spec, model("a"))
+        with pytest.raises(WorkerError, match=r"^loading a with failing: rank 0 of 1 .*: no such layer"):
+            pool.get_loaded(plan(1), load)
+        with pytest.raises(
+            WorkerError, match=r"^not loaded again: loading a with failing: rank 0 of 1 .*: no such layer$"
+        ):
+            pool.get_loaded(plan(1), load)
+        assert failing.attempts == 1
+        for other in (Load(failing.spec, model("b")), Load(failing.spec, model("a"), (("x", 1),))):
+            with pytest.raises(WorkerError, match=r"^loading"):
+                pool.get_loaded(plan(1), other)
+        monkeypatch.setenv("HF_HOME", "/elsewhere")
+        failing.fail("")
+        pool.get_loaded(plan(1), load)
+
+    def test_a_short_load_that_failed_is_repeated(self, pool: RankPool, failing: FailingSpec) -> None:
+        failing.fail("error")
+        with pytest.raises(WorkerError, match=r"^loading"):
+            pool.get_loaded(plan(1), Load(failing.spec, model("a")))
+        failing.fail("")
+        pool.get_loaded(plan(1), Load(failing.spec, model("a")))
+
+    def test_two_deaths_in_succession_are_not_followed_by_a_third(
+        self, pool: RankPool, failing: FailingSpec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(timeouts, "SLOW_LOAD_S", 0.0)
+        load = Load(failing.spec, model("a"))
+        for how in ("death", "", "death", "death"):
+            failing.fail(how)
+            if how:
+                with pytest.raises(WorkerError, match=r"^loading .* was killed by SIGKILL"):
+                    pool.get_loaded(plan(1), load)
+            else:
+                pool.get_loaded(plan(1), load)
+                pool.close()
+        with pytest.raises(WorkerError, match=r"^not loaded again: loading .* was killed by SIGKILL"):
+            pool.get_loaded(plan(1), load)
+        assert failing.attempts == 4
