@@ -89,6 +89,10 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
+    if settings.keeps_something:
+        from pytest_llenergy.options.checks import check_launcher
+
+        check_launcher(config.stash[ENVIRONMENT])
     if settings.writes_something:
         from pytest_llenergy.options.checks import check_outputs
 

@@ -123,6 +123,18 @@ def decode_journal(data: bytes, origin: str) -> Report:
     return msgspec.structs.replace(header, records=list(records.values()))
 
 
+def check_creatable(path: Path) -> None:
+    """Check that a run can write a file and its journal, by creating and removing one with a longer name.
+
+    Raises:
+        OSError: If it cannot, as in a directory on a read-only disk, or because the path is too long.
+    """
+    # Longer than what journals and scratch files add.
+    probe = path.with_name(f".{path.name}-{token_hex(20)}")
+    probe.touch(exist_ok=False)
+    probe.unlink()
+
+
 class FileVersion(NamedTuple):
     """Distinguishes the contents that a file has had."""
 
