@@ -87,7 +87,7 @@ class Controller:
             self._builder.describe_run()
 
     def keep_record(self, report: pytest.TestReport) -> None:
-        """Keep the record of a report, if it has one, whatever the user interrupts; later calls do nothing."""
+        """Keep the record of a report, if it has one, even during Ctrl-C. Later calls do nothing."""
         primitives = getattr(report, "llenergy", None)
         # A forked process returns its reports to the one that keeps the records.
         if primitives is None or hasattr(report, "llenergy_kept") or os.getpid() != self._pid:
@@ -223,26 +223,32 @@ class Controller:
                 self._config.hook.pytest_llenergy_report(config=self._config, report=report)
             except KeyboardInterrupt:
                 self._note_interrupt(session, "a hook pytest_llenergy_report did not end")
-            with hold_interrupts():
-                succeeded = builder.write(report)
-            self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
-            if succeeded:
-                self._written += _describe_left_journals(self._paths[0])
         try:
+            if builder.path is not None:
+                with hold_interrupts():
+                    succeeded = self._write_report(report, builder)
             if self._settings.html is not None:
                 succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
             if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
                 self._append_step_summary(report)
         except KeyboardInterrupt:
-            self._note_interrupt(session, "no page or step summary was written")
+            self._note_interrupt(session, "it is complete, but a page or step summary may be missing")
         if ended and not succeeded:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _note_interrupt(self, session: pytest.Session, effect: str) -> pytest.ExitCode:
         assert self._builder is not None
-        self._builder.problems.append(f"interrupted while the report was written: {effect}")
+        self._builder.problems.append(f"interrupted while the energy report was written: {effect}")
         session.exitstatus = pytest.ExitCode.INTERRUPTED
         return pytest.ExitCode.INTERRUPTED
+
+    def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
+        """Write the report and its copies. On failure return False; the builder has the problem."""
+        succeeded = builder.write(report)
+        self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
+        if succeeded:
+            self._written += _describe_left_journals(self._paths[0])
+        return succeeded
 
     def _write_page(self, report: Report, path: Path, problems: list[str]) -> bool:
         """Write the HTML page. On failure add a problem and return False."""

@@ -289,7 +289,7 @@ def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
 def deliver_record(item: pytest.Item, report: pytest.TestReport, *, interrupted: bool) -> None:
     """Keep a record at once: Ctrl-C, or a plugin that delays reports, may keep its report from being logged.
 
-    A worker of pytest-xdist sends it only if the run was ``interrupted``; otherwise the report takes it along.
+    A worker of pytest-xdist sends it only if the run was ``interrupted``; otherwise its report has it.
     """
     controller = item.config.pluginmanager.get_plugin("llenergy-controller")
     if controller is not None:

@@ -19,6 +19,8 @@ from pytest_llenergy.cli.console import HelpFormatter, add_output, print_data
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.measure.carbon_and_cost import Rates
     from pytest_llenergy.meters.select import Selection

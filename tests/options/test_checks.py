@@ -262,7 +262,9 @@ def test_path_with_room_for_the_report_but_not_for_its_journal(pytester: pytest.
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the file system /proc")
 def test_directory_where_no_file_can_be_created(pytester: pytest.Pytester) -> None:
     """Also for root, whom permissions do not stop."""
-    assert refusal(pytester, "--energy-report=/proc/energy.json").startswith("--energy-report=/proc/energy.json: ")
+    assert refusal(pytester, "--energy-report=/proc/energy.json").startswith(
+        "--energy-report=/proc/energy.json: "
+    )
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/a", "-a", "a\0b", "a b"])
@@ -288,7 +290,10 @@ class TestLauncher:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "torchrun or the like has started 2 pytest"),
+            (
+                {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+                "torchrun or the like has started 2 pytest",
+            ),
             ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4 pytest"),
             ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 pytest"),
             ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 pytest"),

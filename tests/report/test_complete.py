@@ -96,8 +96,14 @@ FAIL = "assert False"
         pytest.param("", EXIT.format(0), ["-n1"], False, id="exit-0 -n1", marks=pytest.mark.slow),
         pytest.param("", FAIL, ["-n1", "-x"], False, id="-x -n1", marks=pytest.mark.slow),
         pytest.param("", FAIL, ["-n2", "--dist=each"], True, id="each", marks=pytest.mark.slow),
-        pytest.param(DELAYED_REPORTS.replace('"test_second"', "0"), "", ["-n1"], True, id="protocol -n1",
-                     marks=pytest.mark.slow),
+        pytest.param(
+            DELAYED_REPORTS.replace('"test_second"', "0"),
+            "",
+            ["-n1"],
+            True,
+            id="protocol -n1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_complete_means_that_no_test_was_left_out(
