@@ -154,6 +154,28 @@ def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
     assert not list(quick.path.glob("*.jsonl"))
 
 
+def test_a_report_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    quick.runpytest("--energy-report=other.json").assert_outcomes(passed=1)
+    quick.makepyfile("import shutil\ndef test_it(energy):\n    energy(sum, [1])\n    COPY")
+    test = next(quick.path.glob("test_*.py"))
+    test.write_text(test.read_text().replace("COPY", "shutil.copy('other.json', 'energy.json')"))
+    (quick.path / "energy.json").write_text("what was there before")
+    result = quick.runpytest("--energy-report")
+    assert result.ret == 0
+    assert read_json(quick.path / "energy.json") == read_json(quick.path / "other.json")
+    (beside,) = quick.path.glob("energy.*.json")
+    run = read_json(beside)["run"]["id"]
+    assert beside.name == f"energy.{run}.json"
+    result.stdout.fnmatch_lines(
+        [f"*energy.json was written by another run meanwhile, so this run's report is {beside.name} beside it"]
+    )
+    result.stdout.fnmatch_lines([f"energy report: {beside.name}"])
+    # Without another run it is replaced, as the one before was.
+    test.write_text("def test_it(energy): energy(sum, [1])")
+    quick.runpytest("--energy-report").stdout.fnmatch_lines(["energy report: energy.json"])
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> None:
     """The first line of the journal names one host; a second host makes a new header line necessary."""
