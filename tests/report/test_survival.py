@@ -168,7 +168,7 @@ def test_a_report_that_another_run_wrote_meanwhile_remains(quick: pytest.Pyteste
     run = read_json(beside)["run"]["id"]
     assert beside.name == f"energy.{run}.json"
     result.stdout.fnmatch_lines(
-        [f"*energy.json was written by another run meanwhile, so this run's report is {beside.name} beside it"]
+        [f"*energy.json was written by another run meanwhile, so this run's report is {beside.name} *"]
     )
     result.stdout.fnmatch_lines([f"energy report: {beside.name}"])
     # Without another run it is replaced, as the one before was.
