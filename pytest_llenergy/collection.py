@@ -12,6 +12,7 @@ from pytest_llenergy import marks
 from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
+from pytest_llenergy.interruption import RecordSender
 from pytest_llenergy.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
 from pytest_llenergy.recorder import draft_of, start_record
 from pytest_llenergy.session import lease_devices, lease_first, state_of
@@ -121,6 +122,7 @@ def check_collected_tests(session: pytest.Session) -> None:
     if not is_worker(session.config):
         state_of(session.config).begin_counter_check()
         return
+    session.config.pluginmanager.register(RecordSender())
     # The controller then expects records of these tests, even if this worker dies.
     worker_input_of(session.config).send_tests(measured)
 

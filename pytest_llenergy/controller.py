@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.interruption import Turns, hold_interrupts
 from pytest_llenergy.model.text import relative_path
 from pytest_llenergy.options.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.store import FileVersion
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker
 
@@ -44,18 +46,28 @@ class Controller:
         self._paths = [settings.report] if settings.report is not None else []
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
+        self._versions: dict[Path, FileVersion | None] = {}
+        if self._paths:
+            from pytest_llenergy.report.store import version_of
+
+            self._versions = {path: version_of(path) for path in self._paths}
         self._workers: WorkerTracker | None = None
+        self._turns: Turns | None = None
         if distributes_tests(config):
             from pytest_llenergy.xdist import WorkerTracker
 
             self._workers = WorkerTracker(config, self._read_baseline_file)
             config.pluginmanager.register(self._workers, "llenergy-workers")
+        elif settings.keeps_something:
+            self._turns = Turns()
+            config.pluginmanager.register(self._turns, "llenergy-turns")
         self._builder: ReportBuilder | None = None
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
         self._gate_errors: list[str] = []
         self._summary_error: str | None = None
-        self._left_early = False
+        self._interrupted = False
+        self._pid = os.getpid()
 
     def pytest_sessionstart(self) -> None:
         if not self._settings.keeps_something:
@@ -67,14 +79,31 @@ class Controller:
             # Beside collection, which imports much.
             state_of(self._config).begin_counter_check()
 
+    # First, so that nothing comes between the arrival of a record and its keeping.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.keep_record(report)
+        if self._builder is not None:
+            self._builder.describe_run()
+
+    def keep_record(self, report: pytest.TestReport) -> None:
+        """Keep the record of a report, if it has one, even during Ctrl-C. Later calls do nothing."""
         primitives = getattr(report, "llenergy", None)
-        if primitives is not None:
+        # A forked process returns its reports to the one that keeps the records.
+        if primitives is None or hasattr(report, "llenergy_kept") or os.getpid() != self._pid:
+            return
+        with hold_interrupts():
             self._add_record(primitives, getattr(report, "node", None))
+            vars(report)["llenergy_kept"] = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        from pytest_llenergy.xdist import was_interrupted
+
         node = report.node
+        if was_interrupted(node):
+            # For xdist, a worker that was interrupted in a test has crashed.
+            report.longrepr = f"KeyboardInterrupt in worker {node.gateway.id} ended the run in this test"
         attempt = self._workers.crashed_attempt(node, crashitem) if self._workers is not None else None
         if self._workers is None or attempt is None:
             return
@@ -105,12 +134,15 @@ class Controller:
                 [str(arg) for arg in self._config.invocation_params.args],
                 self._started,
                 copies=self._paths[1:],
+                versions=self._versions,
                 distributed=self._config.pluginmanager.has_plugin("dsession"),
             )
         record = msgspec.convert(escape_surrogates(primitives), Record)
         worker = "" if node is None else str(node.gateway.id)
         environment = self._workers.worker_environment(node) if self._workers is not None else None
         self._builder.add(record, worker=worker, environment=environment)
+        if self._workers is not None:
+            self._workers.note_kept(node, primitives)
 
     # A failure outside any test that is counted here still reaches the summary and the exit code.
     @pytest.hookimpl(wrapper=True)
@@ -119,8 +151,11 @@ class Controller:
             result = yield
         except pytest.exit.Exception:
             # A test can end the run with exit code 0.
-            self._left_early = True
+            self._interrupted = True
             self._check_gates(session)
+            raise
+        except KeyboardInterrupt:
+            self._interrupted = True
             raise
         self._check_gates(session)
         return result
@@ -138,38 +173,82 @@ class Controller:
             )
             session.testsfailed += len(self._gate_errors)
 
-    # First, so that the summary shows an error in writing the report.
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    # Innermost, so that the summary, which another wrapper prints, has what this one did after the ``yield``.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int | pytest.ExitCode
+    ) -> Generator[None, object, object]:
         if self._gate_errors and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._workers is None or not self._interrupted:
+            self._keep_report(session, exitstatus)
+            return (yield)
+        # Records may still arrive until xdist has ended its workers.
+        self._add_arrived()
+        try:
+            return (yield)
+        finally:
+            self._add_arrived()
+            self._keep_report(session, exitstatus)
+
+    def _add_arrived(self) -> None:
+        """Add the records that have arrived but that xdist, which was interrupted, has not handled."""
+        if self._workers is not None:
+            with hold_interrupts():
+                for node, primitives in self._workers.list_arrived():
+                    self._add_record(primitives, node)
+
+    def _keep_report(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+        """Write report, page and step summary. Ctrl-C ends what may take long, never the report."""
         builder = self._builder
         if builder is None:
             return
+        try:
+            builder.describe_run()
+        except KeyboardInterrupt:
+            exitstatus = self._note_interrupt(session, "the report may not name the commit and the machine")
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        stopped = bool(session.shouldstop or session.shouldfail)
-        left_out = self._workers is not None and self._workers.tests_left_out
+        counted = self._workers or self._turns
         stored = self._stored_baseline()
         report = builder.build(
             int(exitstatus),
-            complete=ended and not (stopped or left_out or self._left_early),
+            complete=ended and not (counted is not None and counted.tests_left_out),
             baseline=stored.describe(self._last_attempts) if stored is not None else None,
         )
         if report is None:
             return
         succeeded = True
         if builder.path is not None:
-            self._config.hook.pytest_llenergy_report(config=self._config, report=report)
-            succeeded = builder.write(report)
-            if succeeded:
-                self._written += [f"energy report: {relative_path(path)}" for path in self._paths]
-                self._written += _describe_left_journals(self._paths[0])
-        if self._settings.html is not None:
-            succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
-        if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
-            self._append_step_summary(report)
+            try:
+                self._config.hook.pytest_llenergy_report(config=self._config, report=report)
+            except KeyboardInterrupt:
+                self._note_interrupt(session, "a hook pytest_llenergy_report did not end")
+        try:
+            if builder.path is not None:
+                with hold_interrupts():
+                    succeeded = self._write_report(report, builder)
+            if self._settings.html is not None:
+                succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
+            if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
+                self._append_step_summary(report)
+        except KeyboardInterrupt:
+            self._note_interrupt(session, "it is complete, but a page or step summary may be missing")
         if ended and not succeeded:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _note_interrupt(self, session: pytest.Session, effect: str) -> pytest.ExitCode:
+        assert self._builder is not None
+        self._builder.problems.append(f"interrupted while the energy report was written: {effect}")
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+        return pytest.ExitCode.INTERRUPTED
+
+    def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
+        """Write the report and its copies. On failure return False; the builder has the problem."""
+        succeeded = builder.write(report)
+        self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
+        if succeeded:
+            self._written += _describe_left_journals(self._paths[0])
+        return succeeded
 
     def _write_page(self, report: Report, path: Path, problems: list[str]) -> bool:
         """Write the HTML page. On failure add a problem and return False."""

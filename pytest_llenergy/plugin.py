@@ -89,6 +89,10 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
+    if settings.keeps_something:
+        from pytest_llenergy.options.checks import check_launcher
+
+        check_launcher(config.stash[ENVIRONMENT])
     if settings.writes_something:
         from pytest_llenergy.options.checks import check_outputs
 
@@ -191,13 +195,17 @@ def pytest_runtest_makereport(
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, LLEnergyError):
         call.excinfo = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, error))
-    report = yield
-    if is_measured(item):
-        from pytest_llenergy.recorder import add_record, count_failed_subtest
+    if not is_measured(item):
+        return (yield)
+    from pytest_llenergy.interruption import hold_interrupts
+    from pytest_llenergy.recorder import add_record, count_failed_subtest, deliver_record
 
+    with hold_interrupts() as interrupts:
+        report = yield
         # A report while the body runs is that of a subtest, not of the test.
         in_call = item.config.stash.get(ITEM_IN_CALL, None) is item
         (count_failed_subtest if in_call else add_record)(item, report)
+        deliver_record(item, report, interrupted=bool(interrupts))
     return report
 
 

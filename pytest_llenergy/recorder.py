@@ -286,6 +286,18 @@ def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
         vars(report)["llenergy"] = to_primitives(replaced or record)
 
 
+def deliver_record(item: pytest.Item, report: pytest.TestReport, *, interrupted: bool) -> None:
+    """Keep a record at once: Ctrl-C, or a plugin that delays reports, may keep its report from being logged.
+
+    A worker of pytest-xdist sends it only if the run was ``interrupted``; otherwise its report has it.
+    """
+    controller = item.config.pluginmanager.get_plugin("llenergy-controller")
+    if controller is not None:
+        controller.keep_record(report)
+    elif interrupted and hasattr(report, "llenergy"):
+        worker_input_of(item.config).send_record(report.llenergy)
+
+
 def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:
     """Attach a record to the only report of a test whose forked process died."""
     lines = str(report.longrepr).strip().splitlines()

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -16,11 +17,11 @@ from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
-from pytest_llenergy.model.text import escape_surrogates, format_time
+from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import describe_differences, merge_environments
 from pytest_llenergy.report.provenance import collect_environment, collect_source
 from pytest_llenergy.report.remote import redact_urls
-from pytest_llenergy.report.store import Journal, journal_path, write_report
+from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_report_beside
 
 
 class ReportBuilder:
@@ -32,11 +33,13 @@ class ReportBuilder:
         argv: Command line of the run.
         started: When the run began.
         copies: Further files for the report.
+        versions: Versions of these files when the run began, as far as they existed.
         distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
 
     Attributes:
         problems: Errors to show, such as files that could not be written.
         notes: Warnings to show.
+        written: Files that have the report.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class ReportBuilder:
         started: datetime,
         *,
         copies: Sequence[Path] = (),
+        versions: Mapping[Path, FileVersion | None] = MappingProxyType({}),
         distributed: bool = False,
     ) -> None:
         self.path = path
         self._copies = tuple(copies)
+        self._versions = versions
         self._root = root
         self._argv: list[str] = escape_surrogates(redact_urls(argv))
         self._started = started
@@ -60,11 +65,13 @@ class ReportBuilder:
         # Number under which an attempt is kept, by worker, record id and the worker's number of the attempt.
         self._attempts: dict[tuple[str, str, int], int] = {}
         # Environments of the tests by their encoding; None is that of this process, others those of workers.
-        self._environments: dict[bytes | None, Environment] = {}
+        # One that is not known yet is None.
+        self._environments: dict[bytes | None, Environment | None] = {}
         self._journal: Journal | None = None
         self._source: Source | None = None
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.written: list[Path] = []
 
     @property
     def records(self) -> list[Record]:
@@ -74,6 +81,8 @@ class ReportBuilder:
     def add(self, record: Record, *, worker: str = "", environment: bytes | None = None) -> None:
         """Keep a record and append it to the journal. A failure of the journal becomes a problem.
 
+        What may take long is left to ``describe_run``, so that callers can hold off Ctrl-C.
+
         Args:
             record: The record of one attempt of a test.
             worker: Id of the worker that ran the test; empty for this process.
@@ -81,19 +90,35 @@ class ReportBuilder:
         """
         record = self._with_attempt(record, worker)
         self._records[record.id, record.attempt] = record
-        is_new = environment not in self._environments
-        if is_new:
-            self._add_environment(environment)
-        if self.path is None:
-            return
+        self._environments.setdefault(environment, None)
+        if self.path is not None:
+            self._append_to_journal(self.path, record)
+
+    def _append_to_journal(self, path: Path, record: Record) -> None:
         try:
             if self._journal is None:
-                self._journal = Journal(journal_path(self.path, self.run_id), self._build_start())
-            elif is_new:
-                self._journal.add_header(self._build_start())
+                self._journal = Journal(journal_path(path, self.run_id), self._build_start())
             self._journal.add(record)
         except OSError as error:
-            self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")
+            self.problems.append(f"journal of {path}: {error.strerror}; {record.id} is not in it")
+
+    def describe_run(self) -> None:
+        """Find the commit and the environments that are not known yet, also for the journal.
+
+        Queries git and the GPU driver, which may take long. Ctrl-C may end it; a later call continues.
+        """
+        unknown = [each for each, found in self._environments.items() if found is None]
+        if not unknown and self._source is not None:
+            return
+        for encoded in unknown:
+            self._add_environment(encoded)
+        if self._source is None:
+            self._source = collect_source(self._root)
+        try:
+            if self._journal is not None:
+                self._journal.add_header(self._build_start())
+        except OSError as error:
+            self.problems.append(f"journal of {self.path}: {error.strerror}; it does not name the machine")
 
     def _with_attempt(self, record: Record, worker: str) -> Record:
         """Number a test that is rerun after a crash as the next attempt.
@@ -117,6 +142,8 @@ class ReportBuilder:
     def build(self, exit_status: int, *, complete: bool, baseline: Baseline | None = None) -> Report | None:
         """Build the report, or return None if nothing was measured.
 
+        It lacks commit and environment if ``describe_run`` did not find them.
+
         Args:
             exit_status: Exit code of pytest.
             complete: Whether every test ran.
@@ -132,24 +159,32 @@ class ReportBuilder:
         return msgspec.structs.replace(start, run=run, baseline=baseline, records=self.records)
 
     def write(self, report: Report) -> bool:
-        """Write the report and remove the journal. On failure keep it, add a problem and return False."""
+        """Write the report and remove the journal. On failure keep it, add a problem and return False.
+
+        A report that another run has written meanwhile remains, and this one is written beside it.
+        """
         assert self.path is not None
         kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
-        written = True
+        succeeded = True
         for path in (self.path, *self._copies):
             try:
-                write_report(report, path)
+                written = write_report_beside(report, path, self._versions.get(path))
             except ReportError as error:
                 self.problems.append(escape_surrogates(f"{error}{kept}"))
-                written = False
+                succeeded = False
+                continue
+            self.written.append(written)
+            if written != path:
+                self.problems.append(
+                    f"{relative_path(path)} was written by another run meanwhile, so this run's report is "
+                    f"{written.name} beside it"
+                )
         if self._journal is not None:
-            self._journal.close(remove=written)
-        return written
+            self._journal.close(remove=succeeded)
+        return succeeded
 
     def _build_start(self) -> Report:
         """Build the report without records, with which the journal begins."""
-        if self._source is None:
-            self._source = collect_source(self._root)
         run = RunInfo(
             id=self.run_id,
             started_at=format_time(self._started),
@@ -162,7 +197,7 @@ class ReportBuilder:
             schema_version=SCHEMA_VERSION,
             tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
             run=run,
-            source=self._source,
+            source=self._source or Source(),
             environment=self._common_environment(),
             records=[],
         )
@@ -170,7 +205,11 @@ class ReportBuilder:
     @property
     def has_gpus(self) -> bool:
         """Whether a host of the run has GPUs."""
-        return any(each.gpus for each in self._environments.values())
+        return any(each.gpus for each in self._known_environments)
+
+    @property
+    def _known_environments(self) -> list[Environment]:
+        return [each for each in self._environments.values() if each is not None]
 
     def _add_environment(self, encoded: bytes | None) -> None:
         if encoded is None:
@@ -178,7 +217,7 @@ class ReportBuilder:
         else:
             environment = msgspec.json.decode(encoded, type=Environment)
         self.problems += [f"environment: {reason}" for reason in environment.gpus_missing]
-        first = next(iter(self._environments.values()), environment)
+        first = next(iter(self._known_environments), environment)
         if environment.key != first.key:
             differences = describe_differences(first, environment)
             self.notes.append(
@@ -188,9 +227,12 @@ class ReportBuilder:
         self._environments[encoded] = environment
 
     def _common_environment(self) -> Environment | None:
-        """Merge the environments of all tests; return None if their hardware differs."""
-        first, *others = self._environments.values()
+        """Merge the environments of all tests; return None if their hardware differs or is not known."""
+        known = self._known_environments
+        if not known or len(known) < len(self._environments):
+            return None
+        first, *others = known
         if not others:
             return first
         alike = all(each.key == first.key for each in others)
-        return merge_environments([first, *others]) if alike else None
+        return merge_environments(known) if alike else None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_llenergy
+from pytest_llenergy.interruption import UNFINISHED
 from pytest_llenergy.model.environment import read_boot_id
 from pytest_llenergy.options.settings import read_settings
 
@@ -30,8 +31,15 @@ if TYPE_CHECKING:
 KEY = "llenergy"
 
 #: Kinds of messages from a worker: version of this package, node ids of the tests that it will measure, the
-#: test that begins, and the environment if it differs from the controller's.
-VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT = "version", "measured-tests", "begin", "environment"
+#: test that begins, the environment if it differs from the controller's, and a record whose report was
+#: interrupted.
+VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT, RECORD = (
+    "version",
+    "measured-tests",
+    "begin",
+    "environment",
+    "record",
+)
 
 #: Name of the flag of records that were measured on another host or in another Python than the controller's.
 ELSEWHERE = "elsewhere"
@@ -123,6 +131,10 @@ class WorkerInput:
         self._send_environment()
         self._send(BEGIN, [node_id, attempt])
 
+    def send_record(self, primitives: dict[str, Any]) -> None:
+        """Send a record without its report."""
+        self._send(RECORD, primitives)
+
     def _send_environment(self) -> None:
         """Send the environment once, before the first record: the worker may die in its first test."""
         if self.elsewhere is None or self._environment_sent:
@@ -201,6 +213,15 @@ def _without_group(node_id: str) -> str:
     return node_id if at < 0 else node_id[:at]
 
 
+def _arrival_key(node: Any, primitives: dict[str, Any]) -> tuple[str, str, int]:
+    return node.gateway.id, primitives["id"], primitives["attempt"]
+
+
+def was_interrupted(node: Any) -> bool:
+    """Whether a worker ended because of a KeyboardInterrupt."""
+    return getattr(node, "workeroutput", {}).get("exitstatus") == pytest.ExitCode.INTERRUPTED
+
+
 class WorkerTracker:
     """Plugin object of the controller: which tests each worker runs and has not run, and where it runs.
 
@@ -215,7 +236,11 @@ class WorkerTracker:
         # By id of the worker's specification, which the replacement of a crashed worker shares.
         self._labels: dict[int, str] = {}
         self._collected: dict[str | None, Sequence[str]] = {}
-        self._reported: set[tuple[str | None, str]] = set()
+        self._ended: set[tuple[str | None, str]] = set()
+        self._uncollected = False
+        # Records from their arrival until the controller has kept them, with their nodes. xdist's queue
+        # between both is lost if the run is interrupted.
+        self._arrived: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         # Messages, stored by the thread that receives them and read after a worker died.
         self._versions: dict[str, str] = {}
         self._measured_tests: dict[str, frozenset[str]] = {}
@@ -227,7 +252,7 @@ class WorkerTracker:
         gateway = node.gateway
         spec = gateway.spec
         channel = gateway.newchannel()
-        channel.setcallback(partial(self._receive, gateway.id))
+        channel.setcallback(partial(self._receive, node))
         if self._dist == "each" and node.workerinput["workercount"] > 1:
             self._labels.setdefault(id(spec), gateway.id)
         # A worker that starts on this host, in this directory, reads the baseline itself.
@@ -239,6 +264,26 @@ class WorkerTracker:
             home=whereabouts(),
             baseline=None if local else self._read_baseline(),
         ).to_primitives()
+        if hasattr(node, "putevent"):
+            node.putevent = partial(self._put_event, node.putevent)
+
+    def _put_event(self, put: Callable[[Any], None], event: tuple[str, dict[str, Any]]) -> None:
+        """Note the record of a report before xdist queues it. Runs in the thread that receives reports."""
+        primitives = getattr(event[1].get("rep"), "llenergy", None)
+        if primitives is not None:
+            self._note_arrival(event[1]["node"], primitives)
+        put(event)
+
+    def _note_arrival(self, node: Any, primitives: dict[str, Any]) -> None:
+        self._arrived[_arrival_key(node, primitives)] = node, primitives
+
+    def note_kept(self, node: Any, primitives: dict[str, Any]) -> None:
+        """Note that the controller has kept a record."""
+        self._arrived.pop(_arrival_key(node, primitives), None)
+
+    def list_arrived(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the records that the controller has not kept, with their nodes."""
+        return list(self._arrived.values())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -254,14 +299,17 @@ class WorkerTracker:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         node = getattr(report, "node", None)
-        if node is not None:
-            self._reported.add((self._label(node), report.nodeid))
+        if node is not None and report.when not in UNFINISHED:
+            self._ended.add((self._label(node), report.nodeid))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._uncollected = self._uncollected or report.failed
 
     @property
     def tests_left_out(self) -> bool:
-        """Whether a collected test never ran, which happens if too many workers die."""
-        return any(
-            (label, name) not in self._reported for label, ids in self._collected.items() for name in ids
+        """Whether a test did not run to its end, as if too many workers die, or a file was not collected."""
+        return self._uncollected or any(
+            (label, name) not in self._ended for label, ids in self._collected.items() for name in ids
         )
 
     def crashed_attempt(self, node: Any, node_id: str) -> int | None:
@@ -294,8 +342,9 @@ class WorkerTracker:
     def _label(self, node: Any) -> str | None:
         return self._labels.get(id(node.gateway.spec))
 
-    def _receive(self, worker: str, message: tuple[str, Any]) -> None:
+    def _receive(self, node: Any, message: tuple[str, Any]) -> None:
         kind, content = message
+        worker = node.gateway.id
         if kind == VERSION:
             self._versions[worker] = content
         elif kind == MEASURED_TESTS:
@@ -305,3 +354,5 @@ class WorkerTracker:
             self._attempts[worker, node_id] = attempt
         elif kind == ENVIRONMENT:
             self._environments[worker] = content
+        elif kind == RECORD:
+            self._note_arrival(node, content)

@@ -27,6 +27,7 @@ TIERS = [
         "xdist",
         "progress",
         "report_builder",
+        "interruption",
         "recorder",
         "gating",
         "session",

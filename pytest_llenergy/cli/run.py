@@ -19,6 +19,8 @@ from pytest_llenergy.cli.console import HelpFormatter, add_output, print_data
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.measure.carbon_and_cost import Rates
     from pytest_llenergy.meters.select import Selection
@@ -77,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise PlanError("names no command; write it last: llenergy run -- CMD")
-    if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
+    if args.output is not None:
+        _check_output(args.output.absolute())
     rates = _read_rates(args)
     measuring = Measuring(open_selection(args, whole_host=False))
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
@@ -273,6 +275,20 @@ def _derived(metrics: Mapping[str, Any]) -> list[str]:
     texts = [format_quantity(each.value, each.uncertainty_absolute, each.unit) for each in shown]
     sources = [str(each.source).partition(" (")[0] for each in shown]
     return [f"at {source}: {text}" for source, text in zip(sources, texts, strict=True)]
+
+
+def _check_output(path: Path) -> None:
+    """Raise ``PlanError`` if the output cannot be written, before anything is measured."""
+    from pytest_llenergy.errors import PlanError
+    from pytest_llenergy.report.store import check_creatable
+
+    try:
+        if not path.parent.is_dir():
+            raise PlanError(f"--output={path}: no directory {path.parent}; create it first")
+        if path.is_file() or not path.exists():
+            check_creatable(path)
+    except OSError as error:
+        raise PlanError(f"--output={path}: {error.strerror}") from None
 
 
 def _read_rates(args: argparse.Namespace) -> Rates:

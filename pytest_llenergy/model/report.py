@@ -34,7 +34,10 @@ class Tool(StoredStruct, frozen=True):
 
 
 class RunInfo(StoredStruct, frozen=True):
-    """One pytest run. Times are RFC 3339 in UTC; ``complete`` is true if no test was left out."""
+    """One pytest run. Times are RFC 3339 in UTC; ``complete`` is true if no test was left out.
+
+    A test is left out if the run ended before the test did, or if its file could not be collected.
+    """
 
     id: str
     started_at: str

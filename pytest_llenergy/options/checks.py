@@ -40,7 +40,7 @@ def naming_option(config: pytest.Config, name: str, prefix: str = "") -> Iterato
 
 
 def check_outputs(config: pytest.Config) -> None:
-    """Check that report, page, saved report and logs can be written, without creating anything.
+    """Check that report, page, saved report and logs can be written, and leave nothing behind.
 
     Raises:
         pytest.UsageError: One of them cannot be written, or the page needs an extra that is not installed.
@@ -56,24 +56,33 @@ def check_outputs(config: pytest.Config) -> None:
             require_html_extra()
     if settings.save is not None:
         path = saved_as(config, settings.save)
-        _check_may_write(path, _nearest_directory(path), f"{option_source(config, 'save')}={settings.save}")
+        with _naming_file(f"{option_source(config, 'save')}={settings.save}") as source:
+            _check_may_write(path, _nearest_directory(path), source)
     if settings.rank_logs is not None:
         logs = settings.rank_logs
-        source = f"{option_source(config, 'rank_logs')}={logs}"
-        try:
+        with _naming_file(f"{option_source(config, 'rank_logs')}={logs}") as source:
             if logs.exists() and not logs.is_dir():
                 raise pytest.UsageError(f"{source}: the file exists; name a directory")
             _check_may_write(None, _nearest_directory(logs / "group"), source)
-        except OSError as error:
-            # Such as a name that is too long.
-            raise pytest.UsageError(f"{source}: {error.strerror}") from None
+
+
+@contextmanager
+def _naming_file(source: str) -> Iterator[str]:
+    """Turn what the file system refuses, such as a name that is too long, into a usage error."""
+    try:
+        yield source
+    except OSError as error:
+        raise pytest.UsageError(f"{source}: {error.strerror}") from None
+    except ValueError as error:
+        # A null character, which only an ini file can hold.
+        raise pytest.UsageError(f"{source}: {error}") from None
 
 
 def _check_writable(path: Path, option: str) -> None:
-    directory = path.parent
-    if not directory.is_dir():
-        raise pytest.UsageError(f"{option}={path}: no directory {directory}; create it first")
-    _check_may_write(path, directory, f"{option}={path}")
+    with _naming_file(f"{option}={path}") as source:
+        if not path.parent.is_dir():
+            raise pytest.UsageError(f"{source}: no directory {path.parent}; create it first")
+        _check_may_write(path, path.parent, source)
 
 
 def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
@@ -83,11 +92,43 @@ def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
         raise pytest.UsageError(f"{source}: {directory} exists and is no directory")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise pytest.UsageError(f"{source}: no permission to write in {directory}")
+    if path is not None and (path.is_file() or not path.exists()):
+        from pytest_llenergy.report.store import check_creatable
+
+        check_creatable(directory / path.name)
 
 
 def _nearest_directory(path: Path) -> Path:
     """Return the first parent that exists; those below it are created when they are needed."""
     return next(parent for parent in path.parents if parent.exists())
+
+
+#: Programs that start several processes, with the variables that they set for each: its number and their
+#: count. Slurm sets that count only for processes that srun has started, unlike SLURM_NTASKS.
+LAUNCHERS = (
+    ("srun", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "run srun -n1 pytest"),
+    ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "run pytest without mpirun"),
+    ("mpirun", ("PMI_RANK", "PMI_SIZE"), "run pytest without mpirun"),
+    ("torchrun or the like", ("RANK", "LOCAL_RANK", "WORLD_SIZE"), "run pytest without it"),
+)
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Check that no launcher has started several pytest processes, each of which would measure all tests.
+
+    Raises:
+        pytest.UsageError: One has.
+    """
+    for launcher, variables, remedy in LAUNCHERS:
+        count = environment.get(variables[-1], "")
+        if not all(name in environment for name in variables) or not count.isdecimal() or int(count) < 2:
+            continue
+        values = ", ".join(f"{name}={environment[name]}" for name in variables)
+        raise pytest.UsageError(
+            f"{launcher} has started {count} pytest processes ({values}), which would all measure the same "
+            f"tests; {remedy}, and tests start their own ranks: @pytest.mark.gpus({count}), or "
+            "@pytest.mark.parallel"
+        )
 
 
 def check_names(config: pytest.Config, state: RunState) -> None:

@@ -156,7 +156,8 @@ def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:
     def read(text: str) -> Path:
         path = Path(text)
         _check_length(path.name)
-        if path.is_dir() or "::" in text or path.suffix == ".py":
+        # ``Path.is_dir`` raises for a path that is too long; ``os.path.isdir`` returns False.
+        if os.path.isdir(path) or "::" in text or path.suffix == ".py":  # noqa: PTH112
             raise ValueError(
                 f"names a test path, not a {what}; did you mean: pytest {text} {flag} "
                 f"(the {what}'s name takes an equals sign: {flag}={default})"

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TypeAlias
+from stat import S_ISREG
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -122,6 +123,34 @@ def decode_journal(data: bytes, origin: str) -> Report:
     return msgspec.structs.replace(header, records=list(records.values()))
 
 
+def check_creatable(path: Path) -> None:
+    """Check that a run can write a file and its journal, by creating and removing one with a longer name.
+
+    Raises:
+        OSError: If it cannot, as in a directory on a read-only disk, or because the path is too long.
+    """
+    # Longer than what journals and scratch files add.
+    probe = path.with_name(f".{path.name}-{token_hex(20)}")
+    probe.touch(exist_ok=False)
+    probe.unlink()
+
+
+class FileVersion(NamedTuple):
+    """Distinguishes the contents that a file has had."""
+
+    inode: int
+    mtime_ns: int
+
+
+def version_of(path: Path) -> FileVersion | None:
+    """Return the version of a file; None if there is no file, or it is a device or a pipe."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return FileVersion(found.st_ino, found.st_mtime_ns) if S_ISREG(found.st_mode) else None
+
+
 def write_report(report: Report, path: Path) -> None:
     """Replace a report atomically.
 
@@ -129,6 +158,27 @@ def write_report(report: Report, path: Path) -> None:
         ReportError: If it cannot be written; the old file then remains.
     """
     replace_file(path, encode_report(report))
+
+
+def write_report_beside(report: Report, path: Path, before: FileVersion | None) -> Path:
+    """Write a report, but replace no other run's: if the file has changed, write one beside it.
+
+    Args:
+        report: The report.
+        path: The file.
+        before: Version of the file when the run began.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    content = encode_report(report)
+    if version_of(path) not in (before, None):
+        path = path.with_name(f"{path.stem}.{report.run.id}.json")
+    replace_file(path, content)
+    return path
 
 
 def replace_file(path: Path, content: bytes) -> None:

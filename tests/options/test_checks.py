@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.options.checks import LAUNCHERS
 from pytest_llenergy.options.values import gpus
 
 COLLECTED = "raise SystemExit('collected')"
@@ -228,6 +232,8 @@ def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: 
         ("--energy-report={}.json", "the name is too long; it may have 200 bytes"),
         ("--energy-html={}.html", "the name is too long; it may have 200 bytes"),
         ("--energy-save={}", "the name is too long; it may have 200 bytes"),
+        ("--energy-report={}/energy.json", "File name too long"),
+        ("--energy-html={}/energy.html", "File name too long"),
         ("--energy-rank-logs={}", "File name too long"),
         ("--energy-prompts={}", "cannot be read: File name too long"),
         ("--energy-python=vllm=/{}", "cannot be found (File name too long)"),
@@ -237,6 +243,112 @@ def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: 
 )
 def test_name_that_is_too_long_for_a_file(pytester: pytest.Pytester, option: str, message: str) -> None:
     assert message in refusal(pytester, option.format("x" * 300))
+
+
+def test_path_with_room_for_the_report_but_not_for_its_journal(pytester: pytest.Pytester) -> None:
+    """Linux limits a path to 4095 bytes."""
+    deep = pytester.path
+    while len(str(deep)) < 4060 - 200:
+        deep /= "d" * 190
+    deep /= "d" * (4060 - len(str(deep)))
+    for folder in reversed([deep, *deep.parents][: len(deep.parts)]):
+        folder.mkdir(exist_ok=True)
+    assert len(f"{deep}/energy.json") < 4095
+    message = refusal(pytester, f"--energy-report={deep}/energy.json")
+    assert message.endswith("/energy.json: File name too long")
+    assert list(deep.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the file system /proc")
+def test_directory_where_no_file_can_be_created(pytester: pytest.Pytester) -> None:
+    """Also for root, whom permissions do not stop."""
+    assert refusal(pytester, "--energy-report=/proc/energy.json").startswith(
+        "--energy-report=/proc/energy.json: "
+    )
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/a", "-a", "a\0b", "a b"])
+def test_save_refuses_what_is_no_plain_name(pytester: pytest.Pytester, name: str) -> None:
+    assert refusal(pytester, f"--energy-save={name}").startswith("--energy-save=")
+
+
+def test_null_character_in_an_ini_file(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nenergy_report = a\0b.json\n")
+    assert refusal(pytester).endswith("/a\0b.json: embedded null byte")
+
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
+
+
+class TestLauncher:
+    @pytest.fixture(autouse=True)
+    def _plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for _, variables, _ in LAUNCHERS:
+            for name in variables:
+                monkeypatch.delenv(name, raising=False)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+                "torchrun or the like has started 2 pytest",
+            ),
+            ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4 pytest"),
+            ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 pytest"),
+            ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 pytest"),
+        ],
+    )
+    @pytest.mark.parametrize("option", ["--energy-report", "--energy-save=main"])
+    def test_several_processes_are_refused(
+        self,
+        pytester: pytest.Pytester,
+        monkeypatch: pytest.MonkeyPatch,
+        given: dict[str, str],
+        message: str,
+        option: str,
+    ) -> None:
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        refused = refusal(pytester, option)
+        assert refused.startswith(message)
+        assert "@pytest.mark.gpus(" in refused
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            # A shell of salloc or a script of sbatch, which no srun has started.
+            {**SRUN, "SLURM_PROCID": "0"},
+            {**SRUN, "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"},
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+            # A pod of several hosts, where no launcher has run yet.
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "many"},
+        ],
+    )
+    def test_a_single_process_runs(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+    ) -> None:
+        pytester.makepyfile("def test_it(): pass")
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        pytester.runpytest("--energy-report").assert_outcomes(passed=1)
+
+    def test_torchrun(self, quick: pytest.Pytester) -> None:
+        pytest.importorskip("torch")
+        quick.makepyfile("def test_it(energy): energy(sum, [1])")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pytest"]
+
+        def run(*options: str) -> str:
+            done = subprocess.run(
+                [*torchrun, *options], capture_output=True, text=True, check=False, timeout=120
+            )
+            return done.stdout + done.stderr
+
+        assert run("--energy-report").count("ERROR: torchrun or the like has started 2 pytest processes") == 2
+        assert not (quick.path / "energy.json").exists()
+        # A suite that keeps no energy may run so.
+        assert run().count("1 passed") == 2
 
 
 def test_baseline_at_a_url_is_named_once(pytester: pytest.Pytester) -> None:

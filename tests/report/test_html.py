@@ -169,7 +169,7 @@ def test_unmeasured_tests_have_a_reason_and_interrupted_runs_a_note() -> None:
     text = render_report(report_of(gone, complete=False))
     assert text.count("rank 0 was killed") >= 2
     assert "<svg" not in text
-    assert "The run was interrupted" in text
+    assert "The run did not finish" in text
 
 
 def test_an_empty_report_is_a_page() -> None:

@@ -56,10 +56,11 @@ def test_sigkill_keeps_every_finished_test(
     quick.makepyfile(THREE)
     process = subprocess.Popen([*COMMAND, *extra], stdout=subprocess.DEVNULL, start_new_session=True)
 
-    def lines() -> int:
-        return sum(path.read_text().count("\n") for path in quick.path.glob("energy.*.journal.jsonl"))
+    def records() -> int:
+        journals = quick.path.glob("energy.*.journal.jsonl")
+        return sum(path.read_text().count('\n{"id"') for path in journals)
 
-    wait_for(lambda: (quick.path / "third").exists() and lines() == 3)
+    wait_for(lambda: (quick.path / "third").exists() and records() == 2)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (quick.path / "energy.json").exists()
@@ -146,8 +147,33 @@ def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
     quick.makepyfile("import time\ndef test_it(energy): energy(time.sleep, 0.2)")
     runs = [subprocess.Popen([*COMMAND[:-2]], stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
-    assert len(read_json(quick.path / "energy.json")["records"]) == 1
+    # The report of the run that ended last is beside that of the other.
+    reports = [read_json(path) for path in quick.path.glob("energy*.json")]
+    assert [len(report["records"]) for report in reports] == [1, 1]
+    assert len({report["run"]["id"] for report in reports}) == 2
     assert not list(quick.path.glob("*.jsonl"))
+
+
+def test_a_report_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    quick.runpytest("--energy-report=other.json").assert_outcomes(passed=1)
+    quick.makepyfile("import shutil\ndef test_it(energy):\n    energy(sum, [1])\n    COPY")
+    test = next(quick.path.glob("test_*.py"))
+    test.write_text(test.read_text().replace("COPY", "shutil.copy('other.json', 'energy.json')"))
+    (quick.path / "energy.json").write_text("what was there before")
+    result = quick.runpytest("--energy-report")
+    assert result.ret == 0
+    assert read_json(quick.path / "energy.json") == read_json(quick.path / "other.json")
+    (beside,) = quick.path.glob("energy.*.json")
+    run = read_json(beside)["run"]["id"]
+    assert beside.name == f"energy.{run}.json"
+    result.stdout.fnmatch_lines(
+        [f"*energy.json was written by another run meanwhile, so this run's report is {beside.name} *"]
+    )
+    result.stdout.fnmatch_lines([f"energy report: {beside.name}"])
+    # Without another run it is replaced, as the one before was.
+    test.write_text("def test_it(energy): energy(sum, [1])")
+    quick.runpytest("--energy-report").stdout.fnmatch_lines(["energy report: energy.json"])
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -155,15 +181,17 @@ def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> 
     """The first line of the journal names one host; a second host makes a new header line necessary."""
     builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
     builder.add(record_of("t.py::here"))
+    builder.describe_run()
     here = read_report(*tmp_path.glob("*.jsonl")).environment
     assert here is not None
     host = msgspec.structs.replace(here.host, name="far-away")
     key = here.key if alike else "another"
     there = msgspec.json.encode(msgspec.structs.replace(here, host=host, key=key))
     builder.add(record_of("t.py::there"), worker="gw1", environment=there)
+    builder.describe_run()
     builder.add(record_of("t.py::again"))
     (journal,) = tmp_path.glob("*.jsonl")
-    assert [line.startswith(b'{"schema') for line in journal.read_bytes().splitlines()] == [1, 0, 1, 0, 0]
+    assert [line.startswith(b'{"schema') for line in journal.read_bytes().splitlines()] == [1, 0, 1, 0, 1, 0]
     left = read_report(journal)
     assert [record.id for record in left.records] == ["t.py::here", "t.py::there", "t.py::again"]
     names = f"{here.host.name}, far-away" if alike else None

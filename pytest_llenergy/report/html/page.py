@@ -90,7 +90,7 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     cases = report_cases(report)
     comparisons = [each for case in cases for each in case.comparisons]
     states = Counter(case.state for case in cases)
-    notes = [] if report.run.complete else ["The run was interrupted; the tests after that are missing."]
+    notes = [] if report.run.complete else ["The run did not finish; its remaining tests are missing."]
     if report.baseline is not None and report.baseline.absent:
         notes.append(f"In the baseline but not in this run: {', '.join(report.baseline.absent)}")
     facts = header.run_facts(report)

@@ -243,7 +243,7 @@ def _machine(side: LabelledReport) -> list[tuple[str, str]]:
         ("run", run.id),
         ("started", run.started_at),
         ("finished", run.finished_at or "-"),
-        ("complete", "yes" if run.complete else "no: the tests after its interruption are missing"),
+        ("complete", "yes" if run.complete else "no: its remaining tests are missing"),
         ("command", " ".join(redact_urls(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]

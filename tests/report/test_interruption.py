@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at any moment loses no record of a finished test, and leaves no process and no lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.store import read_report
+
+from ..conftest import TEN_WATTS
+from ..nvml_sim import Board, World
+from ..nvml_sim.fixtures import Give
+from ..workers.survivors import check_nothing_is_left, marked
+
+pytestmark = pytest.mark.usefixtures("few_plugins", "no_xdist")
+
+#: The first test ends, then something runs that only Ctrl-C ends.
+SUITE = """
+import time
+from pathlib import Path
+
+def test_first(energy):
+    energy(time.sleep, 0.01)
+    Path("ending").touch()
+
+def test_second(energy):
+    energy(time.sleep, 0.01)
+
+def test_last():
+    time.sleep(600)
+"""
+
+#: Source of a hook that runs after the plugin's, in pytest's only process or in workers and controller.
+FINISHED = """
+from pathlib import Path
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.nodeid.endswith("test_first"):
+        Path("finished").touch()
+"""
+
+COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-report"]
+
+
+def wait_for(met: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not met():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextmanager
+def running(*options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start pytest in a process group of its own, and check that it leaves no process and no lease."""
+    with marked() as mark:
+        with subprocess.Popen(
+            [*COMMAND, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        ) as process:
+            yield process
+            process.communicate(timeout=120)
+        check_nothing_is_left(mark)
+
+
+def kept(directory: Path) -> Report | None:
+    """Return the report, else the one that the journal makes."""
+    files = [directory / "energy.json", *directory.glob("energy.*.journal.jsonl")]
+    return next((read_report(path) for path in files if path.exists()), None)
+
+
+def check_kept(directory: Path, *ids: str) -> Report:
+    report = kept(directory)
+    assert report is not None
+    assert not report.run.complete
+    assert {"test_it.py::" + name for name in ids} <= {record.id for record in report.records}
+    assert all(record.metrics["energy_j"].value for record in report.records if record.status == "measured")
+    return report
+
+
+def stop(process: subprocess.Popen[str], whole_group: bool) -> None:
+    """Send the signal of Ctrl-C to pytest, or to all processes in the foreground as a terminal does."""
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+
+
+@pytest.fixture
+def suite(quick: pytest.Pytester) -> pytest.Pytester:
+    quick.makeconftest(TEN_WATTS + FINISHED)
+    quick.makepyfile(test_it=SUITE)
+    return quick
+
+
+def sweep(
+    suite: pytest.Pytester, delay_s: float, options: tuple[str, ...], group: bool, again_s: float
+) -> None:
+    for name in ("ending", "finished", "energy.json"):
+        (suite.path / name).unlink(missing_ok=True)
+    for journal in suite.path.glob("*.jsonl"):
+        journal.unlink()
+    with running(*options) as process:
+        wait_for((suite.path / "ending").exists, process)
+        time.sleep(delay_s)
+        stop(process, group)
+        if again_s >= 0:
+            time.sleep(again_s)
+            stop(process, group)
+    # pytest itself ends in a traceback if the second one comes before its summary.
+    assert process.returncode == 2 or again_s >= 0
+    if (suite.path / "finished").exists():
+        check_kept(suite.path, "test_first")
+    else:
+        assert delay_s < 1
+
+
+STEPS = [
+    pytest.param(delay, marks=() if delay in (0, 40) else pytest.mark.slow) for delay in range(0, 305, 5)
+]
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
+@pytest.mark.parametrize("delay_ms", STEPS)
+def test_ctrl_c_after_a_test_keeps_its_record(
+    suite: pytest.Pytester, delay_ms: int, options: tuple[str, ...]
+) -> None:
+    sweep(suite, delay_ms / 1000, options, group=delay_ms % 10 == 0, again_s=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
+@pytest.mark.parametrize("delay_ms", [0, 20, 80, 300])
+@pytest.mark.parametrize("again_ms", [0, 1, 2, 5, 10, 20, 30, 50, 100, 200, 500])
+def test_ctrl_c_twice_keeps_the_record(
+    suite: pytest.Pytester, delay_ms: int, again_ms: int, options: tuple[str, ...]
+) -> None:
+    sweep(suite, delay_ms / 1000, options, group=again_ms % 2 == 0, again_s=again_ms / 1000)
+
+
+SLOW_DRIVER = """
+import time
+from pathlib import Path
+
+def test_first(energy):
+    energy(time.sleep, 0.01)
+    Path("ending").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+
+def test_last():
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["once", "twice"])
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
+def test_ctrl_c_while_a_slow_driver_is_queried(
+    suite: pytest.Pytester, tmp_path: Path, nvml_children: Give, options: tuple[str, ...], again: bool
+) -> None:
+    """The environment is queried after the first record, and again for the report."""
+    world = nvml_children(World(tmp_path / "world", [Board(power_w=100.0, latch_ns=20_000_000)]))
+    suite.makepyfile(test_it=SLOW_DRIVER)
+    with running("--energy-meter=ten-watts", "-o", "energy_busy_timeout=1", *options) as process:
+        wait_for((suite.path / "ending").exists, process)
+        before = world.calls(0)
+        world.update(0, call_delay_ns=1_000_000_000)
+        (suite.path / "go").touch()
+        wait_for(lambda: world.calls(0) > before, process)
+        assert list(suite.path.glob("energy.*.journal.jsonl"))
+        stop(process, whole_group=False)
+        if again:
+            during = world.calls(0)
+            wait_for(lambda: world.calls(0) > during + 1, process)
+            stop(process, whole_group=False)
+        else:
+            world.update(0, call_delay_ns=0)
+    assert process.returncode == 2
+    report = check_kept(suite.path, "test_first")
+    assert (report.environment is None) == again
+    assert not list(suite.path.glob("*.jsonl"))
+
+
+#: Sources of conftest and tests that stop in some moment after the first test, or before it.
+WAIT = 'Path("there").touch(); time.sleep(600)'
+FIRST = "import time\nfrom pathlib import Path\ndef test_first(energy): energy(time.sleep, 0.01)\n"
+COLLECTING = f"def pytest_collection_modifyitems(): {WAIT}\n"
+HOOK = f"def pytest_llenergy_report(): {WAIT}\n"
+SUMMARY = f"def pytest_terminal_summary(): {WAIT}\n"
+FINISHING = f"@pytest.hookimpl(tryfirst=True)\ndef pytest_sessionfinish(): {WAIT}\n"
+STARTS_RANKS = "def work(): pass\ndef test_last(workers): workers.run(work)\n"
+#: Python imports this module when it starts.
+RANK_WAITS = f"""
+import sys, time
+from pathlib import Path
+if any(each.endswith("workers/rank.py") for each in sys.orig_argv): {WAIT}
+"""
+LOADS = "def test_last(backend): backend.generate(['a'])\n"
+SLOW_BACKEND = """
+import time
+from pathlib import Path
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+class Slow:
+    def load(self, model, options, context): WAIT
+SPEC = BackendSpec("slow", "slow_backend:Slow", (), "pip install slow", Capabilities())
+"""
+USES_BACKEND = (
+    "def pytest_llenergy_backends(config):\n    import slow_backend\n    return [slow_backend.SPEC]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("conftest", "tests", "complete"),
+    [
+        pytest.param(COLLECTING, "", None, id="collection"),
+        pytest.param("", STARTS_RANKS, False, id="start of ranks", marks=pytest.mark.slow),
+        pytest.param(USES_BACKEND, LOADS, False, id="loading a model", marks=pytest.mark.slow),
+        pytest.param(HOOK, "", True, id="hook before the report"),
+        pytest.param(FINISHING, "", True, id="end of the session", marks=pytest.mark.slow),
+        pytest.param(SUMMARY, "", True, id="summary", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_in_another_moment(
+    quick: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    conftest: str,
+    tests: str,
+    complete: bool | None,
+) -> None:
+    quick.makeconftest(TEN_WATTS + "from pathlib import Path\n" + conftest)
+    quick.makepyfile(
+        test_it=FIRST + tests,
+        slow_backend=SLOW_BACKEND.replace("WAIT", WAIT),
+        sitecustomize=RANK_WAITS if tests == STARTS_RANKS else "",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(quick.path), prepend=":")
+    with running("--energy-backend=slow") if tests == LOADS else running() as process:
+        wait_for((quick.path / "there").exists, process)
+        stop(process, whole_group=True)
+    # In pytest's own last steps it ends Python.
+    assert process.returncode == (-2 if conftest in (SUMMARY, FINISHING) else 2)
+    report = kept(quick.path)
+    assert (report and report.run.complete) is complete
+    assert not list(quick.path.glob("*.jsonl"))
+
+
+def test_ctrl_c_while_waiting_for_a_lease(quick: pytest.Pytester) -> None:
+    quick.makeconftest(
+        TEN_WATTS
+        + "from pathlib import Path\n@pytest.hookimpl(tryfirst=True)\ndef pytest_runtest_setup(item):\n"
+        "    if item.name == 'test_waits':\n        Path('there').touch()\n"
+        "        while not Path('go').exists(): time.sleep(0.01)\n"
+    )
+    quick.makepyfile(test_it=FIRST + "def test_waits(energy): pass\n")
+    with running("-rA") as process:
+        wait_for((quick.path / "there").exists, process)
+        lock = acquire(LockRequest((DeviceLock(CPU),)), 0.0)
+        (quick.path / "go").touch()
+        time.sleep(0.5)
+        stop(process, whole_group=True)
+        process.wait()
+        lock.release()
+    assert process.returncode == 2
+    check_kept(quick.path, "test_first")
+
+
+def test_ctrl_c_while_the_page_is_drawn_keeps_the_report(quick: pytest.Pytester) -> None:
+    pytest.importorskip("matplotlib")
+    quick.makepyfile(test_it=FIRST)
+    with running("--energy-html") as process:
+        wait_for((quick.path / "energy.json").exists, process)
+        stop(process, whole_group=True)
+    assert process.returncode == 2
+    report = kept(quick.path)
+    assert report is not None
+    assert len(report.records) == 1
+    assert not list(quick.path.glob(".energy*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_other_signals_leave_the_journal(suite: pytest.Pytester, number: signal.Signals) -> None:
+    with running() as process:
+        wait_for((suite.path / "finished").exists, process)
+        process.send_signal(number)
+    assert process.returncode == -number
+    check_kept(suite.path, "test_first")
+
+
+def test_keyboard_interrupt_in_a_rank_ends_the_run_like_ctrl_c(quick: pytest.Pytester) -> None:
+    """For pytest-xdist its worker has crashed, but test and record say what happened."""
+    quick.makepyfile(
+        test_it=FIRST + "def work(): raise KeyboardInterrupt\n"
+        "def test_stops(workers, energy_meter): workers.run(work)\n"
+    )
+    result = quick.runpytest_subprocess("--energy-report", "-n1")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    message = "KeyboardInterrupt in worker gw0 ended the run in this test"
+    assert message in result.stdout.str()
+    assert "crashed while running" not in result.stdout.str()
+    report = check_kept(quick.path, "test_first", "test_stops")
+    assert [each.reason for each in report.records] == [None, message]
