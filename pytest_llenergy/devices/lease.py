@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,9 @@ from pytest_llenergy.model.environment import Board
 
 #: The CPU, as a device.
 CPU = "cpu"
+
+#: Limits for tickets that others write, well above any host: 16 boards of 7 MIG instances are 112 devices.
+MAX_DEVICES, MAX_DEVICE_NAME = 256, 128
 
 
 class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +29,7 @@ class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
         shared: Whether others may hold a shared lock on it at the same time.
     """
 
-    device: str
+    device: Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
     shared: bool = False
 
     def conflicts(self, other: DeviceLock) -> bool:
@@ -41,20 +45,27 @@ def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> b
     return any(lock.conflicts(other) for lock in second for other in by_device.get(lock.device, ()))
 
 
+#: Locks of a lease: each device, and each board of its MIG instances.
+Locks = Annotated[tuple[DeviceLock, ...], msgspec.Meta(max_length=2 * MAX_DEVICES)]
+
+#: Locks of one choice: a device, and the board of a MIG instance.
+Choice = Annotated[tuple[DeviceLock, ...], msgspec.Meta(min_length=1, max_length=2)]
+
+
 class LockRequest(msgspec.Struct, frozen=True):
     """A request for all locks of ``always``, and for ``n`` of the ``choices``.
 
     A choice is one device with all locks that it needs; the lock of the device itself comes first.
     """
 
-    always: tuple[DeviceLock, ...] = ()
+    always: Locks = ()
     n: int = 0
-    choices: tuple[tuple[DeviceLock, ...], ...] = ()
+    choices: Annotated[tuple[Choice, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an invalid request, as a ticket of another process may contain."""
-        if self.n < 0 or not all(self.choices):
-            raise ValueError("a request needs n >= 0 and choices that are not empty")
+        if not 0 <= self.n <= len(self.choices):
+            raise ValueError("a request needs at least n choices, and n >= 0")
 
     @property
     def devices(self) -> tuple[str, ...]:
