@@ -53,19 +53,23 @@ Choice = Annotated[tuple[DeviceLock, ...], msgspec.Meta(min_length=1, max_length
 
 
 class LockRequest(msgspec.Struct, frozen=True):
-    """A request for all locks of ``always``, and for ``n`` of the ``choices``.
+    """A request for all locks of ``always``, and for ``n`` of the ``choices``, which must be of one kind.
 
-    A choice is one device with all locks that it needs; the lock of the device itself comes first.
+    A choice is one device with all locks that it needs; the lock of the device itself comes first. ``kinds``
+    has a number for each choice; without it all are of one kind.
     """
 
     always: Locks = ()
     n: int = 0
     choices: Annotated[tuple[Choice, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
+    kinds: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an invalid request, as a ticket of another process may contain."""
         if not 0 <= self.n <= len(self.choices):
             raise ValueError("a request needs at least n choices, and n >= 0")
+        if len(self.kinds) not in (0, len(self.choices)):
+            raise ValueError("a request needs a kind for each choice, or none")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -83,12 +87,24 @@ class LockRequest(msgspec.Struct, frozen=True):
         """Return whether the request may take a lock that conflicts with one of these."""
         return any_conflict(self.all_locks, locks)
 
+    @property
+    def groups(self) -> list[list[int]]:
+        """The indices of the choices of each kind, the preferred kind first."""
+        kinds = self.kinds or (0,) * len(self.choices)
+        groups = [
+            [index for index, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
+        ]
+        return groups or [[]]
+
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
         """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""
         if not is_possible(self.always):
             return None
-        possible = [index for index, choice in enumerate(self.choices) if is_possible(choice)]
-        return tuple(possible[: self.n]) if len(possible) >= self.n else None
+        for group in self.groups:
+            possible = [index for index in group if is_possible(self.choices[index])]
+            if len(possible) >= self.n:
+                return tuple(possible[: self.n])
+        return None
 
     def locks(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
         """Return all locks of these choices, each once, sorted the same way for every request."""
@@ -107,7 +123,8 @@ class Lease:
 
     Before the locks are taken, a lease is a plan: ``devices`` are the preferred devices, and ``choices`` has
     a lease for each suitable device, the preferred first. Without choices the test needs exactly ``devices``.
-    The devices taken keep the ``order`` of the environment.
+    With ``kinds``, a number for each choice, it needs devices of one kind. The devices taken keep the
+    ``order`` of the environment.
     """
 
     devices: tuple[str, ...]
@@ -116,6 +133,7 @@ class Lease:
     fallback: str | None = None
     divided: tuple[str, ...] = ()
     choices: tuple[Lease, ...] = ()
+    kinds: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -155,7 +173,7 @@ class Lease:
         if not self.choices:
             return LockRequest(always=(*self.locks, *also))
         choices = tuple(choice.locks for choice in self.choices)
-        return LockRequest(always=tuple(also), n=len(self.devices), choices=choices)
+        return LockRequest(tuple(also), len(self.devices), choices, self.kinds)
 
     def select(self, chosen: Iterable[int]) -> Lease:
         """Return the lease of the choices with these indices; the lease itself if it has no choices."""

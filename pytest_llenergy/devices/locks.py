@@ -361,11 +361,14 @@ def _try_lock_all(
         return True
 
     if lock_together(request.always):
-        indices = range(len(request.choices))
-        taken = (index for index in indices if lock_together(request.choices[index]))
-        chosen = tuple(islice(taken, request.n))
-        if len(chosen) == request.n:
-            return chosen, ()
+        for group in request.groups:
+            taken = (index for index in group if lock_together(request.choices[index]))
+            chosen = tuple(islice(taken, request.n))
+            if len(chosen) == request.n:
+                return chosen, ()
+            for lock in [*locks]:
+                if lock not in request.always:
+                    unlock(lock, locks.pop(lock))
     _unlock_all(locks)
     if request.select(faults.keys().isdisjoint) is None:
         # Waiting cannot help: without these devices there are too few.

@@ -107,7 +107,8 @@ class LeaseKeeper:
         if kept is None:
             return None
         rest = [lock for lock in request.always if lock not in kept.locks]
-        chosen = LockRequest((), request.n, request.choices).select(set(kept.locks).issuperset)
+        devices = LockRequest((), request.n, request.choices, request.kinds)
+        chosen = devices.select(set(kept.locks).issuperset)
         # A process that already queues for the devices comes before this test.
         if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
             self._release_kept()

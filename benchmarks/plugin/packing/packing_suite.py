@@ -30,14 +30,19 @@ class Span:
     boards: tuple[str, ...]
 
 
-def draw_suite(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
+def draw_suite(rng: Random, tests: int, least_s: float, most_s: float, widest: int) -> list[Job]:
     """Draw a suite. Wide tests are as frequent as narrow ones, which is the hardest case to pack."""
-    return [Job(rng.choice(WIDTHS), rng.uniform(least_s, most_s)) for _ in range(tests)]
+    widths = [width for width in WIDTHS if width <= widest]
+    return [Job(rng.choice(widths), rng.uniform(least_s, most_s)) for _ in range(tests)]
 
 
-def lower_bound_s(jobs: list[Job]) -> float:
-    """Return a lower bound of the makespan: total work over all boards, and the longest test."""
-    return max(sum(job.n * job.seconds for job in jobs) / BOARDS, max(job.seconds for job in jobs))
+def lower_bound_s(jobs: list[Job], workers: int) -> float:
+    """Return a lower bound of the makespan: work over boards, tests over workers, and the longest test."""
+    return max(
+        sum(job.n * job.seconds for job in jobs) / BOARDS,
+        sum(job.seconds for job in jobs) / workers,
+        max(job.seconds for job in jobs),
+    )
 
 
 TEST_FILE = """
