@@ -27,10 +27,10 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -164,7 +164,7 @@ class Ticket:
     """The ticket of this process. Every method raises ``OSError`` if the file cannot be written."""
 
     def __init__(self, directory: LockDirectory, request: LockRequest, test: str) -> None:
-        self.order: str = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
+        self.order: str = _next_order()
         self._directory = directory
         self._state: TicketState = "new"
         self._content = TicketContent(os.getpid(), pid_namespace(), _printable(test), time.time(), request)
@@ -191,8 +191,8 @@ class Ticket:
         try:
             parent = self._directory.descriptor
             os.rename(old, self.name, src_dir_fd=parent, dst_dir_fd=parent)
-        except FileNotFoundError:
-            # The file was removed from the directory, so other processes no longer see it.
+        except OSError:
+            # The file was removed, or another user has taken its new name.
             os.close(self.descriptor)
             self.descriptor = self._create()
 
@@ -230,12 +230,12 @@ class Ticket:
         os.close(self.descriptor)
 
     def _create(self) -> int:
-        descriptor = os.open(
-            self.name,
-            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            FILE_MODE,
-            dir_fd=self._directory.descriptor,
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.name, flags, FILE_MODE, dir_fd=self._directory.descriptor)
+        except FileExistsError:
+            self.order = _next_order()
+            return self._create()
         try:
             os.fchmod(descriptor, FILE_MODE)
             # If somebody else has already locked it, others take the ticket for alive all the same.
@@ -252,6 +252,10 @@ class Ticket:
         data = msgspec.json.encode(self._content)
         os.pwrite(descriptor, data, 0)
         os.ftruncate(descriptor, len(data))
+
+
+def _next_order() -> str:
+    return f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
 
 
 def list_entries(
@@ -314,6 +318,7 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
         os.close(descriptor)
 
 
+@lru_cache(maxsize=1)
 def pid_namespace() -> str:
     """Return the namespace in which our process id is valid; empty if the system does not report it."""
     try:
@@ -418,18 +423,27 @@ class QueuePlace:
         return len(self.passed_by) >= MAX_PASSES or time.monotonic() - self.started_s > PATIENCE_S
 
 
-def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait_s: float = 0.0) -> bool:
+def is_awaited(
+    directory: LockDirectory,
+    locks: tuple[DeviceLock, ...],
+    passable: Mapping[RequestKey, float],
+    min_wait_s: float = 0.0,
+) -> bool:
     """Return whether a request has waited at least ``min_wait_s`` and needs one of these locks.
 
     Args:
         directory: The lock directory.
         locks: The locks that this process holds.
+        passable: Requests that do not count, and until when (monotonic seconds), see ``QueuePlace``.
         min_wait_s: Shortest wait that counts (seconds).
     """
     waiting = [
         entry
         for entry in list_entries(directory, ("waiting", "firm"))
-        if entry.age_s >= min_wait_s and not entry.is_suspended and entry.wants(locks)
+        if entry.age_s >= min_wait_s
+        and not entry.is_suspended
+        and passable.get(entry.key, 0.0) < time.monotonic()
+        and entry.wants(locks)
     ]
     if not waiting:
         return False

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire, ignore_message
+from pytest_llenergy.devices.locks import THIS_PROCESS, Holding, acquire, ignore_message
 from pytest_llenergy.devices.queue import is_awaited
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import timeouts
@@ -172,5 +172,5 @@ def _wants_gpus(request: LockRequest) -> bool:
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
     # On an error others merely wait longer. If the directory is gone, the next test reports it.
     with suppress(OSError):
-        return is_awaited(held.directory, held.locks, least_s)
+        return is_awaited(held.directory, held.locks, THIS_PROCESS.passable, least_s)
     return False

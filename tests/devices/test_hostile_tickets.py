@@ -339,6 +339,26 @@ def test_a_lock_on_a_new_ticket_holds_nobody_up(
     assert kept
 
 
+def test_a_name_that_another_user_takes_first_stops_nobody(
+    locks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ticket is renamed when its state changes. The kernel replaces no directory, nor files of others."""
+    real = os.fchmod
+
+    def fchmod(descriptor: int, mode: int) -> None:
+        real(descriptor, mode)
+        for path in locks.glob("llenergy-new-*"):
+            for state in ("waiting", "holding"):
+                path.with_name(path.name.replace("new", state)).mkdir(exist_ok=True)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    held = acquire(LockRequest((DeviceLock("a"),)), 0.0)
+    (line,) = describe(locks)
+    assert line.startswith(f"a held by process {os.getpid()} of ")
+    held.release()
+    assert describe(locks) == []
+
+
 @pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("content", ["good", "300 choices"])
 @pytest.mark.parametrize("locked", [True, False], ids=["locked", "dead"])

@@ -18,7 +18,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from packing_suite import BOARDS, draw_suite, lower_bound_s, makespan_s, read_spans, write_suite
+from packing_suite import (
+    BOARDS,
+    draw_suite,
+    ideal_queue_s,
+    lower_bound_s,
+    makespan_s,
+    read_spans,
+    write_suite,
+)
 
 from tests.nvml_sim import Board, World, build_library
 
@@ -80,7 +88,8 @@ def main(argv: Sequence[str]) -> int:
         for index in range(args.suites):
             jobs = draw_suite(rng, args.tests, *args.seconds, args.widest)
             bound_s = lower_bound_s(jobs, args.workers)
-            row: dict[str, Any] = {"bound_s": bound_s, "load_average": os.getloadavg()[0]}
+            ideal_s = ideal_queue_s(jobs, args.workers, args.models)
+            row: dict[str, Any] = {"bound_s": bound_s, "ideal_s": ideal_s, "load_average": os.getloadavg()[0]}
             # Alternate, since the load of the machine changes slowly.
             for name in names if index % 2 == 0 else names[::-1]:
                 directory = scratch / f"{index}-{name.replace(' ', '-')}"
@@ -95,6 +104,8 @@ def main(argv: Sequence[str]) -> int:
     ratios = {name: median(row[name]["ratio"] for row in rows) for name in names}
     print("\nmakespan over the lower bound, median: ", end="")
     print(", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), f"(limit: {MAX_RATIO})")
+    over_ideal = median(row[OURS]["makespan_s"] / row["ideal_s"] for row in rows)
+    print(f"makespan over the same queue without costs, median: {OURS} {over_ideal:.2f}")
     settings = {name: value for name, value in vars(args).items() if name != "json"}
     host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
     content = {"host": host, "settings": settings, "ratios": ratios, "suites": rows}
@@ -105,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
 def _cells(row: dict[str, Any]) -> str:
     found = [name for name in (OURS, ONE_LOCK) if name in row]
     cells = [f"{name} {row[name]['makespan_s']:.2f} s ({row[name]['ratio']:.2f})" for name in found]
-    return f"bound {row['bound_s']:.2f} s, {', '.join(cells)}"
+    return f"bound {row['bound_s']:.2f} s, without costs {row['ideal_s']:.2f} s, {', '.join(cells)}"
 
 
 if __name__ == "__main__":
