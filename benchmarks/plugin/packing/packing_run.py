@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
             "LLENERGY_LOCK_DIR": str(scratch / "locks"),
         }
         for index in range(args.suites):
-            jobs = draw_suite(rng, args.tests, *args.seconds, args.widest)
+            jobs = draw_suite(rng, args.tests, args.widest, *args.seconds)
             bound_s = lower_bound_s(jobs, args.workers)
             ideal_s = ideal_queue_s(jobs, args.workers, args.models)
             row: dict[str, Any] = {"bound_s": bound_s, "ideal_s": ideal_s, "load_average": os.getloadavg()[0]}

@@ -34,7 +34,7 @@ class Span:
     boards: tuple[str, ...]
 
 
-def draw_suite(rng: Random, tests: int, least_s: float, most_s: float, widest: int) -> list[Job]:
+def draw_suite(rng: Random, tests: int, widest: int, least_s: float, most_s: float) -> list[Job]:
     """Draw a suite. Wide tests are as frequent as narrow ones, which is the hardest case to pack."""
     widths = [width for width in WIDTHS if width <= widest]
     return [Job(rng.choice(widths), rng.uniform(least_s, most_s)) for _ in range(tests)]
