@@ -38,7 +38,9 @@ from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.check_ahead import CounterCheck
 from pytest_llenergy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
 from pytest_llenergy.model.entry_points import LoadedEntryPoints, load_entry_points
+from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
+from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import plan_of
@@ -49,6 +51,7 @@ from pytest_llenergy.workers import proctree
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.xdist import record_id, worker_input_of
 
 #: Type of the specs that a hook returns.
 Spec = TypeVar("Spec", BackendSpec, MeterSpec)
@@ -71,6 +74,8 @@ class RunState:
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
         self._diagnoses: dict[tuple[str, bool], str] = {}
+        #: Boards of the tests that have run, by node id: a rerun gets the same model.
+        self._boards: dict[str, tuple[Board, ...]] = {}
         self._counter_check: CounterCheck | None = None
         if is_worker(config) and parent is None:
             # Otherwise this process would notice only after five seconds that the controller was killed.
@@ -162,6 +167,36 @@ class RunState:
     def warm(self) -> frozenset[str]:
         """Devices on which ranks wait for the next test."""
         return self.pool.devices if "pool" in self.__dict__ else frozenset()
+
+    def note_boards(self, item: pytest.Item, lease: Lease) -> None:
+        """Note on which boards a test runs, for its reruns."""
+        self._boards[item.nodeid] = lease.boards
+
+    def boards_before(self, item: pytest.Item) -> Sequence[Board]:
+        """Return the boards whose model a test must get: of its last attempt, or else of its baseline."""
+        if item.nodeid in self._boards:
+            return self._boards[item.nodeid]
+        if self.settings.compare is None:
+            return ()
+        from pytest_llenergy.gating import gating_of
+
+        stored = gating_of(self._config).stored
+        record = stored.records.get(self._record_id(item)) if stored is not None else None
+        return record.boards if record is not None else ()
+
+    def allowed_gpus(self, item: pytest.Item, wanted: GpuRequest | None) -> str | None:
+        """Return the GPUs that a test may use, as ``--energy-gpus`` names them.
+
+        In a session of ``llenergy ab`` these are the ones of earlier sessions, since others do not count.
+        """
+        known: Mapping[str, Sequence[str]] = self._config.getoption("llenergy_ab_devices", None) or {}
+        devices = [device for device in known.get(self._record_id(item), ()) if device != CPU]
+        return ",".join(devices) if wanted is not None and len(devices) == wanted.n else self.settings.gpus
+
+    def _record_id(self, item: pytest.Item) -> str:
+        worker = worker_input_of(self._config)
+        name: str = escape_surrogates(record_id(item.nodeid, label=worker.label, grouped=worker.grouped))
+        return name
 
     @property
     def measures_host(self) -> bool:
@@ -297,7 +332,9 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         # Code in this process may run on any device that this process sees.
         every = request is None and draft.in_process
         wanted = request_visible(settings.gpus, state.environment) if every else request
-        possible = select_devices(wanted, settings.gpus, state.environment, warm=state.warm)
+        before = state.boards_before(item) if wanted is not None else ()
+        allowed = state.allowed_gpus(item, wanted)
+        possible = select_devices(wanted, allowed, state.environment, state.warm, before)
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
         pytest.skip(str(error))
@@ -316,6 +353,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         draft.lease_wait_s = time.monotonic() - start_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
+        state.note_boards(item, lease)
         with state.progress.track_wait(item.nodeid) as show:
             _wait_until_free(lease, state, draft, show)
         with restrict_this_process(lease) if draft.in_process and request is not None else nullcontext():

@@ -272,6 +272,7 @@ class Campaign:
             words,
             files,
             done,
+            self._devices_before(turn.side),
             self._callbacks.show,
             lambda printed: SessionWatch(printed, self._callbacks.say, session, first_s),
         )
@@ -306,6 +307,16 @@ class Campaign:
             states.setdefault(each.id, set()).add(each.verdict)
         undecidable |= {name for name, found in states.items() if found == {"not comparable"}}
         self._done.update({name: self._stage for name in undecidable if name not in self._done})
+
+    def _devices_before(self, side: SideName) -> dict[str, list[str]]:
+        """Return the devices of each test of a side in earlier sessions, those of the baseline first."""
+        names, known = self._names, dict[str, list[str]]()
+        for each in ("head", "base"):
+            for name, parts in self._gathered[each].parts.items():
+                known[getattr(names, each)[name]] = _first_usable(parts).record.devices
+        return known | {
+            name: known[common] for name, common in getattr(names, side).items() if common in known
+        }
 
     def _choose_anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
         """Choose the session of each test whose devices and meters all others must match.

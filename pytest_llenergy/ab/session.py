@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +58,11 @@ class SessionFiles:
         return self.directory / f"{self.stem}.done"
 
     @property
+    def devices(self) -> Path:
+        """The devices of each test in earlier sessions."""
+        return self.directory / f"{self.stem}.devices"
+
+    @property
     def modules(self) -> Path:
         """A directory with lists of the imported modules."""
         return self.directory / f"{self.stem}.modules"
@@ -97,6 +102,7 @@ def run_session(
     words: Sequence[str],
     files: SessionFiles,
     done: Sequence[str],
+    devices: Mapping[str, Sequence[str]],
     show: Callable[[str], None] | None,
     watch: Callable[[TextIO], SessionWatch],
 ) -> int:
@@ -110,6 +116,7 @@ def run_session(
         words: The command line.
         files: The files of the session.
         done: Node ids of tests to skip.
+        devices: Devices of each test in earlier sessions, which it uses again.
         show: Receives the output while the session runs.
         watch: Makes what reports on a session by its log, unless ``show`` does.
 
@@ -120,11 +127,13 @@ def run_session(
     plugins.mkdir(exist_ok=True)
     shutil.copyfile(session_plugin.__file__, plugins / f"{PLUGIN}.py")
     files.done.write_bytes(msgspec.json.encode(list(done)))
+    files.devices.write_bytes(msgspec.json.encode(devices))
     path = [str(plugins), *filter(None, [side.environment.get("PYTHONPATH")])]
     environment = {
         **side.environment,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
+        "LLENERGY_AB_DEVICES": str(files.devices),
         "LLENERGY_AB_DONE": str(files.done),
         "LLENERGY_AB_MODULES": str(files.modules),
         "LLENERGY_AB_ROOT": str(side.root),

@@ -67,6 +67,7 @@ def pytest_cmdline_main(config: Any) -> int | None:
     """Clear options before other plugins read them, and refuse those that sessions cannot have."""
     # pytest-xdist sends options to its workers. A mark or call then does not override --energy-rounds.
     config.option.llenergy_ab = True
+    config.option.llenergy_ab_devices = _read_json("LLENERGY_AB_DEVICES")
     for name in CLEARED_OPTIONS:
         if getattr(config.option, name, None) is not None:
             setattr(config.option, name, None)
@@ -91,7 +92,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
     ``--deselect`` would match prefixes, and a command line is limited in length.
     """
-    done = set(json.loads(Path(os.environ["LLENERGY_AB_DONE"]).read_text(encoding="utf-8")))
+    done = set(_read_json("LLENERGY_AB_DONE"))
     kept = [item for item in items if _encodable(item.nodeid) not in done]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -155,6 +156,10 @@ def _importable_names(directory: Path) -> list[str]:
 
 def _encodable(nodeid: str) -> str:
     return nodeid.encode("utf-8", "replace").decode()
+
+
+def _read_json(variable: str) -> Any:
+    return json.loads(Path(os.environ[variable]).read_text(encoding="utf-8"))
 
 
 def _write_json(place: Path, content: object) -> None:

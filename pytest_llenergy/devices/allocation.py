@@ -31,6 +31,10 @@ IDLE_BYTES = 256 * 2**20
 EQUAL_BYTES = 16 * 2**20
 
 
+#: Name, memory (GiB) and power limit (W).
+Kind = tuple[str, float | None, float | None]
+
+
 class ShortageError(DeviceError):
     """Fewer GPUs fit than the test requests, or the environment hides them all.
 
@@ -43,6 +47,7 @@ def select_devices(
     selection: str | None = None,
     environment: Mapping[str, str] = os.environ,
     warm: Collection[str] = (),
+    before: Sequence[Board] = (),
 ) -> Lease:
     """Select the devices that a test prefers, and list all suitable ones in ``choices``, preferred first.
 
@@ -53,6 +58,8 @@ def select_devices(
         selection: Value of ``--energy-gpus``; without it the environment decides.
         environment: The environment.
         warm: UUIDs of devices on which ranks of this run wait for work.
+        before: The boards with which the result will be compared. If this host has enough boards of their
+            kind, the test gets no others.
 
     Raises:
         ShortageError: Fewer GPUs fit than requested and the mark has no fallback, or the environment cannot
@@ -66,9 +73,13 @@ def select_devices(
     fitting = [uuid for uuid in leasable.uuids if _fits(request, inventory.device(uuid), inventory)]
     if len(fitting) >= request.n:
         preferred = _sort_by_preference(fitting, inventory, warm)
-        choices = tuple(_prefer_one_model([_lease_one(uuid, inventory) for uuid in preferred], request.n))
-        plan = Lease((), choices=choices, order=tuple(fitting))
-        return replace(plan.select(range(request.n)), choices=choices, order=plan.order)
+        groups = _group_by_kind(
+            [_lease_one(uuid, inventory) for uuid in preferred], request.n, before, inventory
+        )
+        choices = tuple(choice for group in groups for choice in group)
+        kinds = tuple(kind for kind, group in enumerate(groups) for _ in group) if len(groups) > 1 else ()
+        plan = Lease((), choices=choices, kinds=kinds, order=tuple(fitting))
+        return replace(plan.select(range(request.n)), choices=choices, kinds=kinds, order=plan.order)
     hidden = _explain_all_hidden(inventory, selection, environment)
     on_purpose = hidden is not None and not _read_visible(environment, inventory).reason
     is_missed = request.mig is not None or len(fitting) + len(inventory.lost) >= request.n
@@ -149,17 +160,37 @@ def _sort_by_preference(
     return tuple(sorted(uuids, key=rank))
 
 
-def _prefer_one_model(leases: Sequence[Lease], n: int) -> Sequence[Lease]:
-    """Return the devices of one model if it has enough, or else all devices.
+def _group_by_kind(
+    leases: Sequence[Lease], n: int, before: Sequence[Board], inventory: Inventory
+) -> list[list[Lease]]:
+    """Group devices of which a test may take ``n``: each kind that has enough, or else all in one group.
 
-    A test on several models would be as slow as the slowest, and its energy could not be compared with that
+    A test on several kinds would be as slow as the slowest, and its energy could not be compared with that
     of a test on other boards.
     """
-    for model in dict.fromkeys(lease.names for lease in leases):
-        same = [lease for lease in leases if lease.names == model]
-        if len(same) >= n:
-            return same
-    return leases
+    kinds: dict[Kind, list[Lease]] = {}
+    for lease in leases:
+        kinds.setdefault(_kind(lease.boards[0], inventory), []).append(lease)
+    enough = {kind: group for kind, group in kinds.items() if len(group) >= n}
+    wanted = {_kind(board, inventory) for board in before}
+    if len(wanted) == 1 and wanted <= enough.keys():
+        return [enough[kind] for kind in wanted]
+    if not enough:
+        return [list(leases)]
+    if n == 1:
+        return [[lease for lease in leases if _kind(lease.boards[0], inventory) in enough]]
+    return list(enough.values())
+
+
+def _kind(device: Board, inventory: Inventory) -> Kind:
+    """Return what comparable devices have in common, see ``compare.comparability``."""
+    limit_w = device.power_limit_w
+    if limit_w is None:
+        # Of the board of a MIG instance.
+        same = (board.power_limit_w for board in inventory.boards if board.pci_bus_id == device.pci_bus_id)
+        limit_w = next(same, None)
+    memory_gib = None if device.memory_bytes is None else round(device.memory_bytes / 2**30, 1)
+    return device.name, memory_gib, limit_w
 
 
 def _lease_one(uuid: str, inventory: Inventory) -> Lease:

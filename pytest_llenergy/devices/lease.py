@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,9 @@ from pytest_llenergy.model.environment import Board
 
 #: The CPU, as a device.
 CPU = "cpu"
+
+#: Limits for tickets that others write, well above any host: 16 boards of 7 MIG instances are 112 devices.
+MAX_DEVICES, MAX_DEVICE_NAME = 256, 128
 
 
 class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +29,7 @@ class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
         shared: Whether others may hold a shared lock on it at the same time.
     """
 
-    device: str
+    device: Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
     shared: bool = False
 
     def conflicts(self, other: DeviceLock) -> bool:
@@ -41,20 +45,31 @@ def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> b
     return any(lock.conflicts(other) for lock in second for other in by_device.get(lock.device, ()))
 
 
-class LockRequest(msgspec.Struct, frozen=True):
-    """A request for all locks of ``always``, and for ``n`` of the ``choices``.
+#: Locks of a lease: each device, and each board of its MIG instances.
+Locks = Annotated[tuple[DeviceLock, ...], msgspec.Meta(max_length=2 * MAX_DEVICES)]
 
-    A choice is one device with all locks that it needs; the lock of the device itself comes first.
+#: Locks of one choice: a device, and the board of a MIG instance.
+Choice = Annotated[tuple[DeviceLock, ...], msgspec.Meta(min_length=1, max_length=2)]
+
+
+class LockRequest(msgspec.Struct, frozen=True):
+    """A request for all locks of ``always``, and for ``n`` of the ``choices``, which must be of one kind.
+
+    A choice is one device with all locks that it needs; the lock of the device itself comes first. ``kinds``
+    has a number for each choice; without it all are of one kind.
     """
 
-    always: tuple[DeviceLock, ...] = ()
+    always: Locks = ()
     n: int = 0
-    choices: tuple[tuple[DeviceLock, ...], ...] = ()
+    choices: Annotated[tuple[Choice, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
+    kinds: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an invalid request, as a ticket of another process may contain."""
-        if self.n < 0 or not all(self.choices):
-            raise ValueError("a request needs n >= 0 and choices that are not empty")
+        if not 0 <= self.n <= len(self.choices):
+            raise ValueError("a request needs at least n choices, and n >= 0")
+        if len(self.kinds) not in (0, len(self.choices)):
+            raise ValueError("a request needs a kind for each choice, or none")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -72,12 +87,24 @@ class LockRequest(msgspec.Struct, frozen=True):
         """Return whether the request may take a lock that conflicts with one of these."""
         return any_conflict(self.all_locks, locks)
 
+    @property
+    def groups(self) -> list[list[int]]:
+        """The indices of the choices of each kind, the preferred kind first."""
+        kinds = self.kinds or (0,) * len(self.choices)
+        groups = [
+            [index for index, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
+        ]
+        return groups or [[]]
+
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
         """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""
         if not is_possible(self.always):
             return None
-        possible = [index for index, choice in enumerate(self.choices) if is_possible(choice)]
-        return tuple(possible[: self.n]) if len(possible) >= self.n else None
+        for group in self.groups:
+            possible = [index for index in group if is_possible(self.choices[index])]
+            if len(possible) >= self.n:
+                return tuple(possible[: self.n])
+        return None
 
     def locks(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
         """Return all locks of these choices, each once, sorted the same way for every request."""
@@ -96,7 +123,8 @@ class Lease:
 
     Before the locks are taken, a lease is a plan: ``devices`` are the preferred devices, and ``choices`` has
     a lease for each suitable device, the preferred first. Without choices the test needs exactly ``devices``.
-    The devices taken keep the ``order`` of the environment.
+    With ``kinds``, a number for each choice, it needs devices of one kind. The devices taken keep the
+    ``order`` of the environment.
     """
 
     devices: tuple[str, ...]
@@ -105,6 +133,7 @@ class Lease:
     fallback: str | None = None
     divided: tuple[str, ...] = ()
     choices: tuple[Lease, ...] = ()
+    kinds: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -144,7 +173,7 @@ class Lease:
         if not self.choices:
             return LockRequest(always=(*self.locks, *also))
         choices = tuple(choice.locks for choice in self.choices)
-        return LockRequest(always=tuple(also), n=len(self.devices), choices=choices)
+        return LockRequest(tuple(also), len(self.devices), choices, self.kinds)
 
     def select(self, chosen: Iterable[int]) -> Lease:
         """Return the lease of the choices with these indices; the lease itself if it has no choices."""

@@ -2,7 +2,9 @@
 """Lock devices with one file each; the kernel's ``flock`` decides which process holds the lock.
 
 Lock files are created once, never removed, and stay empty. They are opened for reading only, so that every
-user can lock a file that another user created.
+user can lock a file that another user created. Their content, mode and other names do not matter. Only a
+process that may remove what another user put in the place of a lock file does so: root, or the owner of the
+directory.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import stat
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, LOCK_DIR_VARIABLE, READ_FLAGS, LockDirectory
@@ -48,7 +49,7 @@ def try_lock(directory: LockDirectory, lock: DeviceLock) -> int | None:
         The descriptor that holds the lock, or None if another process holds it.
 
     Raises:
-        DeviceError: The file cannot be trusted.
+        DeviceError: No such file can be opened or created.
     """
     name = lock_name(lock.device)
     for _ in range(ATTEMPTS):
@@ -99,8 +100,20 @@ def is_current(directory: LockDirectory, name: str, descriptor: int) -> bool:
     return os.path.samestat(current, os.fstat(descriptor))
 
 
+def is_held(directory: LockDirectory, device: str) -> bool:
+    """Return whether any process holds a lock on a device, which is locked for an instant if none does."""
+    try:
+        descriptor = os.open(lock_name(device), OPEN_FLAGS, dir_fd=directory.descriptor)
+    except OSError:
+        return False
+    try:
+        return not lock_descriptor(descriptor, DeviceLock(device))
+    finally:
+        os.close(descriptor)
+
+
 def check_lock_file(directory: LockDirectory, device: str) -> None:
-    """Raise ``DeviceError`` if the lock file of a device exists and cannot be trusted."""
+    """Raise ``DeviceError`` if the lock file of a device exists and cannot be locked."""
     with suppress(FileNotFoundError):
         os.close(open_lock_file(directory, lock_name(device), create=False))
 
@@ -109,10 +122,10 @@ def open_lock_file(directory: LockDirectory, name: str, *, create: bool = True) 
     """Open a lock file; create it if it is missing.
 
     Raises:
-        DeviceError: The file cannot be trusted, or cannot be opened.
+        DeviceError: Something else is in its place, or it cannot be opened.
         FileNotFoundError: The file is missing and ``create`` is false.
     """
-    path = directory.path / name
+    fault: str | None = "it is replaced again and again"
     for attempt in range(ATTEMPTS):
         try:
             descriptor = _open_or_create(directory, name) if create else _open(directory, name)
@@ -125,41 +138,63 @@ def open_lock_file(directory: LockDirectory, name: str, *, create: bool = True) 
                 raise directory.gone_error() from None
             continue
         except PermissionError:
-            # Its creator has not set the mode yet.
+            # Perhaps its creator has not set the mode yet.
+            fault = "you have no permission to open it"
             time.sleep(LOCK_FILE_RETRY_S * attempt)
             continue
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _lock_file_error(path, "is a symbolic link") from None
-            raise _lock_file_error(path, f"cannot be opened ({error.strerror})") from None
-        fault = _find_fault(os.fstat(descriptor))
-        if fault is None:
+            fault = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            if _move_away(directory, name):
+                continue
+            raise _lock_file_error(directory, name, fault) from None
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        raise _lock_file_error(path, fault)
-    raise _lock_file_error(path, "cannot be opened (Permission denied)")
+        if not _move_away(directory, name):
+            raise _lock_file_error(directory, name, "it is not a regular file")
+    raise _lock_file_error(directory, name, fault)
 
 
-def _lock_file_error(path: Path, fault: str) -> DeviceError:
+def _lock_file_error(directory: LockDirectory, name: str, fault: str | None) -> DeviceError:
+    try:
+        owner = user_name(os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False).st_uid)
+    except OSError:
+        owner = "an unknown user"
     return DeviceError(
-        f"lock file {path} {fault}; remove it, or set {LOCK_DIR_VARIABLE} to another directory"
+        f"lock file {directory.path / name} of {owner}: {fault}; its owner or an administrator must remove "
+        f"it, or set {LOCK_DIR_VARIABLE} to another directory"
     )
 
 
-def _find_fault(state: os.stat_result) -> str | None:
-    if not stat.S_ISREG(state.st_mode):
-        return "is not a regular file"
-    if state.st_nlink > 1:
-        return f"has {state.st_nlink} names"
-    if state.st_mode & 0o022:
-        return f"is writable by others (mode {stat.S_IMODE(state.st_mode):04o})"
-    return None
+def user_name(uid: int) -> str:
+    """Return the name of a user, or its number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _move_away(directory: LockDirectory, name: str) -> bool:
+    """Rename something that is not a regular file, so that no process holds a lease by it.
+
+    Returns False if this process may not: in a sticky directory only its owner, root, and the owner of the
+    directory may.
+    """
+    parent = directory.descriptor
+    with suppress(OSError):
+        if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            os.rename(name, f"{name}.unusable.{os.urandom(4).hex()}", src_dir_fd=parent, dst_dir_fd=parent)
+            return True
+    return False
 
 
 def _open(directory: LockDirectory, name: str) -> int:
     descriptor = os.open(name, OPEN_FLAGS, dir_fd=directory.descriptor)
     state = os.fstat(descriptor)
-    if state.st_uid == os.geteuid() and _find_fault(state) is None and state.st_mode & FILE_MODE != FILE_MODE:
+    is_own = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and state.st_nlink == 1
+    if is_own and state.st_mode & FILE_MODE != FILE_MODE:
         # A process of this user created the file and died before it set the mode.
         os.fchmod(descriptor, FILE_MODE)
     return descriptor

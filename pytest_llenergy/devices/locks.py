@@ -19,6 +19,7 @@ from pytest_llenergy.devices.lockdir import LOCK_DIR_VARIABLE, LockDirectory, op
 from pytest_llenergy.devices.lockfiles import is_current, lock_name, try_lock, unlock
 from pytest_llenergy.devices.queue import (
     QueuePlace,
+    RequestKey,
     Ticket,
     nested_request_message,
     timeout_message,
@@ -39,6 +40,8 @@ class ProcessLeases:
 
     def __init__(self) -> None:
         self._held: list[Held] = []
+        #: Requests of others that this process passes, see ``QueuePlace``.
+        self.passable: dict[RequestKey, float] = {}
 
     def add(self, held: Held) -> None:
         """Note a new lease."""
@@ -263,8 +266,8 @@ def acquire(
             undo.callback(ticket.close)
             locks: dict[DeviceLock, int] = {}
             undo.callback(_unlock_all, locks)
-            place = QueuePlace(directory, ticket)
-            chosen, _ = _try_lock_all(directory, request, place.read_before_waiting().is_blocked, locks)
+            place = QueuePlace(directory, ticket, process.passable)
+            chosen, _ = _try_lock_all(directory, request, place.read().is_blocked, locks)
             if chosen is None:
                 chosen = _wait(place, request, wait_s, locks, on_wait)
             ticket.hold(tuple(locks))
@@ -334,6 +337,7 @@ def _try_lock_all(
         The indices of the choices that were taken, or None; and the locks that other processes hold.
     """
     refused: list[DeviceLock] = []
+    faults: dict[DeviceLock, DeviceError] = {}
 
     def lock_together(wanted: tuple[DeviceLock, ...]) -> bool:
         if is_blocked(wanted):
@@ -342,7 +346,11 @@ def _try_lock_all(
         for lock in wanted:
             if lock in locks:
                 continue
-            descriptor = try_lock(directory, lock)
+            try:
+                descriptor = try_lock(directory, lock)
+            except DeviceError as error:
+                faults[lock] = error
+                descriptor = None
             if descriptor is None:
                 refused.append(lock)
                 for each in fresh:
@@ -353,12 +361,18 @@ def _try_lock_all(
         return True
 
     if lock_together(request.always):
-        indices = range(len(request.choices))
-        taken = (index for index in indices if lock_together(request.choices[index]))
-        chosen = tuple(islice(taken, request.n))
-        if len(chosen) == request.n:
-            return chosen, ()
+        for group in request.groups:
+            taken = (index for index in group if lock_together(request.choices[index]))
+            chosen = tuple(islice(taken, request.n))
+            if len(chosen) == request.n:
+                return chosen, ()
+            for lock in [*locks]:
+                if lock not in request.always:
+                    unlock(lock, locks.pop(lock))
     _unlock_all(locks)
+    if request.select(faults.keys().isdisjoint) is None:
+        # Waiting cannot help: without these devices there are too few.
+        raise next(iter(faults.values()))
     return None, tuple(refused)
 
 

@@ -14,45 +14,63 @@ and the earlier one could be served now, or has been passed often enough. An ear
 devices in use may be passed by requests that need only free ones: otherwise boards would idle while a test
 that needs all of them waits for the last. After ``MAX_PASSES`` of these it becomes firm, so that no request
 starves.
+
+Other users write tickets too, and the directory may contain anything. Whatever is not a plausible ticket is
+ignored. A request keeps others waiting only while its maker exists, refreshes it, and takes what it can have.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import random
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 
-from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest, any_conflict
+from pytest_llenergy.devices.lease import CPU, MAX_DEVICES, DeviceLock, LockRequest, Locks, any_conflict
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
-from pytest_llenergy.devices.lockfiles import FILE_MODE
-from pytest_llenergy.devices.timeouts import PATIENCE_S, SUSPENDED_AFTER_S, TICKET_CREATION_LIMIT_S
+from pytest_llenergy.devices.lockfiles import FILE_MODE, is_held, user_name
+from pytest_llenergy.devices.timeouts import (
+    PATIENCE_S,
+    SUSPENDED_AFTER_S,
+    TICKET_CREATION_LIMIT_S,
+    UNUSED_AFTER_S,
+)
+from pytest_llenergy.model.base import MALFORMED
 
 TicketState = Literal["new", "waiting", "firm", "holding"]
 
 #: State, then the order: creation time on the monotonic clock (ns) and a random part.
-TICKET_NAME = re.compile(rf"{FILE_PREFIX}(new|waiting|firm|holding)-((\d{{20}})-[0-9a-f]{{16}})$")
+TICKET_NAME = re.compile(rf"{FILE_PREFIX}(new|waiting|firm|holding)-(([0-9]{{20}})-[0-9a-f]{{16}})")
 
-#: Larger than any ticket that this package writes; the rest of a longer file is not read.
-MAX_TICKET_BYTES = 1 << 18
+#: Larger than any ticket that this package writes. The rest of a longer file is not read.
+MAX_TICKET_BYTES = 1 << 15
+
+#: How many names are considered, and how many tickets of each user are read, the oldest first. A process has
+#: one ticket per lease. Reading the queue stays a matter of milliseconds, whatever others put there.
+MAX_TICKETS, MAX_TICKETS_PER_USER = 10_000, 128
 
 #: How many later requests may pass an earlier one that they conflict with: about one per board of a host.
 MAX_PASSES = 8
 
-#: One in this many leases also removes dead tickets, which may otherwise remain while nobody waits.
-CLEANUP_ONE_IN = 16
+#: Names of tests and devices are cut to this many characters.
+MAX_NAME = 200
 
-#: The name of a test in another user's ticket is cut to this many characters.
-MAX_TEST_NAME = 200
+#: How many holders and waiters, or devices of each, a message lists.
+MAX_LISTED = 16
+
+#: Owner and order of a ticket.
+RequestKey = tuple[int, str]
 
 UNIDENTIFIED = "a process without a ticket"
 
@@ -72,12 +90,12 @@ class TicketContent(msgspec.Struct, frozen=True):
         left: Whether ``holds`` is held only by processes that outlived the test.
     """
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     namespace: str
     test: str
     since_s: float
     request: LockRequest
-    holds: tuple[DeviceLock, ...] = ()
+    holds: Locks = ()
     left: bool = False
 
 
@@ -96,6 +114,11 @@ class QueueEntry:
     content: TicketContent
 
     @property
+    def key(self) -> RequestKey:
+        """Identifies the request. Another user may copy the order of a ticket."""
+        return self.uid, self.order
+
+    @property
     def holds(self) -> tuple[DeviceLock, ...]:
         """The locks that are held. The CPU is free once its holder ends, even if its processes still run."""
         if not self.is_left:
@@ -105,22 +128,35 @@ class QueueEntry:
     @property
     def is_left(self) -> bool:
         """Whether the locks are held only by processes that the maker left running, as far as visible."""
+        return self.content.left or self.is_orphaned
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the maker does not exist, as far as visible."""
         content = self.content
-        return content.left or (content.namespace == pid_namespace() and not _process_exists(content.pid))
+        return content.namespace == pid_namespace() and not _process_exists(content.pid)
 
     @property
     def age_s(self) -> float:
         """Seconds since the ticket was created."""
         return (time.monotonic_ns() - int(self.order.partition("-")[0])) / 1e9
 
-    @property
+    @cached_property
     def is_suspended(self) -> bool:
-        """Whether a waiting maker has not refreshed the ticket for too long."""
-        return time.time() - self.refreshed_s > SUSPENDED_AFTER_S
+        """Whether a waiting maker is gone or has not refreshed the ticket for too long."""
+        # A time in the future would keep a ticket fresh for ever.
+        return self.is_orphaned or abs(time.time() - self.refreshed_s) > SUSPENDED_AFTER_S
 
-    def is_servable(self, holding: Sequence[QueueEntry]) -> bool:
-        """Return whether everything that the entry waits for is free, according to the tickets of holders."""
-        busy = _locks_held(holding)
+    @cached_property
+    def _wanted(self) -> set[DeviceLock]:
+        return self.content.request.all_locks
+
+    def wants(self, locks: Iterable[DeviceLock]) -> bool:
+        """Return whether the request may take a lock that conflicts with one of these."""
+        return any_conflict(locks, self._wanted)
+
+    def is_servable(self, busy: Sequence[DeviceLock]) -> bool:
+        """Return whether everything that the entry waits for is free while others hold ``busy``."""
         return self.content.request.select(lambda locks: not any_conflict(locks, busy)) is not None
 
 
@@ -128,10 +164,10 @@ class Ticket:
     """The ticket of this process. Every method raises ``OSError`` if the file cannot be written."""
 
     def __init__(self, directory: LockDirectory, request: LockRequest, test: str) -> None:
-        self.order: str = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
+        self.order: str = _next_order()
         self._directory = directory
         self._state: TicketState = "new"
-        self._content = TicketContent(os.getpid(), pid_namespace(), test, time.time(), request)
+        self._content = TicketContent(os.getpid(), pid_namespace(), _printable(test), time.time(), request)
         self.descriptor: int = self._create()
 
     @property
@@ -155,8 +191,8 @@ class Ticket:
         try:
             parent = self._directory.descriptor
             os.rename(old, self.name, src_dir_fd=parent, dst_dir_fd=parent)
-        except FileNotFoundError:
-            # The file was removed from the directory, so other processes no longer see it.
+        except OSError:
+            # The file was removed, or another user has taken its new name.
             os.close(self.descriptor)
             self.descriptor = self._create()
 
@@ -169,7 +205,7 @@ class Ticket:
 
     def set_test(self, test: str) -> None:
         """Record which test holds the devices from now on."""
-        self._content = msgspec.structs.replace(self._content, test=test, since_s=time.time())
+        self._content = msgspec.structs.replace(self._content, test=_printable(test), since_s=time.time())
         self._write(self.descriptor)
 
     def refresh(self) -> None:
@@ -194,15 +230,17 @@ class Ticket:
         os.close(self.descriptor)
 
     def _create(self) -> int:
-        descriptor = os.open(
-            self.name,
-            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            FILE_MODE,
-            dir_fd=self._directory.descriptor,
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.name, flags, FILE_MODE, dir_fd=self._directory.descriptor)
+        except FileExistsError:
+            self.order = _next_order()
+            return self._create()
         try:
             os.fchmod(descriptor, FILE_MODE)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # If somebody else has already locked it, others take the ticket for alive all the same.
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write(descriptor)
         except OSError:
             os.unlink(self.name, dir_fd=self._directory.descriptor)
@@ -216,10 +254,14 @@ class Ticket:
         os.ftruncate(descriptor, len(data))
 
 
+def _next_order() -> str:
+    return f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
+
+
 def list_entries(
     directory: LockDirectory, states: Iterable[TicketState], exclude: str = ""
 ) -> list[QueueEntry]:
-    """Return the living tickets in these states, the oldest first, and remove dead ones of this user.
+    """Return the living tickets in these states, the oldest first, and remove dead ones where permitted.
 
     Args:
         directory: The lock directory.
@@ -228,15 +270,23 @@ def list_entries(
     """
     wanted = set(states)
     entries = []
-    for name in os.listdir(directory.descriptor):  # noqa: PTH208 - by descriptor
-        match = TICKET_NAME.fullmatch(name)
-        if match is None or match[2] == exclude:
+    names = os.listdir(directory.descriptor)  # noqa: PTH208 - by descriptor
+    tickets = [*islice(filter(None, map(TICKET_NAME.fullmatch, names)), MAX_TICKETS)]
+    counts = Counter[int]()
+    for match in sorted(tickets, key=lambda match: match[2]):
+        if match[2] == exclude or not (
+            match[1] in wanted or (match[1] == "new" and _is_abandoned(int(match[3])))
+        ):
             continue
-        if match[1] in wanted or (match[1] == "new" and _is_abandoned(int(match[3]))):
-            entry = read_entry(directory, name)
+        with suppress(OSError):
+            owner = os.stat(match[0], dir_fd=directory.descriptor, follow_symlinks=False).st_uid
+            counts[owner] += 1
+            if counts[owner] > MAX_TICKETS_PER_USER:
+                continue
+            entry = read_entry(directory, match[0])
             if entry is not None and entry.state in wanted:
                 entries.append(entry)
-    return sorted(entries, key=lambda entry: entry.order)
+    return entries
 
 
 def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
@@ -248,7 +298,8 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
         return None
     try:
         state = os.fstat(descriptor)
-        if match is None or not stat.S_ISREG(state.st_mode) or state.st_mode & 0o022:
+        # A second name would be a copy of another user's ticket in another place of the queue.
+        if match is None or not stat.S_ISREG(state.st_mode) or state.st_nlink > 1 or state.st_mode & 0o022:
             return None
         try:
             # A shared lock, so that two readers of a dead ticket do not mistake each other for its maker.
@@ -256,17 +307,18 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
         except BlockingIOError:
             content = msgspec.json.decode(os.pread(descriptor, MAX_TICKET_BYTES, 0), type=TicketContent)
             return QueueEntry(cast(TicketState, match[1]), match[2], state.st_uid, state.st_mtime, content)
-        if state.st_uid == os.geteuid():
-            with suppress(OSError):
-                os.unlink(name, dir_fd=directory.descriptor)
+        # In a sticky directory the kernel refuses this for tickets of other users.
+        with suppress(OSError):
+            os.unlink(name, dir_fd=directory.descriptor)
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         # Half written, or not a ticket: nobody has to wait for it.
         return None
     finally:
         os.close(descriptor)
 
 
+@lru_cache(maxsize=1)
 def pid_namespace() -> str:
     """Return the namespace in which our process id is valid; empty if the system does not report it."""
     try:
@@ -276,13 +328,11 @@ def pid_namespace() -> str:
 
 
 def _process_exists(pid: int) -> bool:
-    if pid <= 0:
-        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
+    except PermissionError:
         pass
     return True
 
@@ -304,20 +354,26 @@ class QueueSnapshot:
 
         A device in use may become free at any moment; it then belongs to the requests that waited for it.
         """
-        rivals = [
-            entry
-            for entry in self.ahead
-            if not entry.is_suspended and entry.content.request.conflicts_with(locks)
-        ]
-        if not rivals:
-            return False
-        return any_conflict(locks, _locks_held(self.holding)) or any(
-            entry.state == "firm" or entry.is_servable(self.holding) for entry in rivals
+        rivals = [entry for entry in self._rivals if entry.wants(locks)]
+        return bool(rivals) and (
+            any_conflict(locks, self.held) or any(entry.order in self._next for entry in rivals)
         )
 
+    @cached_property
+    def held(self) -> list[DeviceLock]:
+        """The locks that tickets of holders name."""
+        return [lock for entry in self.holding for lock in entry.holds]
 
-def _locks_held(holding: Sequence[QueueEntry]) -> list[DeviceLock]:
-    return [lock for entry in holding for lock in entry.holds]
+    @cached_property
+    def _rivals(self) -> list[QueueEntry]:
+        return [entry for entry in self.ahead if not entry.is_suspended]
+
+    @cached_property
+    def _next(self) -> set[str]:
+        """The requests that nobody may pass."""
+        return {
+            entry.order for entry in self._rivals if entry.state == "firm" or entry.is_servable(self.held)
+        }
 
 
 @dataclass
@@ -326,18 +382,14 @@ class QueuePlace:
 
     directory: LockDirectory
     ticket: Ticket
+    #: Requests that left free devices unused, and until when this process passes them (monotonic seconds).
+    passable: dict[RequestKey, float] = field(default_factory=dict)
     passed_by: set[str] = field(default_factory=set)
     started_s: float = field(default_factory=time.monotonic)
-
-    def read_before_waiting(self) -> QueueSnapshot:
-        """Read the queue before joining it. Holders matter only if another request waits."""
-        if random.randrange(CLEANUP_ONE_IN) == 0:
-            list_entries(self.directory, ("holding",), self.ticket.order)
-        ahead = list_entries(self.directory, ("waiting", "firm"), self.ticket.order)
-        return self.read() if ahead else QueueSnapshot()
+    _unused_since_s: dict[RequestKey, float] = field(default_factory=dict)
 
     def read(self) -> QueueSnapshot:
-        """Read the queue while waiting, and count the requests that have passed."""
+        """Read the queue, count the requests that have passed, and leave out those that take nothing."""
         entries = list_entries(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
         waiting = tuple(entry for entry in entries if entry.state != "holding")
         ahead = tuple(entry for entry in waiting if entry.order < self.ticket.order)
@@ -347,7 +399,23 @@ class QueuePlace:
             for entry in holding
             if entry.order > self.ticket.order and self.ticket.request.conflicts_with(entry.holds)
         )
-        return QueueSnapshot(ahead, holding)
+        found = QueueSnapshot(ahead, holding)
+        return replace(found, ahead=self._without_unused(found)) if ahead else found
+
+    def _without_unused(self, found: QueueSnapshot) -> tuple[QueueEntry, ...]:
+        """Return the earlier requests except those that could be served for a while and took nothing."""
+        # Only the kernel knows what is held: a ticket may claim anything.
+        claimed = islice(dict.fromkeys(lock.device for lock in found.held), MAX_DEVICES)
+        really = {device for device in claimed if is_held(self.directory, device)}
+        busy = [lock for lock in found.held if lock.device in really]
+        now_s = time.monotonic()
+        for entry in found.ahead:
+            if not entry.is_servable(busy):
+                self._unused_since_s.pop(entry.key, None)
+            elif now_s - self._unused_since_s.setdefault(entry.key, now_s) > UNUSED_AFTER_S:
+                del self._unused_since_s[entry.key]
+                self.passable[entry.key] = now_s + PATIENCE_S
+        return tuple(entry for entry in found.ahead if self.passable.get(entry.key, 0.0) < now_s)
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -355,12 +423,18 @@ class QueuePlace:
         return len(self.passed_by) >= MAX_PASSES or time.monotonic() - self.started_s > PATIENCE_S
 
 
-def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait_s: float = 0.0) -> bool:
+def is_awaited(
+    directory: LockDirectory,
+    locks: tuple[DeviceLock, ...],
+    passable: Mapping[RequestKey, float],
+    min_wait_s: float = 0.0,
+) -> bool:
     """Return whether a request has waited at least ``min_wait_s`` and needs one of these locks.
 
     Args:
         directory: The lock directory.
         locks: The locks that this process holds.
+        passable: Requests that do not count, and until when (monotonic seconds), see ``QueuePlace``.
         min_wait_s: Shortest wait that counts (seconds).
     """
     waiting = [
@@ -368,12 +442,13 @@ def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait
         for entry in list_entries(directory, ("waiting", "firm"))
         if entry.age_s >= min_wait_s
         and not entry.is_suspended
-        and entry.content.request.conflicts_with(locks)
+        and passable.get(entry.key, 0.0) < time.monotonic()
+        and entry.wants(locks)
     ]
     if not waiting:
         return False
-    holding = list_entries(directory, ("holding",))
-    return any(not entry.is_servable(holding) for entry in waiting)
+    held = QueueSnapshot(holding=tuple(list_entries(directory, ("holding",)))).held
+    return any(not entry.is_servable(held) for entry in waiting)
 
 
 def timeout_message(
@@ -422,8 +497,9 @@ def describe_entries(entries: Sequence[QueueEntry]) -> list[str]:
         if entry.state != "holding":
             verb, devices = "awaited", list(entry.content.request.devices)
         if devices:
-            lines.append(f"{', '.join(map(_printable, devices))} {verb} by {_describe_owner(entry)}")
-    return lines
+            names = ", ".join(map(_printable, _shorten(devices)))
+            lines.append(f"{names} {verb} by {_describe_owner(entry)}")
+    return _shorten(lines)
 
 
 def _describe_request(request: LockRequest) -> str:
@@ -440,16 +516,11 @@ def _describe_obstacles(
         held = [lock.device for lock in entry.holds if any_conflict((lock,), wanted)]
         if held:
             parts.append(f"{_list_devices(held, request)}held by {_describe_owner(entry)}")
-    with_ticket = _locks_held(snapshot.holding)
-    without = [lock.device for lock in refused if not any_conflict((lock,), with_ticket)]
+    without = [lock.device for lock in refused if not any_conflict((lock,), snapshot.held)]
     if without:
         parts.append(f"{_list_devices(without, request)}held by {UNIDENTIFIED}")
-    parts += [
-        f"queued before: {_describe_owner(entry)}"
-        for entry in snapshot.ahead
-        if entry.content.request.conflicts_with(wanted)
-    ]
-    return "; ".join(parts) or f"held by {UNIDENTIFIED}"
+    parts += [f"queued before: {_describe_owner(entry)}" for entry in snapshot.ahead if entry.wants(wanted)]
+    return "; ".join(_shorten(parts)) or f"held by {UNIDENTIFIED}"
 
 
 def _describe_owner(entry: QueueEntry) -> str:
@@ -459,7 +530,7 @@ def _describe_owner(entry: QueueEntry) -> str:
     if entry.is_left:
         process = f"what {process} left running"
     test = _printable(content.test)
-    owner = f"{process} of {_user_name(entry.uid)} since {_format_time(content.since_s)}"
+    owner = f"{process} of {user_name(entry.uid)} since {_format_time(content.since_s)}"
     return f"{owner} ({test})" if test else owner
 
 
@@ -470,16 +541,11 @@ def _list_devices(devices: Collection[str], request: LockRequest) -> str:
 
 def _printable(text: str) -> str:
     """Make text that another user wrote harmless to a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEST_NAME])
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_NAME])
 
 
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
+def _shorten(texts: list[str]) -> list[str]:
+    return texts if len(texts) <= MAX_LISTED else [*texts[:MAX_LISTED], f"{len(texts) - MAX_LISTED} more"]
 
 
 def _format_time(epoch_s: float) -> str:

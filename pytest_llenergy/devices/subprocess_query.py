@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -121,9 +120,7 @@ def _query_error(reason: str) -> DeviceError:
 
 def _count_gpus(selection: str | None) -> int:
     inventory = read_inventory(without_lost=True)
-    leasable = list_leasable(inventory, selection, os.environ)
-    models = Counter(inventory.device(uuid).name for uuid in leasable.uuids)
-    return max(models.values(), default=0)
+    return len(list_leasable(inventory, selection, os.environ).uuids)
 
 
 def _find_selection_fault(selection: str) -> str:

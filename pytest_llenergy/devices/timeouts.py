@@ -31,6 +31,10 @@ PATIENCE_S = 60.0
 #: machine.
 SUSPENDED_AFTER_S = 2.0
 
+#: A request that leaves free devices unused for this long lets others pass for ``PATIENCE_S``. Its maker
+#: should take them at its next reading of the queue.
+UNUSED_AFTER_S = 5.0
+
 #: The maker of a ticket that is still being created after this time has died.
 TICKET_CREATION_LIMIT_S = 60.0
 

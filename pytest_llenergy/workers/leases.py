@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire, ignore_message
+from pytest_llenergy.devices.locks import THIS_PROCESS, Holding, acquire, ignore_message
 from pytest_llenergy.devices.queue import is_awaited
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import timeouts
@@ -107,7 +107,8 @@ class LeaseKeeper:
         if kept is None:
             return None
         rest = [lock for lock in request.always if lock not in kept.locks]
-        chosen = LockRequest((), request.n, request.choices).select(set(kept.locks).issuperset)
+        devices = LockRequest((), request.n, request.choices, request.kinds)
+        chosen = devices.select(set(kept.locks).issuperset)
         # A process that already queues for the devices comes before this test.
         if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
             self._release_kept()
@@ -171,5 +172,5 @@ def _wants_gpus(request: LockRequest) -> bool:
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
     # On an error others merely wait longer. If the directory is gone, the next test reports it.
     with suppress(OSError):
-        return is_awaited(held.directory, held.locks, least_s)
+        return is_awaited(held.directory, held.locks, THIS_PROCESS.passable, least_s)
     return False

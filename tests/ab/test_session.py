@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.abc
+import json
 import subprocess
 import sys
 import time
@@ -350,3 +351,21 @@ def test_baseline_that_fails_is_an_error(
     project.git("checkout", "-q", "feature")
     message = project.error("--base=main", "--head=feature", "--pairs=4", "--", "pytest", *args)
     assert message.startswith(f"session 1 (base {project.git('rev-parse', 'main')[:7]}) {how}")
+
+
+def test_sessions_know_the_devices_of_earlier_ones(project: Project, tmp_path: Path) -> None:
+    """Under pytest-xdist a test would run on any board that is free, and its rounds would not count."""
+    log = tmp_path / "devices.jsonl"
+    project.write(
+        "test_some.py",
+        f"import os\nfrom pathlib import Path\nfrom work import work\ndef test_a(energy):\n    energy(work)\n"
+        f"    known = Path(os.environ['LLENERGY_AB_DEVICES']).read_text()\n"
+        f"    with open({str(log)!r}, 'a') as file:\n        print(known, file=file)\n",
+    )
+    project.commit()
+    result = project.ab("--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q")
+    assert result.status == 0, result.err
+    first, *others = map(json.loads, log.read_text().splitlines())
+    assert first == {}
+    assert others == [{"test_some.py::test_a": ["cpu"]}] * len(others)
+    assert others

@@ -180,7 +180,8 @@ def test_boards_of_the_same_model_are_interchangeable(uuids: list[str]) -> None:
         (uuids[1],),
         (uuids[2],),
     ]
-    assert [one.devices for one in select_devices(GpuRequest(1), environment={}).choices] == [(uuids[0],)]
+    every = [one.devices for one in select_devices(GpuRequest(1), environment={}).choices]
+    assert every == [(uuid,) for uuid in uuids]
     assert [one.devices for one in select_devices(GpuRequest(2), environment={}).choices] == [
         (uuids[1],),
         (uuids[2],),

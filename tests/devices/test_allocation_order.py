@@ -9,11 +9,16 @@ from types import ModuleType
 
 import pytest
 
+from pytest_llenergy.compare.comparability import device_facts
 from pytest_llenergy.devices.allocation import select_devices
+from pytest_llenergy.devices.inventory import read_inventory
+from pytest_llenergy.devices.lease import DeviceLock
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Board as BoardInfo
 
+from ..compare.runs import record_of
 from ..nvml_sim import Board, MigInstance, World
 from ..nvml_sim.boards import GIB, MIB
 
@@ -90,11 +95,47 @@ def test_a_board_with_warm_ranks_comes_before_idle_ones(host: Host) -> None:
     assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
 
 
-def test_boards_of_one_model_are_preferred_if_there_are_enough(host: Host) -> None:
+def test_several_boards_are_of_one_model_if_any_has_enough(host: Host) -> None:
     a, b, c = host(Board(name="NVIDIA H100"), Board(name="NVIDIA L4"), Board(name="NVIDIA L4"))
-    assert choices(GpuRequest(1)) == (a,)
+    assert choices(GpuRequest(1)) == (a, b, c)
     assert choices(GpuRequest(2)) == (b, c)
     assert choices(GpuRequest(3)) == (a, b, c)
+
+
+def test_several_boards_may_be_of_any_model_but_not_of_two(host: Host) -> None:
+    a, b, c, d = host(*(Board(name=name) for name in ("H100", "L4", "H100", "L4")))
+    plan = select_devices(GpuRequest(2), environment={})
+    assert (plan.devices, plan.kinds) == ((a, c), (0, 0, 1, 1))
+    request = plan.request()
+    assert request.select({DeviceLock(each) for each in (b, c, d)}.issuperset) == (2, 3)
+    assert request.select({DeviceLock(each) for each in (b, c)}.issuperset) is None
+    assert plan.select((2, 3)).devices == (b, d)
+
+
+def test_boards_that_cannot_be_compared_are_of_different_models(host: Host) -> None:
+    """Two that differ in memory, or in the power that they may draw."""
+    host(Board(), Board(), Board(power_limit_w=300.0), Board(memory_total=40 * GIB), Board(name="NVIDIA L4"))
+    boards = read_inventory().boards
+    records = [record_of(devices=[each.uuid], boards=[each]) for each in boards]
+    for board, record in zip(boards, records, strict=True):
+        same = [choice.uuids[0] for choice in select_devices(GpuRequest(1), None, {}, (), [board]).choices]
+        facts = device_facts(record, None)
+        assert same == [other.devices[0] for other in records if device_facts(other, None) == facts]
+
+
+def test_a_test_that_ran_before_gets_the_same_model(host: Host) -> None:
+    a, b, c = host(Board(name="NVIDIA H100"), Board(name="NVIDIA L4"), Board(name="NVIDIA L4"))
+    h100, l4, _ = read_inventory().boards
+
+    def again(n: int, *before: BoardInfo) -> tuple[str, ...]:
+        return tuple(each.uuids[0] for each in select_devices(GpuRequest(n), None, {}, (), before).choices)
+
+    assert again(1, l4) == (b, c)
+    assert again(1, h100) == (a,)
+    # More boards than there are of it, a model that this host lacks, and boards of two models.
+    assert again(2, h100) == (b, c)
+    assert again(1, BoardInfo(uuid="GPU-x", name="NVIDIA A100", pci_bus_id="")) == (a, b, c)
+    assert again(3, h100, l4, l4) == (a, b, c)
 
 
 @pytest.mark.parametrize(

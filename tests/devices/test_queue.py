@@ -18,7 +18,14 @@ import pytest
 from pytest_llenergy.devices import queue
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory
-from pytest_llenergy.devices.queue import QueueEntry, QueueSnapshot, TicketContent, TicketState, is_awaited
+from pytest_llenergy.devices.queue import (
+    QueueEntry,
+    QueueSnapshot,
+    TicketContent,
+    TicketState,
+    is_awaited,
+    list_entries,
+)
 
 from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, until
 
@@ -205,12 +212,14 @@ def test_a_device_is_awaited_only_by_requests_that_need_it(make: MakeLocker, loc
     directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
     holder, waiting = make(), make()
     holder.take("a", "b")
-    assert not is_awaited(directory, (DeviceLock("a"),))
+    assert not is_awaited(directory, (DeviceLock("a"),), {})
     waiting.ask(n=1, of=["a", "b"])
     until(lambda: bool(tickets(locks, "waiting")))
-    assert is_awaited(directory, (DeviceLock("a"),))
-    assert not is_awaited(directory, (DeviceLock("c"),))
-    assert not is_awaited(directory, (DeviceLock("a"),), min_wait_s=30.0)
+    assert is_awaited(directory, (DeviceLock("a"),), {})
+    assert not is_awaited(directory, (DeviceLock("c"),), {})
+    assert not is_awaited(directory, (DeviceLock("a"),), {}, min_wait_s=30.0)
+    (entry,) = list_entries(directory, ("waiting",))
+    assert not is_awaited(directory, (DeviceLock("a"),), {entry.key: time.monotonic() + 60})
     directory.close()
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import pwd
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pytest_llenergy.devices import lockdir
 
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import Board, World
-from .lockers import MakeLocker, lockers
+from .lockers import USERS, MakeLocker, lockers, tickets, until
 
 BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
 
@@ -218,3 +220,35 @@ def test_a_container_that_does_not_share_the_lock_directory_warns_once(
     # At the first test on GPUs.
     assert f".py:2: UncoordinatedLeaseWarning: {message}" in result.stdout.str()
     run(pytester, "-k", "test_cpu").assert_outcomes(passed=1, warnings=0)
+
+
+def test_the_next_run_removes_the_tickets_of_killed_ones_and_no_others(
+    pytester: pytest.Pytester, world: World, locks: Path, make: MakeLocker
+) -> None:
+    pytester.makepyfile(
+        """
+        import pathlib, sys, time, pytest
+        @pytest.mark.gpus(1)
+        def test_killed(gpus):
+            pathlib.Path("running").touch()
+            time.sleep(120)
+        @pytest.mark.gpus(1)
+        def test_next(gpus):
+            pass
+        """
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "test_killed"]
+    with pytester.popen(command, stdout=subprocess.DEVNULL) as killed:
+        until((pytester.path / "running").exists, 60.0)
+        killed.kill()
+    living, foreign = make(), make(USERS[0] if os.geteuid() == 0 else None)
+    living.take("other")
+    # Of another user, where this one is root.
+    foreign.take("third")
+    foreign.kill()
+    assert len(tickets(locks, "holding")) >= 2
+    run(pytester, "-k", "test_next").assert_outcomes(passed=1)
+    (kept,) = tickets(locks)
+    living.release()
+    assert tickets(locks) == []
+    assert kept.startswith("llenergy-holding-")

@@ -22,6 +22,7 @@ from pytest_llenergy.doctor.checkup import Finding, check_host
 from pytest_llenergy.meters import rapl
 from pytest_llenergy.meters import rapl as powercap
 
+from ..devices import lockers
 from ..meters.unprivileged import open_directory, unprivileged
 from ..nvml_sim import Board, MigInstance, Process, World
 from ..nvml_sim.boards import GIB, MIB
@@ -179,16 +180,32 @@ def test_the_lease_directory_is_named(visit: Visit) -> None:
     assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: none\n" in visit()[1]
 
 
-def test_a_lock_file_that_is_not_a_regular_file_is_a_fault(visit: Visit) -> None:
+def test_what_is_in_the_place_of_a_lock_file_is_moved_away(visit: Visit) -> None:
     path = Path(os.environ["LLENERGY_LOCK_DIR"]) / lock_name("GPU-a")
     os.mkfifo(path, 0o644)
     code, text = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
-    assert code == 1
+    assert (code, "lock file" in text) == (0, False)
+    (moved,) = path.parent.iterdir()
+    assert moved.name.startswith(f"{path.name}.unusable.")
+
+
+@lockers.needs_root
+def test_what_another_user_put_in_the_place_of_a_lock_file_is_a_fault(
+    tmp_path: Path, nvml_attach: Callable[[World], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_attach(World(tmp_path / "world", [Board(uuid="GPU-a")]))
+    with lockers.open_directory() as locks:
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(locks))
+        # All is imported first: others need not be able to read this checkout.
+        assert "lock file" not in str(check_host({}).findings)
+        path = locks / lock_name("GPU-a")
+        os.mkfifo(path, 0o644)
+        with unprivileged():
+            faults = [each.text for each in check_host({}).findings]
     assert (
-        f"wrong    GPU-a: lock file {path} is not a regular file; remove it, or set LLENERGY_LOCK_DIR to "
-        "another directory\n"
-    ) in text
-    assert list(path.parent.iterdir()) == [path]
+        f"GPU-a: lock file {path} of root: it is not a regular file; its owner or an administrator must "
+        "remove it, or set LLENERGY_LOCK_DIR to another directory"
+    ) in faults
 
 
 def test_an_invalid_queue_ticket_is_not_listed_as_a_holder(visit: Visit) -> None:

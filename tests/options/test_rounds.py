@@ -152,7 +152,8 @@ def test_sessions_of_ab_decide_the_rounds(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:
     (quick.path / "done").write_text("[]")
-    for name in ("done", "modules", "root", "summary"):
+    (quick.path / "devices").write_text("{}")
+    for name in ("devices", "done", "modules", "root", "summary"):
         monkeypatch.setenv(f"LLENERGY_AB_{name.upper()}", str(quick.path / name))
     quick.makepyfile(
         """

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter, deque
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
+
+from pytest_llenergy.devices.queue import MAX_PASSES
 
 WIDTHS = (1, 2, 4, 8)
 BOARDS = 8
@@ -30,14 +34,57 @@ class Span:
     boards: tuple[str, ...]
 
 
-def draw_suite(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
+def draw_suite(rng: Random, tests: int, widest: int, least_s: float, most_s: float) -> list[Job]:
     """Draw a suite. Wide tests are as frequent as narrow ones, which is the hardest case to pack."""
-    return [Job(rng.choice(WIDTHS), rng.uniform(least_s, most_s)) for _ in range(tests)]
+    widths = [width for width in WIDTHS if width <= widest]
+    return [Job(rng.choice(widths), rng.uniform(least_s, most_s)) for _ in range(tests)]
 
 
-def lower_bound_s(jobs: list[Job]) -> float:
-    """Return a lower bound of the makespan: total work over all boards, and the longest test."""
-    return max(sum(job.n * job.seconds for job in jobs) / BOARDS, max(job.seconds for job in jobs))
+def lower_bound_s(jobs: list[Job], workers: int) -> float:
+    """Return a lower bound of the makespan: work over boards, tests over workers, and the longest test."""
+    return max(
+        sum(job.n * job.seconds for job in jobs) / BOARDS,
+        sum(job.seconds for job in jobs) / workers,
+        max(job.seconds for job in jobs),
+    )
+
+
+def ideal_queue_s(jobs: list[Job], workers: int, models: int) -> float:
+    """Return the makespan of the same queue if nothing but the tests took time.
+
+    Each worker runs one test after the other in their order and waits for its boards.
+    """
+    free = {board: board * models // BOARDS for board in range(BOARDS)}
+    ahead, waiting, passed = deque(range(len(jobs))), list[int](), Counter[int]()
+    running: list[tuple[float, int, dict[int, int]]] = []
+    now_s, idle = 0.0, workers
+
+    def take(n: int) -> dict[int, int]:
+        """The boards of a test: of one model, if a model has so many."""
+        groups = [{board: own for board, own in free.items() if own == model} for model in range(models)]
+        groups = groups if n <= BOARDS // models else [free]
+        return next((dict([*group.items()][:n]) for group in groups if len(group) >= n), {})
+
+    while ahead or waiting or running:
+        while idle and ahead:
+            waiting.append(ahead.popleft())
+            idle -= 1
+        for place, job in enumerate(waiting):
+            if any(passed[other] >= MAX_PASSES for other in waiting[:place]):
+                continue
+            boards = take(jobs[job].n)
+            if boards:
+                passed.update(waiting[:place])
+                waiting.remove(job)
+                for board in boards:
+                    del free[board]
+                heappush(running, (now_s + jobs[job].seconds, job, boards))
+                break
+        else:
+            now_s, _, boards = heappop(running)
+            free.update(boards)
+            idle += 1
+    return now_s
 
 
 TEST_FILE = """

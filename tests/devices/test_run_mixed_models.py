@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host with different models of boards: all are used, and what is compared stays on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_llenergy.devices.lockfiles import lock_name
+from pytest_llenergy.report import store
+
+from ..compare.runs import record_of
+from ..nvml_sim.fixtures import Give
+from ..nvml_sim.world import Board, World
+from .lockers import MakeLocker
+from .test_run_leases import run
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+Read = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board(name="NVIDIA H200"), Board(name="NVIDIA L4")]))
+
+
+def test_boards_of_both_models_are_used_at_the_same_time(pytester: pytest.Pytester, world: World) -> None:
+    """Each test waits for the other to start."""
+    pytester.makepyfile(
+        """
+        import pathlib, time, pytest
+        @pytest.mark.gpus(1)
+        @pytest.mark.parametrize("own, other", [("0", "1"), ("1", "0")])
+        def test_it(gpus, own, other):
+            pathlib.Path("test-" + own).touch()
+            deadline = time.monotonic() + 60
+            while not pathlib.Path("test-" + other).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        """
+    )
+    run(pytester, "-n2").assert_outcomes(passed=2)
+
+
+def test_a_rerun_waits_for_the_model_of_the_first_attempt(
+    pytester: pytest.Pytester, world: World, locks: Path
+) -> None:
+    """As pytest-rerunfailures runs it. Between the attempts somebody else takes the board."""
+    pytester.makeconftest(
+        f"""
+        import fcntl
+        from _pytest.runner import runtestprotocol
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, nextitem=nextitem, log=False)
+            with open({str(locks / lock_name(world.board(0).uuid))!r}) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                item.execution_count = 2
+                item._initrequest()
+                runtestprotocol(item, nextitem=nextitem)
+            return True
+        """
+    )
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(gpus): pass\n")
+    result = run(pytester, "--energy-lease-timeout=0.3")
+    result.assert_outcomes(errors=1)
+    uuid = world.board(0).uuid
+    result.stdout.fnmatch_lines([f"*gpus: waited 0.3 s for {uuid}: held by a process without a ticket;*"])
+
+
+def test_a_test_gets_the_model_of_its_baseline(
+    pytester: pytest.Pytester, world: World, make: MakeLocker, read_report: Read
+) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy_meter):\n"
+        "    with energy_meter('x'):\n        pass\n"
+    )
+    holder = make()
+    holder.take(world.board(0).uuid)
+    run(pytester, "--energy-report=base.json").assert_outcomes(passed=1)
+    holder.release()
+    # Ranks, which would measure rounds, need a real board.
+    stored = store.read_report(pytester.path / "base.json")
+    with_rounds = replace(stored.records[0], status="measured", rounds=record_of().rounds)
+    store.write_report(replace(stored, records=[with_rounds]), pytester.path / "base.json")
+
+    def model(*args: str) -> str:
+        run(pytester, "--energy-report", *args).assert_outcomes(passed=1)
+        return str(read_report()["records"][0]["boards"][0]["name"])
+
+    assert stored.records[0].boards[0].name == "NVIDIA L4"
+    assert model() == "NVIDIA H200"
+    assert model("--energy-compare=base.json") == "NVIDIA L4"
+
+
+def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(
+    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = world.board(1).uuid
+    files = {"DONE": "[]", "DEVICES": f'{{"test_ab.py::test_it": ["{second}"]}}'}
+    for name in ("DONE", "DEVICES", "MODULES", "ROOT", "SUMMARY"):
+        path = pytester.path / name.lower()
+        monkeypatch.setenv(f"LLENERGY_AB_{name}", str(path))
+        if name in files:
+            path.write_text(files[name])
+    pytester.makepyfile(
+        test_ab=f"""
+        import pytest
+        @pytest.mark.gpus(1)
+        def test_it(gpus):
+            assert gpus.uuids == ("{second}",)
+        @pytest.mark.gpus(1)
+        def test_new(gpus):
+            assert gpus.uuids == ("{world.board(0).uuid}",)
+        """
+    )
+    for extra in ((), ("-n1",)):
+        run(pytester, "-p", "pytest_llenergy.ab.session_plugin", *extra).assert_outcomes(passed=2)
