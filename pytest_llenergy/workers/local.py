@@ -114,6 +114,8 @@ class SupervisorClient:
             self.close()
             if isinstance(error, WorkerError):
                 error.before_ready = True
+                if self._silent and preload:
+                    error.args = (f"{error.args[0]}: it imports {', '.join(preload)}",)
             raise
 
     def request(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
@@ -166,7 +168,7 @@ class SupervisorClient:
             why = (
                 failure.PROCESS_STATES["T"]
                 if failure.is_stopped(self.pid)
-                else f"did not answer within {timeout_s:g} s"
+                else f"did not answer within {timeout_s:.3g} s"
             )
             raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
         except (EOFError, OSError):
