@@ -73,8 +73,13 @@ def running(*options: str) -> Iterator[subprocess.Popen[str]]:
             start_new_session=True,
             text=True,
         ) as process:
-            yield process
-            process.communicate(timeout=120)
+            try:
+                yield process
+                process.communicate(timeout=120)
+            except BaseException:
+                # Otherwise the block would wait for it.
+                process.kill()
+                raise
         check_nothing_is_left(mark)
 
 
