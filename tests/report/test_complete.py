@@ -75,7 +75,7 @@ FAIL = "assert False"
 @pytest.mark.parametrize(
     ("conftest", "in_test", "options", "complete"),
     [
-        pytest.param("", "", [], True, id="all"),
+        pytest.param("", "", [], True, id="all", marks=pytest.mark.slow),
         pytest.param("", FAIL, [], True, id="failure"),
         pytest.param("", "", ["-k", "not second"], True, id="deselected"),
         pytest.param("", EXIT.format(0), [], False, id="exit-0"),
