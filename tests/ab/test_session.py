@@ -363,7 +363,9 @@ def test_sessions_know_the_devices_of_earlier_ones(project: Project, tmp_path: P
         f"    with open({str(log)!r}, 'a') as file:\n        print(known, file=file)\n",
     )
     project.commit()
-    result = project.ab("--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q")
+    result = project.ab(
+        "--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q"
+    )
     assert result.status == 0, result.err
     first, *others = map(json.loads, log.read_text().splitlines())
     assert first == {}
