@@ -106,9 +106,7 @@ class TestAuto:
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines([f"*{workers}/{workers} worker*"])
 
-    def test_auto_counts_the_gpus_of_all_models(
-        self, boards: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_auto_counts_the_gpus_of_all_models(self, boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         boards.update(1, name="NVIDIA L4")
         assert query_gpu_count() == 3
