@@ -90,11 +90,10 @@ class LockRequest(msgspec.Struct, frozen=True):
     @property
     def groups(self) -> list[list[int]]:
         """The indices of the choices of each kind, the preferred kind first."""
-        kinds = self.kinds or (0,) * len(self.choices)
-        groups = [
-            [index for index, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
-        ]
-        return groups or [[]]
+        groups: dict[int, list[int]] = {}
+        for index, kind in enumerate(self.kinds or (0,) * len(self.choices)):
+            groups.setdefault(kind, []).append(index)
+        return [*groups.values()] or [[]]
 
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
         """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""

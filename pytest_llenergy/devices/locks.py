@@ -19,12 +19,11 @@ from pytest_llenergy.devices.lockdir import LOCK_DIR_VARIABLE, LockDirectory, op
 from pytest_llenergy.devices.lockfiles import is_current, lock_name, try_lock, unlock
 from pytest_llenergy.devices.queue import (
     QueuePlace,
-    RequestKey,
-    Ticket,
     nested_request_message,
     timeout_message,
     wait_message,
 )
+from pytest_llenergy.devices.tickets import RequestKey, Ticket
 from pytest_llenergy.devices.timeouts import (
     QUEUE_POLL_FIRST_S,
     QUEUE_POLL_GROWTH,

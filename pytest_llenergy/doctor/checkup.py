@@ -22,7 +22,8 @@ from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.devices.mig import NO_INSTANCES, Instance
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.occupancy import BoardUse, inspect_board
-from pytest_llenergy.devices.queue import describe_entries, list_entries
+from pytest_llenergy.devices.queue import describe_entries
+from pytest_llenergy.devices.tickets import list_entries
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError

@@ -24,7 +24,8 @@ from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import describe_entries, list_entries
+from pytest_llenergy.devices.queue import describe_entries
+from pytest_llenergy.devices.tickets import MAX_TICKET_BYTES, list_entries
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, World
@@ -368,7 +369,7 @@ def test_thousands_of_tickets_cost_milliseconds(
     # As large as a ticket may be.
     choices = [[[f"GPU-{index:056d}", False], [f"GPU-{index:056d}", True]] for index in range(200)]
     data = {"good": GOOD, "300 choices": ticket(request={"n": 1, "choices": choices})}[content]
-    assert len(data) <= queue.MAX_TICKET_BYTES
+    assert len(data) <= MAX_TICKET_BYTES
     for _ in range(number):
         maker.write(data, "holding", refreshed=False, locked=locked)
     maker.finish()

@@ -18,7 +18,8 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import describe_entries, list_entries
+from pytest_llenergy.devices.queue import describe_entries
+from pytest_llenergy.devices.tickets import list_entries
 from pytest_llenergy.errors import DeviceError
 
 from .lockers import USERS, MakeLocker, needs_root, tickets, until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.devices.lockdir import LockDirectory
-from pytest_llenergy.devices.queue import list_entries
+from pytest_llenergy.devices.tickets import list_entries
 
 from .lockers import Locker, MakeLocker, tickets, until
 

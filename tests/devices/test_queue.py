@@ -18,14 +18,8 @@ import pytest
 from pytest_llenergy.devices import queue
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory
-from pytest_llenergy.devices.queue import (
-    QueueEntry,
-    QueueSnapshot,
-    TicketContent,
-    TicketState,
-    is_awaited,
-    list_entries,
-)
+from pytest_llenergy.devices.queue import QueueSnapshot, is_awaited
+from pytest_llenergy.devices.tickets import QueueEntry, TicketContent, TicketState, list_entries
 
 from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, until
 

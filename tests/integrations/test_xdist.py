@@ -106,12 +106,10 @@ class TestAuto:
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines([f"*{workers}/{workers} worker*"])
 
-    def test_auto_counts_only_the_most_common_gpu_model(
-        self, boards: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_auto_counts_the_gpus_of_all_models(self, boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         boards.update(1, name="NVIDIA L4")
-        assert query_gpu_count() == 2
+        assert query_gpu_count() == 3
 
     def test_auto_starts_one_worker_and_warns_if_the_query_fails(
         self, quick: pytest.Pytester, boards: World

@@ -19,7 +19,7 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import list_entries
+from pytest_llenergy.devices.tickets import list_entries
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.leases import LeaseKeeper
