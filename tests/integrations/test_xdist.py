@@ -191,3 +191,28 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     result = quick.runpytest("--energy-rounds=x", "-n2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(['ERROR: --energy-rounds=x: needs a whole number, 1 or more, or "auto"'])
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [(["-n1"], "4 4 2 1 1 0"), (["-n1", "--ff"], "1 4 0 2 4 1"), ([], "1 4 0 2 4 1")],
+    ids=["-n1", "--ff", "one process"],
+)
+def test_workers_run_the_tests_with_the_most_boards_first(
+    pytester: pytest.Pytester, options: list[str], order: str
+) -> None:
+    params = ", ".join(
+        f"pytest.param({n}, marks=pytest.mark.gpus({n}, fallback='cpu'))" if n else "0"
+        for n in (1, 4, 0, 2, 4, 1)
+    )
+    pytester.makepyfile(
+        f"""
+        import pytest
+        @pytest.mark.parametrize("n", [{params}])
+        def test_it(gpus, n):
+            with open("order", "a") as file:
+                print(n, end=" ", file=file)
+        """
+    )
+    pytester.runpytest(*options).assert_outcomes(passed=6)
+    assert (pytester.path / "order").read_text().split() == order.split()
