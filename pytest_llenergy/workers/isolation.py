@@ -80,7 +80,8 @@ class Leftovers:
         replaced = [
             f"{owner.__name__}.{name}, which it has replaced"
             for owner, name, function in self._functions
-            if vars(owner).get(name) is not function and name not in torch_state.REPLACED_BY_TORCH
+            if (found := vars(owner).get(name)) is not function
+            and not torch_state.is_replaced_by_compile(name, found)
         ]
         scheduling = process_state.find_scheduling_changes(self._scheduling, process_state.scheduling())
         opened = process_state.count_descriptors() - self._descriptors

@@ -220,7 +220,7 @@ class RankPool:
         return msgspec.json.decode(answers[0][0], type=BackendInfo)
 
     def _find_leftovers(self, shared: _WarmGroup) -> list[str]:
-        """Clean up the ranks; return what still differs from their state before the test, where detectable."""
+        """Clean up the ranks. Return what then still differs from their state before the test."""
         if not shared.group.alive:
             return []
         try:

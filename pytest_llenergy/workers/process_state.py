@@ -64,6 +64,9 @@ KEPT_HANDLERS = (
     "torch.utils.data._utils.signal_handling",
 )
 
+#: Ends of paths that libraries add to the search path when they are imported.
+KEPT_PATHS = ("/setuptools/_vendor",)
+
 #: Variables that libraries set for themselves in the C library alone, by the start of their names.
 KEPT_VARIABLES = (b"__KMP_REGISTERED_LIB", b"CUDA_MODULE_LOADING")
 
@@ -90,6 +93,7 @@ class RestorableState:
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         self._umask = os.umask(0o077)
         os.umask(self._umask)
+        self._recursion = sys.getrecursionlimit()
         self._limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
         self._locale = locale.setlocale(locale.LC_ALL)
         root = logging.getLogger()
@@ -102,6 +106,8 @@ class RestorableState:
         self._restore_environment()
         os.fchdir(self._directory)
         os.umask(self._umask)
+        # torch.compile raises it.
+        sys.setrecursionlimit(self._recursion)
         for limit, (soft, hard) in self._limits.items():
             now = resource.getrlimit(limit)
             if now != (soft, hard):
@@ -137,11 +143,11 @@ class RestorableState:
 def settings() -> dict[str, object]:
     """Return the settings of this process, of its main thread and of the interpreter, by name."""
     return {
-        "search path": tuple(sys.path),
+        "search path": [path for path in sys.path if not path.endswith(KEPT_PATHS)],
         "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile(), _is_tracing_memory(), _monitoring_tools()),
         "tracing of threads": (threading.gettrace(), threading.getprofile()),
-        "interpreter": (sys.getrecursionlimit(), sys.getswitchinterval(), sys.dont_write_bytecode),
+        "interpreter": (sys.getswitchinterval(), sys.dont_write_bytecode),
         "defaults": (threading.stack_size(), socket.getdefaulttimeout()),
         "floating point": _float_arithmetic(),
         "timers": [any(signal.getitimer(timer)) for timer in TIMERS],

@@ -22,7 +22,7 @@ NO_SETTINGS = re.compile(r".*(?:rng_state|thread_name|tracing_state|autocast_(?:
 WITH_PRECISION = ("_FP32Precision", "cuBLASModule")
 
 #: Functions that torch itself replaces, once torch.compile is used.
-REPLACED_BY_TORCH = ("manual_seed",)
+REPLACED_BY_COMPILE = ("manual_seed", "__init__", "__setstate__")
 
 #: Attributes of ``torch.cuda`` that read settings, once CUDA is initialised.
 CUDA_GETTERS = (
@@ -48,6 +48,11 @@ def settings() -> dict[str, object]:
             **dict(_cuda(torch)),
             "process group": _has_process_group(),
         }
+
+
+def is_replaced_by_compile(name: str, function: object) -> bool:
+    """Return whether a function is one that torch.compile has put in the place of another."""
+    return name in REPLACED_BY_COMPILE and str(getattr(function, "__module__", None)).startswith("torch.")
 
 
 def patchable() -> list[Any]:

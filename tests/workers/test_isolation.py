@@ -74,7 +74,8 @@ KEPT_IN_TORCH = {
     "a tensor in a queue": "import torch.multiprocessing\n"
     "queue = torch.multiprocessing.Queue(); queue.put(torch.ones(3)); queue.get()\n"
     "queue.close(); queue.join_thread()",
-    "other functions of torch.compile": "import torch._dynamo",
+    "functions that torch.compile replaces": "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))",
+    "limits that torch.compile raises": "import setuptools, sys; sys.setrecursionlimit(2000)",
     "a tensor in a file": "import torch.multiprocessing as m\n"
     "m.set_sharing_strategy('file_system'); torch.ones(3).share_memory_()",
 }
