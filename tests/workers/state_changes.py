@@ -83,6 +83,8 @@ PROCESS = {
     "small stacks": "lower(resource.RLIMIT_STACK, 1 << 20)",
     "800 open files": "sys.left = [os.open('/dev/null', 0) for _ in range(800)]",
     "50 temporary files": "sys.left = [tempfile.TemporaryFile() for _ in range(50)]",
+    "every file descriptor": "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); sys.left = []\n"
+    "try:\n while True: sys.left.append(os.open('/dev/null', 0))\nexcept OSError: pass",
     "a variable": "os.environ['LEFT'] = '1'",
     "a removed variable": "del os.environ['PATH']",
     "a variable of C": "os.putenv('LEFT_IN_C', '1')",
@@ -161,7 +163,7 @@ def look() -> dict[str, Any]:
     # Before anything that opens files.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     found["enough descriptors"] = limit[0] - process.num_fds() > min(limit[0], 1000) // 2
-    found["few descriptors"] = process.num_fds() < 64
+    found["few descriptors"] = process.num_fds() < 50
     found["limits"] = {
         name: process.rlimit(getattr(psutil, name)) for name in dir(psutil) if "RLIMIT_" in name
     }
