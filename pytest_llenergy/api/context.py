@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import shorten
 from threading import RLock
 
 import pytest
@@ -17,6 +18,8 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import MeterError, PlanError
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
+from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.text import one_line
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import TestPlan
 from pytest_llenergy.recorder import Draft
@@ -25,6 +28,9 @@ from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.timeouts import THREAD_TIMEOUT_S
+
+#: Most characters of the leftovers of an earlier test, such as command lines.
+MAX_DETAIL = 300
 
 
 @contextmanager
@@ -103,6 +109,10 @@ class TestContext:
         if draft.experiment is None:
             draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
             draft.ranks, draft.start_s = group.ranks, group.start_s
+            if group.leftovers and all(flag.name != "ranks-replaced" for flag in draft.flags):
+                left = shorten(one_line(", ".join(group.leftovers)), MAX_DETAIL, placeholder=" …")
+                detail = f"the ranks are new, because an earlier test left behind: {left}"
+                draft.flags.append(Flag(name="ranks-replaced", severity="note", detail=detail))
 
 
 def open_test_meters(context: TestContext) -> Selection:

@@ -123,6 +123,8 @@ class RankGroup:
     ) -> None:
         self.plan = plan
         self.alive: bool = True
+        #: What an earlier test has left or changed in the ranks that these replace.
+        self.leftovers: list[str] = []
         self._owner = os.getpid()
         self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"

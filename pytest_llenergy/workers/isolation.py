@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Isolate tests that share a rank: restore its state after a test, or detect that this is impossible.
+"""Isolate tests that share a rank: find what a test has left in it or changed.
 
-Environment, working directory and umask are restored. Whatever else is detected (threads, processes,
-settings of Python and torch, memory) ends the rank, so that the next test gets a new one.
+``process_state`` restores what can be restored for certain. Whatever is found after that (threads, processes,
+settings of the process and of torch, memory) ends the rank, so that the next test gets a new one.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import sys
 import threading
 import time
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
-from pytest_llenergy.workers import proctree, timeouts
+from pytest_llenergy.workers import process_state, proctree, timeouts, torch_state
 
 #: Which tests share ranks: none; those with the same backend and model; all, which then replace the model.
 Isolation = Literal["test", "backend", "run"]
@@ -53,42 +50,9 @@ KEPT_PROCESSES = (
 #: Such processes whose own children belong to the library, too.
 KEPT_PROCESS_TREES = ("torch/_inductor/compile_worker",)
 
-#: Signal handlers that a library sets once and keeps, by their module.
-KEPT_HANDLERS = (
-    # DataLoader's handler of SIGCHLD checks for dead workers, once the first had any.
-    "torch.utils.data._utils.signal_handling",
-)
-
-#: Settings that all later work with torch depends on, as attributes or functions of it.
-TORCH_SETTINGS = (
-    *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
-    *("is_grad_enabled", "is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_enabled"),
-    "backends.mkldnn.enabled",
-    *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
-    *("backends.cudnn.enabled", "backends.cudnn.benchmark", "backends.cudnn.deterministic"),
-    *("backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled"),
-    "backends.cuda.math_sdp_enabled",
-)
-
-TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-
-
-class RestorableState:
-    """Environment, working directory and umask of this process when this object was created."""
-
-    def __init__(self) -> None:
-        self._environment = dict(os.environ)
-        # Kept open, so that it can be restored even if it is renamed.
-        self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-        self._umask = os.umask(0o077)
-        os.umask(self._umask)
-
-    def restore(self) -> None:
-        """Restore the saved state."""
-        os.environ.clear()
-        os.environ.update(self._environment)
-        os.fchdir(self._directory)
-        os.umask(self._umask)
+#: How many more descriptors than before the first test may stay open. Libraries keep some; many could leave
+#: too few for the next test.
+KEPT_DESCRIPTORS = 32
 
 
 class Leftovers:
@@ -96,20 +60,33 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._settings = _settings()
-        self._limits = _limits()
+        owners = [*process_state.PATCHABLE, *torch_state.patchable()]
+        self._functions = process_state.functions(owners)
+        self._scheduling = process_state.scheduling()
+        self._descriptors = process_state.count_descriptors()
         self._threads = set(_threads())
         self._children = set(_children())
 
     def find(self) -> list[str]:
-        """Return descriptions of leftover threads and processes and of changed settings."""
+        """Return descriptions of leftover threads, processes and files, and of changed settings."""
         deadline = time.monotonic() + timeouts.LEFTOVERS_TIMEOUT_S
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(timeouts.LEFTOVERS_POLL_S)
-        now, limits = _settings(), _limits()
-        changed = [name for name, value in now.items() if value != self._settings[name]]
-        # A raised limit does no harm.
-        lowered = [f"limit {name}" for name, value in limits.items() if value < self._limits[name]]
-        return [*running, *changed, *lowered]
+        before, now = self._settings, _settings()
+        if not before["torch"] and now["torch"]:
+            # Nobody knows what its settings were before.
+            return [*running, "torch, which it has imported"]
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        replaced = [
+            f"{owner.__name__}.{name}, which it has replaced"
+            for owner, name, function in self._functions
+            if (found := vars(owner).get(name)) is not function
+            and not torch_state.is_replaced_by_compile(name, found)
+        ]
+        scheduling = process_state.find_scheduling_changes(self._scheduling, process_state.scheduling())
+        opened = process_state.count_descriptors() - self._descriptors
+        files = [f"{opened} open files"] if opened > KEPT_DESCRIPTORS else []
+        return [*running, *changed, *replaced, *scheduling, *files]
 
     def _running(self) -> list[str]:
         threads = [name for ident, name in _threads().items() if ident not in self._threads]
@@ -127,76 +104,7 @@ def has_grown(now: int | None, first: int | None) -> bool:
 
 
 def _settings() -> dict[str, object]:
-    torch = sys.modules.get("torch")
-    dist = sys.modules.get("torch.distributed")
-    return {
-        "search path": tuple(sys.path),
-        "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-        "garbage collection": (gc.isenabled(), gc.get_threshold()),
-        "tracing": (sys.gettrace(), sys.getprofile(), _is_tracing_memory()),
-        "interpreter": (sys.getrecursionlimit(), sys.getswitchinterval()),
-        "timers": [any(signal.getitimer(timer)) for timer in TIMERS],
-        "signal handlers": {number: _handler(number) for number in signal.valid_signals()},
-        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        "standard streams": [
-            *map(_stream_state, (sys.stdin, sys.stdout, sys.stderr)),
-            *map(_file_identity, range(3)),
-        ],
-        **{f"torch.{name}": _torch_setting(torch, name) for name in TORCH_SETTINGS},
-        "torch.autocast on the CPU": _is_autocast_on_cpu(torch),
-        "process group": dist is not None and dist.is_available() and dist.is_initialized(),
-    }
-
-
-def _is_autocast_on_cpu(torch: Any) -> bool:
-    # Before torch 2.4 it took no argument.
-    with suppress(AttributeError, TypeError):
-        return bool(torch.is_autocast_enabled("cpu"))
-    return False
-
-
-def _is_tracing_memory() -> bool:
-    tracemalloc = sys.modules.get("tracemalloc")
-    return tracemalloc is not None and bool(tracemalloc.is_tracing())
-
-
-def _handler(number: int) -> object:
-    handler = signal.getsignal(number)
-    return signal.SIG_DFL if getattr(handler, "__module__", None) in KEPT_HANDLERS else handler
-
-
-def _stream_state(stream: Any) -> tuple[object, object]:
-    return stream, getattr(stream, "closed", True)
-
-
-def _file_identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _torch_setting(torch: Any, name: str) -> object:
-    try:
-        value = attrgetter(name)(torch)
-        return value() if callable(value) else value
-    except AttributeError:
-        # This version of torch lacks it.
-        return None
-    except Exception as error:
-        # torch raises for the matmul precision once both its old and its new interface were used.
-        return type(error)
-
-
-def _limits() -> dict[str, float]:
-    """Return the soft limit of each resource; infinity for no limit."""
-    import resource
-
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    soft = {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
-    return {name: float("inf") if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+    return {**process_state.settings(), **torch_state.settings(), "torch": "torch" in sys.modules}
 
 
 def _threads() -> dict[int, str]:

@@ -19,6 +19,7 @@ from pytest_llenergy.backends.convert import convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyError, PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.text import one_line
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
@@ -155,6 +156,7 @@ class RankPool:
         self._failed = _FailedAttempts()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
+        self._leftovers: list[str] = []
         self._owner = os.getpid()
         self.descriptors: tuple[int, ...] = ()
 
@@ -206,11 +208,12 @@ class RankPool:
             shared = self._shared
             if shared is None:
                 return
-            if self._isolation == "test" or not self._is_clean(shared):
+            self._leftovers = [] if self._isolation == "test" else self._find_leftovers(shared)
+            if self._isolation == "test" or self._leftovers or not shared.group.alive:
                 self._close_group()
                 return
             # The next test will not have waited for start and load.
-            shared.group.start_s = 0.0
+            shared.group.start_s, shared.group.leftovers = 0.0, []
             if shared.info is not None:
                 shared.info = msgspec.structs.replace(shared.info, load_s=0.0)
 
@@ -259,6 +262,7 @@ class RankPool:
             self._failed.add(attempt, error)
             raise
         self._failed.remove(attempt)
+        group.leftovers, self._leftovers = self._leftovers, []
         self._shared = _WarmGroup(group, plan, now)
         return self._shared
 
@@ -276,21 +280,23 @@ class RankPool:
             raise
         return msgspec.json.decode(answers[0][0], type=BackendInfo)
 
-    def _is_clean(self, shared: _WarmGroup) -> bool:
-        """Return whether the ranks are as they were before the test, as far as can be detected."""
+    def _find_leftovers(self, shared: _WarmGroup) -> list[str]:
+        """Clean up the ranks. Return what then still differs from their state before the test."""
         if not shared.group.alive:
-            return False
+            return []
         try:
             answers = shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
-        except Exception:
+        except Exception as error:
             # Whatever the reason, these ranks are not used again.
-            return False
+            return [f"a state that cannot be cleaned up ({one_line(str(error))})"]
         memory = tuple(each for each, _ in answers)
-        if any(is_altered for _, is_altered in answers):
-            return False
-        if shared.memory_bytes is None:
+        left = dict.fromkeys(description for _, found in answers for description in found)
+        if not left and shared.memory_bytes is None:
             shared.memory_bytes = memory
-        return not any(has_grown(now, first) for now, first in zip(memory, shared.memory_bytes, strict=True))
+        grown = [
+            has_grown(now, first) for now, first in zip(memory, shared.memory_bytes or memory, strict=True)
+        ]
+        return [*left, *(["more memory in use"] if any(grown) else [])]
 
     def _close_group(self) -> None:
         if self._shared is not None:

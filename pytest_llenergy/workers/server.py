@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,8 +25,9 @@ from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.workers import transport
-from pytest_llenergy.workers.isolation import Leftovers, RestorableState
+from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
+from pytest_llenergy.workers.process_state import RestorableState
 from pytest_llenergy.workers.transport import Note, RankChannel, Spooled, spool
 from pytest_llenergy.workers.usage import (
     BackendProcesses,
@@ -90,7 +92,10 @@ class Server:
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
         self._pid = os.getpid()
-        self._restorable = RestorableState()
+        # Context variables that a test sets do not reach the next test.
+        self._clean_context = copy_context()
+        self._context = self._clean_context.copy()
+        self._initial, self._restorable = RestorableState(), RestorableState()
         self._leftovers = Leftovers()
         # Garbage collections need not examine the modules that are loaded by now.
         gc.collect()
@@ -118,7 +123,7 @@ class Server:
                 self._unload()
                 return
             try:
-                answer = ("ok", verbs[verb](payload))
+                answer = ("ok", self._context.run(verbs[verb], payload))
             except BaseException as error:
                 answer = ("error", _describe(error))
             if os.getpid() != self._pid:
@@ -150,6 +155,8 @@ class Server:
             scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
         )
         self._unload()
+        # What the backend before set for itself.
+        self._initial.restore()
         backend = create_backend(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
@@ -157,7 +164,8 @@ class Server:
         gc.collect()
         gc.freeze()
         # Processes and settings of the backend do not count as leftovers of a test.
-        self._leftovers = Leftovers()
+        self._restorable, self._leftovers = RestorableState(), Leftovers()
+        self._clean_context = copy_context()
         load_s = time.monotonic() - start
         # Only such backends have the method.
         workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
@@ -249,11 +257,11 @@ class Server:
             flops = count(self._job, self._job.result(self._iterations[-1][2]))
         return msgspec.json.encode(flops)
 
-    def _clean_up(self, _payload: None) -> tuple[int | None, bool]:
+    def _clean_up(self, _payload: None) -> tuple[int | None, list[str]]:
         """Undo what the test has changed, as far as possible.
 
         Returns:
-            The memory that is still in use (bytes), and whether anything was left or changed.
+            The memory that is still in use (bytes), and descriptions of what was left or changed.
         """
         self._job = None
         self._iterations = []
@@ -265,7 +273,8 @@ class Server:
                 sys.stdout.write(
                     f"not reused for another test, because this one left behind: {', '.join(left)}\n"
                 )
-        return memory_bytes(), bool(left)
+        self._context = self._clean_context.copy()
+        return memory_bytes(), left
 
     def _unload(self) -> None:
         if self._backend is None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 
 from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.workload import call_workload
 
+from . import state_changes
 from .groups import plan
 from .no_torch import without_torch
 
 TORCH = Capabilities(framework="torch", process_group=True, data=True)
 
-#: Work that runs on, and settings that are changed.
+#: Work that runs on, and state that ``state_changes`` does not change.
 LEFT = {
     "a thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()",
@@ -38,38 +42,13 @@ LEFT = {
     "a timer": "import signal; signal.setitimer(signal.ITIMER_REAL, 300)",
     "a timer of work": "import signal; signal.setitimer(signal.ITIMER_PROF, 300)",
     "an alarm": "import signal; signal.alarm(300)",
-    "niceness": "import os; os.nice(5)",
-    "no collection": "import gc; gc.disable()",
     "collections at other times": "import gc; gc.set_threshold(10)",
-    "SIGTERM ignored": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "SIGCHLD handled": "import signal; signal.signal(signal.SIGCHLD, lambda *_: None)",
-    "a signal blocked": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
-    "a profile": "import sys; sys.setprofile(lambda *_: None)",
-    "a trace": "import sys; sys.settrace(lambda *_: None)",
-    "traced memory": "import tracemalloc; tracemalloc.start()",
-    "little recursion": "import sys; sys.setrecursionlimit(500)",
-    "few files": "import resource\n"
-    "resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
     "no output": "import sys; sys.stdout.close()",
     "no descriptor of it": "import os; os.close(2)",
     "another output": "import io, sys; sys.stdout = io.StringIO()",
     "output elsewhere": "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
 }
-
-#: Changed settings of torch.
-LEFT_IN_TORCH = (
-    "torch.set_grad_enabled(False)",
-    "torch.mode = torch.inference_mode(); torch.mode.__enter__()",
-    "torch.set_default_device('meta')",
-    "torch.set_default_dtype(torch.float64)",
-    "torch.set_num_threads(7)",
-    "torch.use_deterministic_algorithms(True)",
-    "torch.set_float32_matmul_precision('high')",
-    "torch.backends.cudnn.benchmark = True",
-    "torch.backends.mkldnn.enabled = False",
-    "torch.autograd.set_detect_anomaly(True)",
-    "torch.mode = torch.autocast('cpu'); torch.mode.__enter__()",
-)
 
 #: What libraries start or set once and keep, and threads and processes that end by themselves.
 KEPT = {
@@ -95,9 +74,17 @@ KEPT_IN_TORCH = {
     "a tensor in a queue": "import torch.multiprocessing\n"
     "queue = torch.multiprocessing.Queue(); queue.put(torch.ones(3)); queue.get()\n"
     "queue.close(); queue.join_thread()",
+    "functions that torch.compile replaces": "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))",
+    "limits that torch.compile raises": "import setuptools, sys; sys.setrecursionlimit(2000)",
     "a tensor in a file": "import torch.multiprocessing as m\n"
     "m.set_sharing_strategy('file_system'); torch.ones(3).share_memory_()",
 }
+
+#: Those that import torch.compile, and context variables, which are those of a request to a rank.
+SLOW_CHANGES = (
+    *("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"),
+    *("precision of decimals", "errors of numpy"),
+)
 
 #: Lengthens the time limit for what ends by itself, for busy machines.
 PATIENCE = "from pytest_llenergy.workers import timeouts; timeouts.LEFTOVERS_TIMEOUT_S = 30.0"
@@ -146,15 +133,6 @@ def test_ranks_with_leftovers_are_replaced(pool: RankPool, code: str) -> None:
     assert call(pool, os.getpid) != first
 
 
-@pytest.mark.parametrize(
-    "code", [*LEFT_IN_TORCH[:2], *(pytest.param(code, marks=pytest.mark.slow) for code in LEFT_IN_TORCH[2:])]
-)
-def test_ranks_with_changed_torch_settings_are_replaced(forks: RankPool, code: str) -> None:
-    first = call(forks, os.getpid, capabilities=TORCH)
-    call(forks, exec, f"import torch; {code}", {}, capabilities=TORCH)
-    assert call(forks, os.getpid, capabilities=TORCH) != first
-
-
 def test_threads_and_processes_that_libraries_keep_are_no_leftovers(pool: RankPool) -> None:
     first = call(pool, os.getpid)
     call(pool, exec, PATIENCE, {})
@@ -174,6 +152,108 @@ def test_workers_of_a_data_loader_are_no_leftovers(forks: RankPool) -> None:
     first = call(forks, os.getpid, capabilities=TORCH)
     call(forks, exec, f"{PATIENCE}\n{DATA_LOADER}", {}, capabilities=TORCH)
     assert call(forks, os.getpid, capabilities=TORCH) == first
+
+
+@pytest.fixture(scope="module")
+def fresh(forks: RankPool) -> dict[str, Any]:
+    """What the first test of a rank finds there."""
+    return dict(call(forks, state_changes.look, capabilities=TORCH))
+
+
+def check_next_test(forks: RankPool, fresh: dict[str, Any], changes: list[tuple[str, bool]]) -> None:
+    """Make changes in a test, each in the main or in another thread; the next test must find a fresh rank."""
+
+    def change_all(codes: list[tuple[str, bool]]) -> None:
+        import threading
+
+        for code, in_thread in codes:
+            if in_thread:
+                thread = threading.Thread(target=exec, args=(code, {}))
+                thread.start()
+                thread.join()
+            else:
+                exec(code, {})
+
+    codes = [(state_changes.change([name]), in_thread) for name, in_thread in changes]
+    # One change may make the next fail.
+    with suppress(WorkerError):
+        call(forks, change_all, codes, capabilities=TORCH)
+    found = call(forks, state_changes.look, capabilities=TORCH)
+    assert {name: found[name] for name in fresh if found[name] != fresh[name]} == {}
+
+
+SEQUENCES = strategies.lists(
+    strategies.tuples(
+        strategies.sampled_from([*state_changes.TORCH, *state_changes.PROCESS]), strategies.booleans()
+    ),
+    min_size=1,
+    max_size=6,
+)
+SETTINGS = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(SETTINGS, derandomize=True, max_examples=6)
+@given(changes=SEQUENCES)
+def test_random_changes_reach_no_other_test(
+    forks: RankPool, fresh: dict[str, Any], changes: list[tuple[str, bool]]
+) -> None:
+    check_next_test(forks, fresh, changes)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=200, print_blob=True)
+@given(changes=SEQUENCES)
+def test_many_random_changes_reach_no_other_test(
+    forks: RankPool, fresh: dict[str, Any], changes: list[tuple[str, bool]]
+) -> None:
+    check_next_test(forks, fresh, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*state_changes.TORCH, *state_changes.PROCESS])
+def test_a_change_reaches_no_other_test(forks: RankPool, fresh: dict[str, Any], name: str) -> None:
+    check_next_test(forks, fresh, [(name, False)])
+
+
+def test_each_change_is_restored_or_found(forks: RankPool) -> None:
+    names = [name for name in (*state_changes.TORCH, *state_changes.PROCESS) if name not in SLOW_CHANGES]
+    codes = {name: state_changes.change([name]) for name in names}
+    assert call(forks, find_missed, codes, state_changes.look, capabilities=TORCH) == []
+
+
+def find_missed(codes: dict[str, str], look: Callable[[], Any]) -> list[str]:
+    """Return the names of changes, each made in a fork of the rank, that are neither restored nor found."""
+    import gc
+    import os
+
+    from pytest_llenergy.workers.isolation import Leftovers
+    from pytest_llenergy.workers.process_state import RestorableState
+
+    def is_missed(code: str, before: Any) -> bool:
+        restorable, leftovers = RestorableState(), Leftovers()
+        exec(code, {})
+        try:
+            restorable.restore()
+            gc.collect()
+            left = leftovers.find()
+        except OSError:
+            # Ranks that cannot be cleaned up are replaced.
+            return False
+        return not left and (before is None or look() != before)
+
+    missed = set(codes)
+    # To look takes long, and few changes are restored.
+    for describe in (lambda: None, look):
+        for name in sorted(missed):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os._exit(is_missed(codes[name], describe()))
+                finally:
+                    os._exit(2)
+            if os.waitpid(pid, 0)[1] == 0:
+                missed.remove(name)
+    return sorted(missed)
 
 
 def test_the_umask_is_restored(pool: RankPool) -> None:
@@ -199,6 +279,43 @@ def test_a_kept_log_explains_why_ranks_were_replaced(pytester: pytest.Pytester) 
     result.assert_outcomes(passed=1)
     (log,) = (pytester.path / "logs").glob("*/rank0.log")
     assert "because this one left behind: garbage collection\n" in log.read_text()
+
+
+def test_the_record_of_the_next_test_explains_its_new_ranks(
+    quick: pytest.Pytester, read_report: Callable[[], Any]
+) -> None:
+    quick.makepyfile(
+        settles="""
+        import os
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        def work(): return os.sched_getscheduler(0)
+        """,
+        test_it="""
+        import os, signal
+        def ignore():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        def scheduler():
+            return os.sched_getscheduler(0), signal.getsignal(signal.SIGTERM)
+        def test_imported(workers):
+            assert workers.run("settles:work") == [os.SCHED_BATCH]
+        def test_measured(energy, workers):
+            assert workers.run(scheduler) == [(os.SCHED_OTHER, signal.SIG_DFL)]
+            energy(workers.call(ignore))
+        def test_after_it(energy, workers):
+            energy(workers.call(scheduler))
+            assert workers.run(scheduler) == [(os.SCHED_OTHER, signal.SIG_DFL)]
+        def test_warm(energy, workers):
+            energy(workers.call(scheduler))
+        """,
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("--energy-report").assert_outcomes(passed=4)
+    records = read_report()["records"]
+    details = [
+        [flag["detail"] for flag in record["flags"] if flag["name"] == "ranks-replaced"] for record in records
+    ]
+    text = "the ranks are new, because an earlier test left behind: "
+    assert details == [[f"{text}scheduling or cores of the main thread"], [f"{text}signal handlers"], []]
 
 
 def test_the_next_test_does_not_run_beside_leftovers(pytester: pytest.Pytester) -> None:
