@@ -22,7 +22,7 @@ import pytest
 import pytest_llenergy
 from pytest_llenergy.interruption import UNFINISHED
 from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.options.settings import read_settings
+from pytest_llenergy.options.settings import read_settings, settings_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag
@@ -246,6 +246,12 @@ class WorkerTracker:
         self._measured_tests: dict[str, frozenset[str]] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._environments: dict[str, bytes] = {}
+
+    def pytest_sessionstart(self) -> None:
+        option = self._config.option
+        if settings_of(self._config).keeps_something and getattr(option, "maxschedchunk", 1) is None:
+            # Chunks are given to a worker together: it would keep narrow tests while it waits for a wide one.
+            option.maxschedchunk = 1
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -216,3 +216,23 @@ def test_workers_run_the_tests_with_the_most_boards_first(
     )
     pytester.runpytest(*options).assert_outcomes(passed=6)
     assert (pytester.path / "order").read_text().split() == order.split()
+
+
+def test_a_worker_that_waits_keeps_no_tests_that_others_could_run(quick: pytest.Pytester) -> None:
+    """The first test waits until all tests but one, which xdist gives to its worker in advance, have run."""
+    quick.makepyfile(
+        """
+        import os, time, pathlib, pytest
+        @pytest.mark.parametrize("i", range(40))
+        def test_it(i):
+            deadline = time.monotonic() + 20
+            while i == 0 and len(list(pathlib.Path().glob("ran-*"))) < 38 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            pathlib.Path(f"ran-{i}").write_text(os.environ["PYTEST_XDIST_WORKER"])
+        def test_energy(energy):
+            energy(sum, [1])
+        """
+    )
+    quick.runpytest("-n2", "--energy-report").assert_outcomes(passed=41)
+    workers = [(quick.path / f"ran-{i}").read_text() for i in range(40)]
+    assert workers.count(workers[0]) <= 3

@@ -54,9 +54,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
+def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str, *options: str) -> None:
     """Run one pytest session. Exits if a test fails."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}", *options]
     done = subprocess.run(
         [*command, f"--dist={dist}", "-o", "addopts="],
         cwd=directory,
@@ -95,7 +95,9 @@ def main(argv: Sequence[str]) -> int:
                 directory = scratch / f"{index}-{name.replace(' ', '-')}"
                 directory.mkdir()
                 log = write_suite(jobs, directory, leases=name == OURS)
-                run_pytest(directory, environment, args.workers, args.dist)
+                # With a report, the plugin lets xdist give tests to workers one by one.
+                options = ("--energy-report",) if name == OURS else ()
+                run_pytest(directory, environment, args.workers, args.dist, *options)
                 spans = read_spans(log)
                 assert len(spans) == args.tests
                 row[name] = {"makespan_s": makespan_s(spans), "ratio": makespan_s(spans) / bound_s}
