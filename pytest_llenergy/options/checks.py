@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.options.settings import option_source, saved_as, settings_of
+from pytest_llenergy.options.settings import option_source, saved_as, settings_of, usage_error
 
 if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
@@ -36,7 +36,7 @@ def naming_option(config: pytest.Config, name: str, prefix: str = "") -> Iterato
     try:
         yield
     except LLEnergyError as error:
-        raise pytest.UsageError(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
+        raise usage_error(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
 
 
 def check_outputs(config: pytest.Config) -> None:
@@ -62,27 +62,27 @@ def check_outputs(config: pytest.Config) -> None:
         source = f"{option_source(config, 'rank_logs')}={logs}"
         try:
             if logs.exists() and not logs.is_dir():
-                raise pytest.UsageError(f"{source}: the file exists; name a directory")
+                raise usage_error(f"{source}: the file exists; name a directory")
             _check_may_write(None, _nearest_directory(logs / "group"), source)
         except OSError as error:
             # Such as a name that is too long.
-            raise pytest.UsageError(f"{source}: {error.strerror}") from None
+            raise usage_error(f"{source}: {error.strerror}") from None
 
 
 def _check_writable(path: Path, option: str) -> None:
     directory = path.parent
     if not directory.is_dir():
-        raise pytest.UsageError(f"{option}={path}: no directory {directory}; create it first")
+        raise usage_error(f"{option}={path}: no directory {directory}; create it first")
     _check_may_write(path, directory, f"{option}={path}")
 
 
 def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
     if path is not None and path.exists() and not os.access(path, os.W_OK):
-        raise pytest.UsageError(f"{source}: {path} exists and cannot be written")
+        raise usage_error(f"{source}: {path} exists and cannot be written")
     if not directory.is_dir():
-        raise pytest.UsageError(f"{source}: {directory} exists and is no directory")
+        raise usage_error(f"{source}: {directory} exists and is no directory")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"{source}: no permission to write in {directory}")
+        raise usage_error(f"{source}: no permission to write in {directory}")
 
 
 def _nearest_directory(path: Path) -> Path:
@@ -114,7 +114,7 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         backends, meters = state.backends, state.meters
     except LLEnergyError as error:
         # A broken plugin, which is no fault of an option.
-        raise pytest.UsageError(str(error)) from None
+        raise usage_error(str(error)) from None
     with naming_option(config, "meter"):
         check_meters(settings.meter, meters)
         check_arguments(settings.meter, meters)
@@ -174,4 +174,4 @@ def _check_gpus(config: pytest.Config, selection: str) -> None:
         # A driver that does not answer is reported by the tests that need a GPU.
         return
     if fault is not None:
-        raise pytest.UsageError(f"{option_source(config, 'gpus')}: {fault}")
+        raise usage_error(f"{option_source(config, 'gpus')}: {fault}")
