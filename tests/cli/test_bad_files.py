@@ -97,6 +97,16 @@ def test_what_is_no_file_of_ours_is_one_line_that_names_it(project: Project, con
             assert find_place(project.root, kind).name in outcome.err, (line, outcome)
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "5e-324", "1e30"])
+@pytest.mark.parametrize(("kind", "line"), [case for case in ALL if case[0] in ("report", "paired")])
+def test_rounds_of_any_duration_are_a_result_or_one_line(
+    project: Project, kind: str, line: str, seconds: str
+) -> None:
+    content = project.contents[kind].replace(b'"duration_s":2.0', f'"duration_s":{seconds}'.encode())
+    assert content != project.contents[kind]
+    project.run(kind, line, content)
+
+
 def _fuzz(project: Project, examples: int) -> None:
     @settings(
         max_examples=examples,

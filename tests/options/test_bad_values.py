@@ -76,6 +76,11 @@ def test_any_value_is_a_run_or_one_line(pytester: pytest.Pytester, name: str, va
         _check(pytester.runpytest("-p", "no:cacheprovider"), (option.ini, value))
 
 
+def make_sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(10**11)
+
+
 @pytest.mark.parametrize("flag", ["--energy-compare", "--energy-prompts"])
 def test_any_content_of_a_file_is_one_line(pytester: pytest.Pytester, flag: str) -> None:
     pytester.makepyfile("def test_it(): pass")
@@ -98,7 +103,7 @@ def test_special_files_are_one_line(
         "pipe": lambda: os.mkfifo(path),
         "device": lambda: path.symlink_to("/dev/zero"),
         "loop": lambda: path.symlink_to(path.name),
-        "large": lambda: (path.touch(), os.truncate(path, 10**11)),
+        "large": lambda: make_sparse(path),
         "directory": path.mkdir,
     }
     for what, make in kinds.items():
