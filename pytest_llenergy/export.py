@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -16,9 +16,11 @@ import pytest_llenergy
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import select_last_attempts
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import escape_invisible
 from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
 
 #: Formats, each named after the tool that reads it.
@@ -92,6 +94,14 @@ def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
 def iter_tracked_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
     """Yield those whose change says something: not emissions and cost, which follow from the energy."""
     return (each for each in iter_values(record) if each[0] in METRICS)
+
+
+def list_omitted_metrics(sides: Sequence[ExportSide], target: Target) -> list[str]:
+    """Return the metrics that a format has no name for: those that a hook has added to records."""
+    if target in ("pytest-benchmark", "csv"):
+        return []
+    names = {name for side in sides for record in side.measured() for name, *_ in iter_values(record)}
+    return sorted(names - METRICS.keys() - set(DERIVED))
 
 
 def render_github_action_benchmark(side: ExportSide) -> str:
@@ -279,8 +289,12 @@ def render_csv(sides: Sequence[ExportSide]) -> str:
     writer.writeheader()
     for side in sides:
         for record in side.records():
-            writer.writerows(_csv_lines(side, record))
+            writer.writerows(_escape_cells(line) for line in _csv_lines(side, record))
     return text.getvalue()
+
+
+def _escape_cells(line: Mapping[str, object]) -> dict[str, object]:
+    return {name: escape_invisible(cell) if isinstance(cell, str) else cell for name, cell in line.items()}
 
 
 def _csv_lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:

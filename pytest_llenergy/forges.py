@@ -18,13 +18,14 @@ from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pytest_llenergy.errors import ForgeError, OutdatedRunError
+from pytest_llenergy.model.files import read_limited
 
 #: One request to the forge.
 REQUEST_TIMEOUT_S = 30.0
 
 
 #: Errors of a file that is not a readable event.
-EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError)
+EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 #: HTTP status of an answer without content, such as that to a deletion.
 NO_CONTENT = 204
@@ -238,7 +239,7 @@ def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[
 
 def _load_event(environ: Mapping[str, str]) -> Any:
     path = environ.get("GITHUB_EVENT_PATH")
-    return json.loads(Path(path).read_bytes()) if path else {}
+    return json.loads(read_limited(Path(path))) if path else {}
 
 
 def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:

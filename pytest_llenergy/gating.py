@@ -53,7 +53,7 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests, escape_surrogates, relative_path
-from pytest_llenergy.options.settings import option_source, saved_as, settings_of
+from pytest_llenergy.options.settings import option_source, saved_as, settings_of, usage_error
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.remote import is_url
@@ -163,13 +163,13 @@ class Gating:
             report = read_report(place, lean=True)
             records = select_last_attempts(report.records, location_name(place))
         except ReportError as error:
-            raise pytest.UsageError(f"{source}={name}: {str(error).removeprefix(f'{name}: ')}") from None
+            raise usage_error(f"{source}={name}: {str(error).removeprefix(f'{name}: ')}") from None
         # A complete run without tests is the baseline of the first benchmarks.
         if not has_measurements(records) and not (report.run.complete and not report.records):
             statuses = Counter(record.status for record in records.values())
             counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
             found = f" ({counts})" if counts else ""
-            raise pytest.UsageError(
+            raise usage_error(
                 f"{source}={name}: {location_name(place)}: none of its {len(records)} tests can be "
                 f"compared with{found}; a baseline needs tests that pass, with measured rounds"
             )
@@ -266,7 +266,7 @@ def check_gate_options(config: pytest.Config) -> None:
     if settings.compare is None:
         # An ini file may define gates for the runs that have a baseline.
         if config.getoption("energy_fail_on", None) is not None:
-            raise pytest.UsageError(
+            raise usage_error(
                 "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
             )
         return
@@ -274,7 +274,7 @@ def check_gate_options(config: pytest.Config) -> None:
         check_floor(settings.fail_on, settings.floor)
         check_named_once(settings.fail_on)
     except PlanError as error:
-        raise pytest.UsageError(f"{option_source(config, 'fail_on')}: {error}") from None
+        raise usage_error(f"{option_source(config, 'fail_on')}: {error}") from None
     stored = gating_of(config).stored
     assert stored is not None
     if stored.path is None:
@@ -286,7 +286,7 @@ def check_gate_options(config: pytest.Config) -> None:
 
 
 def _refuse_overwriting(option: str, path: Path) -> None:
-    raise pytest.UsageError(
+    raise usage_error(
         f"{option}: this would replace the baseline {path} that --energy-compare reads; write to another name"
     )
 
@@ -331,7 +331,7 @@ def _resolve_baseline(config: pytest.Config, text: str) -> Location:
     try:
         return find_saved(config.rootpath / SAVED, text)
     except ReportError as error:
-        raise pytest.UsageError(f"{option_source(config, 'compare')}={text}: {error}") from None
+        raise usage_error(f"{option_source(config, 'compare')}={text}: {error}") from None
 
 
 def describe_ungated(

@@ -22,7 +22,7 @@ import pytest
 import pytest_llenergy
 from pytest_llenergy.interruption import UNFINISHED
 from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.options.settings import read_settings, settings_of
+from pytest_llenergy.options.settings import read_settings, settings_of, usage_error
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag
@@ -296,7 +296,7 @@ class WorkerTracker:
         own = pytest_llenergy.__version__
         version = self._versions.get(node.gateway.id, own)
         if version != own:
-            raise pytest.UsageError(
+            raise usage_error(
                 f"worker {node.gateway.id} has pytest-llenergy {version}, this run was started with {own}: "
                 "install the same version for both"
             )

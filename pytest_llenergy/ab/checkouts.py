@@ -197,7 +197,7 @@ def check_out(repository: Repository, commit: str, place: Path) -> None:
         PlanError: If git fails.
     """
     ready = _completion_marker(place)
-    if ready.is_file() and ready.read_text() == commit and place.is_dir():
+    if ready.is_file() and ready.read_bytes() == commit.encode() and place.is_dir():
         return
     remove_checkout(repository, place)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def create_venv(venv: Path, checkout: Path, command: str, inputs: str, log: Path
         PlanError: If the command fails, with the line of its log that best explains the failure.
     """
     ready = venv.with_name(f"{venv.name}.ready")
-    if ready.is_file() and ready.read_text() == inputs and venv_python(venv).exists():
+    if ready.is_file() and ready.read_bytes() == inputs.encode() and venv_python(venv).exists():
         return
     ready.unlink(missing_ok=True)
     shutil.rmtree(venv, ignore_errors=True)

@@ -121,7 +121,7 @@ def _remove(directory: Path, what: str, repository: Repository | None, *locked: 
     """Remove a directory unless a process uses one of those with a lock. Returns what was done."""
     with _locked(*locked) as free:
         if not free:
-            pids = (place.read_text() for path in locked if (place := path / PID).exists())
+            pids = (place.read_text(errors="replace") for path in locked if (place := path / PID).is_file())
             return [f"kept {directory}: in use by process {next(pids, 'unknown')}"]
         size_mb = _size_bytes(directory) / 1e6
         remove_checkouts(directory, repository)

@@ -23,6 +23,7 @@ from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.defaults import MAX_FLOOR
 from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import replace_file
@@ -203,7 +204,7 @@ def _path(root: Path, key: str) -> Path:
 
 def _read_bytes(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_limited(path)
     except FileNotFoundError:
         return None
     except OSError as error:

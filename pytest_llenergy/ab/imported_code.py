@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+
+import msgspec
 
 from pytest_llenergy.ab.checkouts import Repository
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.base import MALFORMED
+from pytest_llenergy.model.files import read_limited
 
 #: Directories that usually hold packages. Any other directory with Python files could be a namespace.
 SOURCE_ROOTS = ("src", "python", "lib")
@@ -252,7 +255,13 @@ def check_imported_modules(
 
 def _read_imports(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
     for file in sorted(file for directory in modules for file in directory.glob("*.json")):
-        found: Mapping[str, Any] = json.loads(file.read_text())
+        try:
+            found = msgspec.json.decode(read_limited(file), type=dict[str, list[str]])
+        except (OSError, *MALFORMED) as error:
+            raise PlanError(
+                f"{file}: not the imports of a session ({error}); llenergy ab --fresh discards the "
+                "measurements of this comparison and starts again"
+            ) from None
         for name, places in found.items():
             yield name, [Path(place) for place in places]
 

@@ -24,8 +24,9 @@ import msgspec
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
-from pytest_llenergy.model.base import StoredStruct, cache_directory
+from pytest_llenergy.model.base import MALFORMED, StoredStruct, cache_directory
 from pytest_llenergy.model.environment import read_boot_id
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import format_time
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
@@ -147,7 +148,7 @@ class State:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            who = pid.read_text() if pid.exists() else "unknown"
+            who = pid.read_text(errors="replace") if pid.is_file() else "unknown"
             raise PlanError(
                 f"process {who} is running this comparison; wait for it or stop it, its measurements are kept"
             ) from None
@@ -337,15 +338,15 @@ def _file_stem(turn: Turn) -> str:
 
 def _read_end(files: SessionFiles) -> SessionEnd | None:
     try:
-        return msgspec.json.decode(files.end.read_bytes(), type=SessionEnd)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_limited(files.end), type=SessionEnd)
+    except (OSError, *MALFORMED):
         return None
 
 
 def _read_summary(files: SessionFiles) -> SessionSummary | None:
     try:
-        return msgspec.json.decode(files.summary.read_bytes(), type=SessionSummary)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_limited(files.summary), type=SessionSummary)
+    except (OSError, *MALFORMED):
         return None
 
 

@@ -24,7 +24,8 @@ import msgspec
 from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.base import cache_directory
+from pytest_llenergy.model.base import MALFORMED, cache_directory
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.scratch import ScratchDirectory
 
 MANIFEST = "llenergy-checksums.json"
@@ -100,9 +101,9 @@ def _file_state(path: Path) -> _FileState:
 
 def _is_intact(entry: Path) -> bool:
     try:
-        manifest = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, _FileState])
+        manifest = msgspec.json.decode(read_limited(entry / MANIFEST), type=dict[str, _FileState])
         return all(_is_unchanged(entry / name, file) for name, file in manifest.items())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *MALFORMED):
         return False
 
 

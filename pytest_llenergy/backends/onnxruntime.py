@@ -24,6 +24,7 @@ from pytest_llenergy.backends.convert import (
 from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -299,13 +300,16 @@ def read_model_shape(directory: Path) -> ModelShape:
         TypeError: If it is missing or invalid.
         ValueError: If it is missing or invalid.
     """
-    config = json.loads((directory / GENAI_CONFIG).read_text())["model"]
+    config = json.loads(read_limited(directory / GENAI_CONFIG))["model"]
     eos = config["eos_token_id"]
     ends = frozenset([eos] if isinstance(eos, int) else eos)
     vocabulary = int(config["vocab_size"])
     pad_id = config.get("pad_token_id")
     # Many models pad with their end token. ONNX Runtime would fill a row that ended with it, uncounted.
-    pad = pad_id if isinstance(pad_id, int) and pad_id not in ends else max(set(range(vocabulary)) - ends)
+    unused = (token for token in reversed(range(vocabulary)) if token not in ends)
+    pad = pad_id if isinstance(pad_id, int) and pad_id not in ends else next(unused, None)
+    if pad is None:
+        raise ValueError(f"every token of {vocabulary} ends the text")
     return ModelShape(
         ends=ends,
         pad=pad,

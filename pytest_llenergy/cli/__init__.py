@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from pytest_llenergy.cli import (
     run,
     watch,
 )
-from pytest_llenergy.cli.console import use_encodable_streams
+from pytest_llenergy.cli.console import print_message, use_encodable_streams
 from pytest_llenergy.errors import LLEnergyError
 
 #: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LLEnergyError as error:
-        print(f"llenergy {args.subcommand}: {error}", file=sys.stderr)
+        print_message(args.subcommand, error)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -73,13 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _discard(sys.stdout)
+        if error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, FileNotFoundError):
+            text = "the current directory no longer exists; change to another"
+        else:
+            text = f"could not write the output ({error.strerror or error})"
+            _discard(sys.stdout)
         try:
-            print(
-                f"llenergy {args.subcommand}: could not write the output ({error.strerror})", file=sys.stderr
-            )
+            print_message(args.subcommand, text)
         except OSError:
             _discard(sys.stderr)
         return USAGE

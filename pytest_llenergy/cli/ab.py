@@ -12,7 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
-from pytest_llenergy.cli.console import HelpFormatter, add_format
+from pytest_llenergy.cli.console import HelpFormatter, add_format, print_line
+from pytest_llenergy.model.text import escape_invisible
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
@@ -262,20 +263,16 @@ def _compare_with_itself(args: argparse.Namespace, request: Request) -> int:
 
 
 def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> None:
-    import msgspec
-
     from pytest_llenergy.ab.self_comparison import render_self_comparison
-    from pytest_llenergy.cli.console import print_data, print_encodable
-    from pytest_llenergy.report.store import replace_file
+    from pytest_llenergy.cli.console import encode_json, print_encodable, print_json, write_output
 
-    data = msgspec.json.format(msgspec.json.encode(result))
     if args.format == "json":
-        print_data(data.decode())
+        print_json(result)
     else:
         print_encodable(render_self_comparison(result))
     # Last: if it fails, the result is printed already.
     if args.output is not None:
-        replace_file(args.output, data + b"\n")
+        write_output(args.output, f"{encode_json(result)}\n")
 
 
 def _clean(command: Sequence[str]) -> int:
@@ -290,7 +287,7 @@ def _clean(command: Sequence[str]) -> int:
     except PlanError:
         repository = None
     for line in clean(Path.cwd() if repository is None else repository.root, repository):
-        print(line)
+        print_line(line)
     return 0
 
 
@@ -303,7 +300,7 @@ def _as_interrupt(_: int, __: FrameType | None) -> None:
 
 
 def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(escape_invisible(line), file=sys.stderr, flush=True)
 
 
 def _print_output(text: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_report, print_data
+from pytest_llenergy.cli.console import add_report, print_data, print_message
 from pytest_llenergy.errors import ForgeError, OutdatedRunError, ReportError
 
 if TYPE_CHECKING:
@@ -90,14 +89,12 @@ def run(args: argparse.Namespace) -> int:
         for done, url in post_comments(os.environ, bodies, args.number, outdated, otherwise):
             print(f"{done} {url}")
     except OutdatedRunError as error:
-        print(f"llenergy comment: no comment: {error}", file=sys.stderr)
+        print_message("comment", f"no comment: {error}")
     return 0
 
 
 def _render_folder(folder: Path, ci: CiRun) -> list[str]:
     """Render the comment of each job; without a readable file it says that there is no comparison."""
-    from pytest_llenergy.model.text import one_line
-
     paths = sorted(each / FILE for each in folder.iterdir() if each.is_dir())
     if len(paths) > MAX_JOBS:
         raise ForgeError(
@@ -108,7 +105,7 @@ def _render_folder(folder: Path, ci: CiRun) -> list[str]:
         try:
             bodies.append(_render_file(str(path), path.parent.name, ci))
         except ReportError as error:
-            print(f"llenergy comment: {one_line(str(error))}", file=sys.stderr)
+            print_message("comment", error)
             bodies.append(_render_missing(path.parent.name, ci))
     return bodies
 

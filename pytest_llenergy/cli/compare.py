@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.cli.console import add_output, add_report
+from pytest_llenergy.cli.console import add_output, add_report, print_message
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.defaults import HISTORY as DEFAULT_HISTORY
 from pytest_llenergy.options.table import option_row
@@ -90,9 +89,9 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         return render_compared(*result.reports, compared, pairs=result.pairs)
     if form == "json":
-        import msgspec
+        from pytest_llenergy.cli.console import encode_json
 
-        return msgspec.json.format(msgspec.json.encode(compared)).decode()
+        return encode_json(compared)
     if form == "markdown":
         from pytest_llenergy.forges import find_run
         from pytest_llenergy.report.pr_comment import CommentContext, render_comment
@@ -185,10 +184,9 @@ def print_comparison(
     """
     import shutil
 
-    from pytest_llenergy.cli.console import print_data, print_encodable, wants_color
+    from pytest_llenergy.cli.console import print_data, print_encodable, wants_color, write_output
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
-    from pytest_llenergy.model.text import count_tests, escape_invisible, one_line
-    from pytest_llenergy.report.store import replace_file
+    from pytest_llenergy.model.text import count_tests
     from pytest_llenergy.report.verdicts import suggest_remedy
 
     width = shutil.get_terminal_size().columns
@@ -198,13 +196,13 @@ def print_comparison(
     elif output is None:
         print_data(text)
     else:
-        replace_file(output, f"{text}\n".encode())
+        write_output(output, f"{text}\n")
     compared, comparisons = result.compared, result.compared.comparisons
     warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
     if warned and compared.inconclusive == "warn":
         more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
         remedy = suggest_remedy(warned, more)
-        print(f"llenergy {command}: warning: {len(warned)} inconclusive; {remedy}", file=sys.stderr)
+        print_message(command, f"warning: {len(warned)} inconclusive; {remedy}")
     lost = sum(each.verdict == "removed" and each.gated for each in comparisons)
     if lost and compared.removed != "pass":
         how, remedy = (
@@ -212,21 +210,19 @@ def print_comparison(
         )
         if not any(each.rule_applied for each in comparisons):
             remedy = "; nothing was compared"
-        print(
-            f"llenergy {command}: {how}{count_tests(lost)} of the baseline removed{remedy}", file=sys.stderr
-        )
+        print_message(command, f"{how}{count_tests(lost)} of the baseline removed{remedy}")
     for line in list_void_gates(comparisons):
-        print(f"llenergy {command}: {one_line(line)}", file=sys.stderr)
+        print_message(command, line)
     new = {each.id for each in comparisons if each.verdict == "new"}
     unmeasured = {each.id for each in comparisons if each.base_status is not None}
     if unmeasured:
         line = f"{count_tests(len(unmeasured))} failed or skipped in the baseline and cannot be gated"
-        print(f"llenergy {command}: warning: {line}", file=sys.stderr)
+        print_message(command, f"warning: {line}")
     elif new and all(each.verdict == "new" for each in comparisons):
-        print(f"llenergy {command}: no baseline: {count_tests(len(new), 'new ')}", file=sys.stderr)
+        print_message(command, f"no baseline: {count_tests(len(new), 'new ')}")
     if result.over_budget:
-        names = ", ".join(map(escape_invisible, result.over_budget))
-        print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
+        names = ", ".join(result.over_budget)
+        print_message(command, f"over budget on the head: {names}")
         return REGRESSED
     return exit_code(compared)
 
@@ -269,7 +265,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
 
 
 def _warn(line: str) -> None:
-    print(f"llenergy compare: warning: {line}", file=sys.stderr)
+    print_message("compare", f"warning: {line}")
 
 
 def _open_history(text: str | None) -> Store | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_llenergy.model.text import encodable
+from pytest_llenergy.model.text import encodable, escape_json, escape_surrogates, one_line
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -82,6 +82,37 @@ def wants_color() -> bool:
 def print_encodable(text: str, end: str = "\n") -> None:
     """Print text for people, replacing characters that the encoding lacks. Not for machine output."""
     print(encodable(text, sys.stdout.encoding or "utf-8"), end=end)
+
+
+def print_line(text: str) -> None:
+    """Print one line, whatever names it contains."""
+    print_encodable(one_line(text))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print_data(encode_json(value))
+
+
+def encode_json(value: Any) -> str:
+    """Return indented JSON in which invisible characters are escaped, so that a terminal can show it."""
+    import msgspec
+
+    # Names of files may contain surrogates.
+    primitives = escape_surrogates(msgspec.to_builtins(value))
+    return escape_json(msgspec.json.format(msgspec.json.encode(primitives)))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Replace a file by text in UTF-8. Raises ``ReportError`` if it cannot be written."""
+    from pytest_llenergy.report.store import replace_file
+
+    replace_file(path, text.encode("utf-8", "backslashreplace"))
+
+
+def print_message(command: str, text: object) -> None:
+    """Print ``llenergy <command>: <text>`` on standard error, as one line whatever the text contains."""
+    print(f"llenergy {command}: {one_line(str(text))}", file=sys.stderr)
 
 
 def print_data(text: str, end: str = "\n") -> None:

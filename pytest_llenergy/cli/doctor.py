@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_format, print_data
+from pytest_llenergy.cli.console import add_format, print_json
+from pytest_llenergy.model.text import escape_invisible
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     def print_line(line: str) -> None:
         # Steps take seconds, or minutes if one hangs, so each result is printed at once.
         if args.format == "text":
-            print(line, flush=True)
+            print(escape_invisible(line), flush=True)
 
     checkup = check_host()
     for line in render_checkup(checkup):
@@ -55,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
         checkup = run_trials(checkup, print_line)
     if args.format == "json":
-        import msgspec
-
-        print_data(msgspec.json.format(msgspec.json.encode(checkup)).decode())
+        print_json(checkup)
     return 1 if checkup.misconfigured else 0
 
 
@@ -67,13 +66,11 @@ def _print_backends(*, as_json: bool) -> int:
 
     rows, broken = list(list_backend_rows()), list_broken_backends()
     if as_json:
-        import msgspec
-
-        print_data(msgspec.json.format(msgspec.json.encode({"backends": rows, "broken": broken})).decode())
+        print_json({"backends": rows, "broken": broken})
         return 0
     for row in rows:
         for line in render_row(row):
-            print(line)
+            print(escape_invisible(line))
     for backend in broken:
-        print(render_broken(backend))
+        print(escape_invisible(render_broken(backend)))
     return 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output, add_report, print_data
+from pytest_llenergy.cli.console import add_output, add_report, print_data, print_message, write_output
 from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -37,14 +37,13 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.export import ExportSide, export_report
+    from pytest_llenergy.export import ExportSide, export_report, list_omitted_metrics
     from pytest_llenergy.model.report import PairedReport
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import (
         check_not_overwritten,
         location_name,
         read_report_or_paired,
-        replace_file,
     )
 
     location = locate(args.file)
@@ -59,9 +58,12 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(f"--side={args.side}: {location_name(location)} holds one run, without sides")
     else:
         sides = [ExportSide("", report)]
+    omitted = list_omitted_metrics(sides, args.format)
+    if omitted:
+        print_message("export", f"{args.format} has no place for {', '.join(omitted)}; csv has all metrics")
     text = export_report(sides, args.format)
     if args.output is None:
         print_data(text, end="")
     else:
-        replace_file(args.output, text.encode())
+        write_output(args.output, text)
     return 0

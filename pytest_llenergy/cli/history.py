@@ -63,8 +63,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add(args: argparse.Namespace) -> int:
-    import sys
-
+    from pytest_llenergy.cli.console import print_line, print_message
     from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add_run
@@ -81,31 +80,30 @@ def _add(args: argparse.Namespace) -> int:
             report = read_report(report_at)
             added = add_run(report, location_name(report_at), store, allow_dirty=args.allow_dirty)
         except ReportError as error:
-            print(f"llenergy history: {error}", file=sys.stderr)
+            print_message("history", error)
             refused += 1
             continue
         if not added.new:
-            print(f"{location_name(report_at)}: run {report.run.id} is already in {store.name}")
+            print_line(f"{location_name(report_at)}: run {report.run.id} is already in {store.name}")
             continue
         rest = f", {added.unmeasured} without values left out" if added.unmeasured else ""
-        print(f"{location_name(report_at)}: {count_tests(added.tests)} added to {store.name}{rest}")
+        print_line(f"{location_name(report_at)}: {count_tests(added.tests)} added to {store.name}{rest}")
     return USAGE if refused else 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    from pytest_llenergy.cli.console import print_data, print_encodable
+    from pytest_llenergy.cli.console import print_data, print_encodable, write_output
     from pytest_llenergy.compare.gate import check_metric
     from pytest_llenergy.history.add import load_accepted_steps
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.history.trend import select_series
-    from pytest_llenergy.report.store import replace_file
 
     metric = check_metric(args.metric) if args.metric is not None else None
     store = open_store(args.at)
     series = select_series(store, test=args.test, metric=metric, device_key=args.device)
     text = _render(args, store.name, series, load_accepted_steps(store))
     if args.output is not None:
-        replace_file(args.output, text.encode())
+        write_output(args.output, text)
     elif args.format == "text":
         print_encodable(text, end="")
     else:
@@ -118,9 +116,7 @@ def _render(
 ) -> str:
     import shutil
 
-    import msgspec
-
-    from pytest_llenergy.cli.console import wants_color
+    from pytest_llenergy.cli.console import encode_json, wants_color
     from pytest_llenergy.history.render import render_markdown, render_text
     from pytest_llenergy.history.trend import build_view
 
@@ -130,7 +126,7 @@ def _render(
         return f"{render_page(place, series, steps)}\n"
     view = build_view(place, series, steps)
     if args.format == "json":
-        return f"{msgspec.json.format(msgspec.json.encode(view)).decode()}\n"
+        return f"{encode_json(view)}\n"
     if args.format == "markdown":
         return render_markdown(view)
     color = args.output is None and wants_color()
@@ -138,6 +134,7 @@ def _render(
 
 
 def _accept(args: argparse.Namespace) -> int:
+    from pytest_llenergy.cli.console import print_line
     from pytest_llenergy.history.add import accept_step
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.model.text import count_tests
@@ -145,5 +142,5 @@ def _accept(args: argparse.Namespace) -> int:
     store = open_store(args.at)
     accepted = accept_step(store, args.commit, args.reason, args.test)
     tests = f" for {count_tests(len(accepted.tests))}" if accepted.tests else ""
-    print(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
+    print_line(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_llenergy.cli.console import add_format, print_data
+from pytest_llenergy.cli.console import add_format, print_json, print_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,15 +38,11 @@ def run(args: argparse.Namespace) -> int:
     saved = list_saved(directory)
     rows = [_row(each) for each in saved]
     if args.format == "json":
-        import msgspec
-
-        print_data(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
     elif rows:
         _print_table(rows)
     else:
-        print(
-            f"llenergy list: nothing is saved in {directory}; pytest --energy-save=NAME does", file=sys.stderr
-        )
+        print_message("list", f"nothing is saved in {directory}; pytest --energy-save=NAME does")
     return 0
 
 
@@ -79,8 +74,8 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
     from rich.console import Console
 
-    from pytest_llenergy.cli.console import print_encodable
-    from pytest_llenergy.model.text import one_line, strip_trailing_space
+    from pytest_llenergy.cli.console import print_encodable, print_line
+    from pytest_llenergy.model.text import strip_trailing_space
     from pytest_llenergy.report.terminal import TableColumn, split_into_tables
 
     columns = {
@@ -89,7 +84,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
         "tests": [_tests(row) for row in rows],
         "kind": [", ".join(row.get("kinds", ())) or "-" for row in rows],
     }
-    names = TableColumn("name", [one_line(row["name"]) for row in rows], is_number=False)
+    names = TableColumn("name", [row["name"] for row in rows], is_number=False)
     stream = io.StringIO()
     console = Console(file=stream, width=shutil.get_terminal_size().columns, no_color=True, highlight=False)
     shown = [TableColumn(head, cells, is_number=head == "tests") for head, cells in columns.items()]
@@ -98,7 +93,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     print_encodable(strip_trailing_space(stream.getvalue()))
     for row in rows:
         if "reason" in row:
-            print_encodable(one_line(f"{row['name']}: {row['reason']}"))
+            print_line(f"{row['name']}: {row['reason']}")
 
 
 def _commit(row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_report
+from pytest_llenergy.cli.console import add_report, print_line
 from pytest_llenergy.errors import PlanError
 
 if TYPE_CHECKING:
@@ -49,5 +49,5 @@ def run(args: argparse.Namespace) -> int:
     report = merge_reports([NamedReport(location_name(place), read_report(place)) for place in places])
     write_report(report, args.output)
     state = "complete" if report.run.complete else "incomplete"
-    print(f"{args.output}: {len(report.records)} records, {state}")
+    print_line(f"{args.output}: {len(report.records)} records, {state}")
     return 0

@@ -55,9 +55,9 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the table or the page. Returns 0."""
-    from pytest_llenergy.cli.console import print_data, print_encodable
+    from pytest_llenergy.cli.console import print_data, print_encodable, write_output
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import check_not_overwritten, read_report, replace_file
+    from pytest_llenergy.report.store import check_not_overwritten, read_report
 
     if args.history is not None and args.format != "html":
         raise PlanError("--history shows trends on a page; give --format=html too")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     report = _with_rates(read_report(location), args)
     text = _render(report, args)
     if args.output is not None:
-        replace_file(args.output, f"{text}\n".encode())
+        write_output(args.output, f"{text}\n")
     elif args.format == "text":
         print_encodable(text)
     else:

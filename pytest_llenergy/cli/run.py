@@ -15,7 +15,14 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_llenergy.cli.console import HelpFormatter, add_output, print_data
+from pytest_llenergy.cli.console import (
+    HelpFormatter,
+    add_output,
+    encode_json,
+    print_json,
+    print_message,
+    write_output,
+)
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             measuring.stop()
         if child.problem is not None:
-            print(f"llenergy run: {child.problem}", file=sys.stderr)
+            print_message("run", child.problem)
             return status
         energy = Metric(
             value=record.energy_j,
@@ -298,23 +305,17 @@ def _read_rates(args: argparse.Namespace) -> Rates:
 
 
 def _write(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    import msgspec
-
-    from pytest_llenergy.report.store import replace_file
-
-    text = msgspec.json.format(msgspec.json.encode(found))
     if args.output is not None:
-        replace_file(args.output, text + b"\n")
+        write_output(args.output, f"{encode_json(found)}\n")
     else:
-        print_data(text.decode())
+        print_json(found)
 
 
 def _write_lines(args: argparse.Namespace, lines: Sequence[str]) -> None:
     from pytest_llenergy.model.text import encodable, one_line
-    from pytest_llenergy.report.store import replace_file
 
     text = "".join(f"energy: {one_line(line)}\n" for line in lines)
     if args.output is not None:
-        replace_file(args.output, text.encode())
+        write_output(args.output, text)
     else:
         print(encodable(text, sys.stderr.encoding or "utf-8"), end="", file=sys.stderr)

@@ -69,12 +69,22 @@ def add_run(report: Report, origin: str, store: Store, *, allow_dirty: bool = Fa
         entries = list(_entries(report, record))
         tests += bool(entries)
         for entry in entries:
-            lines.setdefault(entry.device_key, []).append(msgspec.json.encode(entry) + b"\n")
+            lines.setdefault(entry.device_key, []).append(_encode(entry, origin))
     if not lines:
         raise ReportError(f"{origin}: none of its {len(records)} tests was measured; nothing to add")
     file = file_name(report.run.started_at, report.run.id)
     written = [store.create(key, file, b"".join(found)) for key, found in lines.items()]
     return AddResult(tests, len(records) - tests, new=any(written))
+
+
+def _encode(entry: Entry, origin: str) -> bytes:
+    """Return a line that can be read again: a report may contain values that no machine has."""
+    line = msgspec.json.encode(entry) + b"\n"
+    try:
+        msgspec.json.decode(line, type=Entry)
+    except msgspec.ValidationError as error:
+        raise ReportError(f"{origin}: {entry.id}: impossible {entry.metric} ({error})") from None
+    return line
 
 
 def file_name(time: str, run_id: str) -> str:

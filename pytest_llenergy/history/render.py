@@ -6,12 +6,11 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from rich.text import Text
 
 from pytest_llenergy.history.trend import HistoryView, Standing
 from pytest_llenergy.model.text import short_test_name, strip_trailing_space
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
-from pytest_llenergy.report.terminal import TableColumn, tables_with_whole_names
+from pytest_llenergy.report.terminal import TableColumn, plain_text, tables_with_whole_names
 from pytest_llenergy.report.verdicts import format_value, name_column
 
 #: Columns of numbers.
@@ -29,14 +28,14 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     for title, standings in _tables(view).items():
-        console.print(Text(title))
+        console.print(plain_text(title))
         cells = zip(*map(standing_cells, standings), strict=True)
         columns = [TableColumn(name, column) for name, column in zip(COLUMNS, cells, strict=True)]
         names = name_column([each.id for each in standings])
         for table in tables_with_whole_names(names, columns, width, names_first=True):
             console.print(table)
     for note in list_notes(view):
-        console.print(Text(note))
+        console.print(plain_text(note))
     text = strip_trailing_space(stream.getvalue())
     return f"{text}\n" if text else ""
 

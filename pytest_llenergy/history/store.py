@@ -19,7 +19,14 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
-from pytest_llenergy.report.remote import is_url, open_file_system, redact_url, run_with_timeout
+from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.report.remote import (
+    is_url,
+    open_file_system,
+    read_remote,
+    redact_url,
+    run_with_timeout,
+)
 from pytest_llenergy.report.store import replace_file
 
 #: 1: first format (0.1.0).
@@ -126,7 +133,7 @@ class LocalStore:
         """See ``Store.read``."""
         path = self._root / folder / file
         try:
-            return path.read_bytes()
+            return read_limited(path)
         except OSError as error:
             raise ReportError(f"{path}: {error.strerror}") from None
 
@@ -176,7 +183,7 @@ class RemoteStore:
     def read(self, folder: str, file: str) -> bytes:
         """See ``Store.read``."""
         path = f"{self._root}/{folder}/{file}"
-        return run_with_timeout(self._address, lambda: bytes(self._system.cat_file(path)))
+        return read_remote(f"{self.name}/{folder}/{file}", lambda: (self._system, path))
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
         """See ``Store.create``."""

@@ -26,6 +26,9 @@ from pytest_llenergy.model.timeline import Flops
 #: Percentiles of each latency of a served load.
 PERCENTILES = (50, 90, 99)
 
+#: Shortest time that a clock measures (seconds). In a file, a round may have any duration.
+CLOCK_RESOLUTION_S = 1e-9
+
 #: Why a served load may have no metric of its steady state.
 NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
 
@@ -209,7 +212,7 @@ def _per_request(round_: Round) -> RoundValue | None:
 
 
 def _mean_power(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.duration_s)
+    return _joules(round_, round_.duration_s) if round_.duration_s >= CLOCK_RESOLUTION_S else None
 
 
 def _joules(round_: Round, over: float) -> RoundValue | None:
@@ -248,7 +251,11 @@ def _net(round_: Round) -> RoundValue | None:
 def _throughput(round_: Round) -> RoundValue | None:
     if round_.tokens is None or not round_.tokens.output:
         return None
-    return RoundValue(round_.tokens.output / round_.duration_s)
+    return _rate(round_.tokens.output, round_.duration_s)
+
+
+def _rate(count: int, duration_s: float) -> RoundValue | None:
+    return RoundValue(count / duration_s) if duration_s >= CLOCK_RESOLUTION_S else None
 
 
 def _exact(value: float | None) -> RoundValue | None:
@@ -303,12 +310,12 @@ def _steady_per_token(round_: Round) -> RoundValue | None:
 
 def _steady_throughput(round_: Round) -> RoundValue | None:
     phase, tokens = _phase(round_, "steady"), _steady_tokens("steady", round_)
-    return RoundValue(tokens / phase.duration_s) if phase is not None and tokens is not None else None
+    return _rate(tokens, phase.duration_s) if phase is not None and tokens is not None else None
 
 
 def _request_throughput(round_: Round) -> RoundValue | None:
     served = round_.served is not None and round_.requests is not None
-    return RoundValue(round_.requests / round_.duration_s) if served and round_.requests else None
+    return _rate(round_.requests, round_.duration_s) if served and round_.requests else None
 
 
 def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import SupportsIndex, overload
 
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.model.files import read_limited
 
 #: Written for this package and dedicated to the public domain (CC0-1.0). From 3 to about 90 words.
 DEFAULT_PROMPTS = (
@@ -57,7 +58,7 @@ def load_prompts(path: Path) -> Prompts:
         LLEnergyError: If the file cannot be read or holds no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_limited(path).decode().splitlines()
     except OSError as error:
         raise LLEnergyError(f"the prompts file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

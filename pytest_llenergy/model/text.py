@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
@@ -55,6 +56,24 @@ def one_line(text: str) -> str:
 def escape_invisible(text: str) -> str:
     """Escape every invisible character, line breaks included."""
     return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def escape_lines(text: str) -> str:
+    """Escape every invisible character except line breaks."""
+    return "\n".join(map(escape_invisible, text.split("\n")))
+
+
+def escape_json(data: bytes) -> str:
+    """Return encoded JSON in which invisible characters, which only its strings contain, are escapes."""
+    return "".join(
+        each if each.isprintable() or each in "\n " else "".join(f"\\u{unit:04x}" for unit in _utf16(each))
+        for each in data.decode()
+    )
+
+
+def _utf16(character: str) -> tuple[int, ...]:
+    data = character.encode("utf-16-be")
+    return struct.unpack(f">{len(data) // 2}H", data)
 
 
 def encodable(text: str, encoding: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.options.settings import option_source, saved_as, settings_of
+from pytest_llenergy.options.settings import option_source, saved_as, settings_of, usage_error
 
 if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
@@ -36,7 +36,7 @@ def naming_option(config: pytest.Config, name: str, prefix: str = "") -> Iterato
     try:
         yield
     except LLEnergyError as error:
-        raise pytest.UsageError(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
+        raise usage_error(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
 
 
 def check_outputs(config: pytest.Config) -> None:
@@ -62,7 +62,7 @@ def check_outputs(config: pytest.Config) -> None:
         logs = settings.rank_logs
         with _naming_file(f"{option_source(config, 'rank_logs')}={logs}") as source:
             if logs.exists() and not logs.is_dir():
-                raise pytest.UsageError(f"{source}: the file exists; name a directory")
+                raise usage_error(f"{source}: the file exists; name a directory")
             _check_may_write(None, _nearest_directory(logs / "group"), source)
 
 
@@ -72,26 +72,26 @@ def _naming_file(source: str) -> Iterator[str]:
     try:
         yield source
     except OSError as error:
-        raise pytest.UsageError(f"{source}: {error.strerror}") from None
+        raise usage_error(f"{source}: {error.strerror}") from None
     except ValueError as error:
         # A null character, which only an ini file can hold.
-        raise pytest.UsageError(f"{source}: {error}") from None
+        raise usage_error(f"{source}: {error}") from None
 
 
 def _check_writable(path: Path, option: str) -> None:
     with _naming_file(f"{option}={path}") as source:
         if not path.parent.is_dir():
-            raise pytest.UsageError(f"{source}: no directory {path.parent}; create it first")
+            raise usage_error(f"{source}: no directory {path.parent}; create it first")
         _check_may_write(path, path.parent, source)
 
 
 def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
     if path is not None and path.exists() and not os.access(path, os.W_OK):
-        raise pytest.UsageError(f"{source}: {path} exists and cannot be written")
+        raise usage_error(f"{source}: {path} exists and cannot be written")
     if not directory.is_dir():
-        raise pytest.UsageError(f"{source}: {directory} exists and is no directory")
+        raise usage_error(f"{source}: {directory} exists and is no directory")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"{source}: no permission to write in {directory}")
+        raise usage_error(f"{source}: no permission to write in {directory}")
     if path is not None and (path.is_file() or not path.exists()):
         from pytest_llenergy.report.store import check_creatable
 
@@ -124,7 +124,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         if not all(name in environment for name in variables) or not count.isdecimal() or int(count) < 2:
             continue
         values = ", ".join(f"{name}={environment[name]}" for name in variables)
-        raise pytest.UsageError(
+        raise usage_error(
             f"{launcher} has started {count} pytest processes ({values}), which would all measure the same "
             f"tests; {remedy}, and tests start their own ranks: @pytest.mark.gpus({count}), or "
             "@pytest.mark.parallel"
@@ -155,7 +155,7 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         backends, meters = state.backends, state.meters
     except LLEnergyError as error:
         # A broken plugin, which is no fault of an option.
-        raise pytest.UsageError(str(error)) from None
+        raise usage_error(str(error)) from None
     with naming_option(config, "meter"):
         check_meters(settings.meter, meters)
         check_arguments(settings.meter, meters)
@@ -215,4 +215,4 @@ def _check_gpus(config: pytest.Config, selection: str) -> None:
         # A driver that does not answer is reported by the tests that need a GPU.
         return
     if fault is not None:
-        raise pytest.UsageError(f"{option_source(config, 'gpus')}: {fault}")
+        raise usage_error(f"{option_source(config, 'gpus')}: {fault}")

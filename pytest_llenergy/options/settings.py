@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.model.defaults import SAVED
+from pytest_llenergy.model.text import one_line, shorten
 from pytest_llenergy.options.table import OPTIONS, Option, Settings, option_row
+
+#: Most characters of an error; a longer one is cut in its middle, since its end says what to do.
+MAX_MESSAGE_LENGTH = 2000
 
 SETTINGS = pytest.StashKey[Settings]()
 
@@ -27,6 +31,11 @@ def settings_of(config: pytest.Config) -> Settings:
     if SETTINGS not in config.stash:
         config.stash[SETTINGS] = read_settings(config)
     return config.stash[SETTINGS]
+
+
+def usage_error(message: str) -> pytest.UsageError:
+    """Return an error that pytest prints as one line of limited length, whatever values it contains."""
+    return pytest.UsageError(shorten(one_line(message), MAX_MESSAGE_LENGTH))
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -52,7 +61,7 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
         base = config.invocation_params.dir
         texts = [str(each) for each in (given if isinstance(given, list) else [given])]
         if not all(text.strip() for text in texts):
-            raise pytest.UsageError(f"{source}= has no value; add one, or leave the option out")
+            raise usage_error(f"{source}= has no value; add one, or leave the option out")
     else:
         base, text = config.rootpath, str(config.getini(option.ini))
         texts = [line for line in text.splitlines() if line.strip()] if option.repeatable else [text]
@@ -74,7 +83,7 @@ def _read_text(option: Option, source: str, text: str) -> Any:
     try:
         return option.read(text.strip() if option.repeatable else text)
     except ValueError as error:
-        raise pytest.UsageError(f"{source}={text}: {error}") from None
+        raise usage_error(f"{source}={text}: {error}") from None
 
 
 def saved_as(config: pytest.Config, name: str) -> Path:

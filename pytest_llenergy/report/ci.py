@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
-from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
+from pytest_llenergy.model.text import escape_invisible, escape_lines, one_line, short_test_name
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment, render_title
 from pytest_llenergy.report.verdicts import (
     failing_verdicts,
@@ -39,9 +38,6 @@ MAX_SUMMARY_BYTES = 1024 * 1024
 
 #: Decimal places of a relative change: a tenth of a percent.
 CHANGE_DECIMAL_PLACES = 3
-
-#: Characters that XML 1.0 cannot contain, not even as a reference (https://www.w3.org/TR/xml/#charsets).
-ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 #: Result of the test case by verdict; other verdicts pass.
 JUNIT_OUTCOMES: dict[Verdict, str] = {
@@ -92,7 +88,7 @@ def render_openmetrics_text(families: Iterable[Family]) -> str:
 
 def escape_openmetrics(text: str) -> str:
     """Escape the value of a label, or a help text."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return escape_lines(text).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _format_labels(labels: Mapping[str, str]) -> str:
@@ -248,7 +244,7 @@ def render_gitlab_metrics(compared: ComparedReports) -> str:
         "Relative change from the base; 0 if unchanged, NaN if inconclusive.",
         [
             Sample(
-                {"test": _escape_label(each.id), "metric": _escape_label(each.metric)}, _format_change(each)
+                {"test": _escape_hashes(each.id), "metric": _escape_hashes(each.metric)}, _format_change(each)
             )
             for each in compared.comparisons
             if each.rule_applied
@@ -264,12 +260,9 @@ def _format_change(comparison: Comparison) -> str:
     return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{CHANGE_DECIMAL_PLACES}f}"
 
 
-def _escape_label(name: str) -> str:
-    """Escape hashes, after which GitLab ignores the rest of a line (``parsers/metrics/generic.rb``).
-
-    Other invisible characters are escaped too, except line breaks, which the format escapes itself.
-    """
-    return "\n".join(escape_invisible(line) for line in name.replace("#", "%23").split("\n"))
+def _escape_hashes(name: str) -> str:
+    """Escape hashes, after which GitLab ignores the rest of a line (``parsers/metrics/generic.rb``)."""
+    return name.replace("#", "%23")
 
 
 def render_junit(compared: ComparedReports) -> str:
@@ -304,20 +297,18 @@ def _add_case(suite: ElementTree.Element, comparison: Comparison, outcome: str) 
     classname = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
     name = f"{function}{bracket}{params} {comparison.metric}"
     case = ElementTree.SubElement(
-        suite, "testcase", {"classname": _escape_illegal(classname), "name": _escape_illegal(name)}
+        suite, "testcase", {"classname": escape_lines(classname), "name": escape_lines(name)}
     )
     properties = ElementTree.SubElement(case, "properties")
     for key, text in _facts(comparison).items():
         ElementTree.SubElement(
-            properties, "property", {"name": f"llenergy.{key}", "value": _escape_illegal(text)}
+            properties, "property", {"name": f"llenergy.{key}", "value": escape_lines(text)}
         )
     if outcome != "passed":
-        about = {"message": _escape_illegal(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
+        about = {"message": escape_lines(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
         if outcome != "skipped":
             about["type"] = f"llenergy.{comparison.verdict.replace(' ', '_')}"
-        ElementTree.SubElement(case, outcome, about).text = (
-            _escape_illegal("\n".join(comparison.notes)) or None
-        )
+        ElementTree.SubElement(case, outcome, about).text = escape_lines("\n".join(comparison.notes)) or None
 
 
 def _facts(comparison: Comparison) -> dict[str, str]:
@@ -335,7 +326,3 @@ def _facts(comparison: Comparison) -> dict[str, str]:
         "kind": comparison.kind,
     }
     return {name: str(fact) for name, fact in facts.items() if fact is not None}
-
-
-def _escape_illegal(text: str) -> str:
-    return ILLEGAL_IN_XML.sub(lambda found: f"#x{ord(found.group()):02X}", text)

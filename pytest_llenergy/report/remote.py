@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model import files
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -28,9 +29,6 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
 
 #: A URL without a host although its protocol needs one.
 HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
-
-#: Largest file to read. A report of ten thousand tests with twelve rounds each has 170 MB.
-MAX_FILE_BYTES = 1 << 30
 
 #: Read or write one remote file: time for a large report over a slow line.
 REMOTE_TIMEOUT_S = 120.0
@@ -67,19 +65,30 @@ def fetch_url(url: str) -> bytes:
     Raises:
         ReportError: If it cannot be read or is too large.
     """
+    return read_remote(url, lambda: open_file_system(url))
+
+
+def read_remote(url: str, open_system: Callable[[], tuple[AbstractFileSystem, str]]) -> bytes:
+    """Read a whole file of the file system that ``open_system`` returns with the file's path in it.
+
+    Raises:
+        ReportError: As for ``fetch_url``.
+    """
 
     def read() -> bytes:
-        system, path = open_file_system(url)
+        system, path = open_system()
         data = bytearray()
         with system.open(path, "rb") as file:
             # A stream may return less than was asked for.
-            while len(data) <= MAX_FILE_BYTES and (part := file.read(MAX_FILE_BYTES + 1 - len(data))):
+            while len(data) <= files.MAX_FILE_BYTES and (
+                part := file.read(files.MAX_FILE_BYTES + 1 - len(data))
+            ):
                 data += part
         return bytes(data)
 
     data = run_with_timeout(url, read)
-    if len(data) > MAX_FILE_BYTES:
-        raise ReportError(f"{redact_url(url)}: larger than {MAX_FILE_BYTES >> 20} MiB, the limit for reports")
+    if len(data) > files.MAX_FILE_BYTES:
+        raise ReportError(f"{redact_url(url)}: {files.describe_limit()}")
     return data
 
 

@@ -33,8 +33,17 @@ def saved_directory() -> Path:
 
 
 def list_names(directory: Path) -> list[str]:
-    """Return the names of the reports in a directory, in alphabetical order."""
-    return sorted(each.stem for each in directory.glob("*.json"))
+    """Return the names of the reports in a directory, in alphabetical order.
+
+    Raises:
+        ReportError: If the directory cannot be read.
+    """
+    try:
+        return sorted(each.stem for each in directory.iterdir() if each.suffix == ".json")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ReportError(f"{directory}: {error.strerror}") from None
 
 
 def find_saved(directory: Path, name: str) -> Path:

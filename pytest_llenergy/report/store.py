@@ -21,6 +21,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -267,7 +268,7 @@ def read_file(location: Location) -> bytes:
     if isinstance(location, str):
         return fetch_url(location)
     try:
-        return location.read_bytes()
+        return read_limited(location)
     except OSError as error:
         raise ReportError(f"{location}: {error.strerror}") from None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, OverflowMethod, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +22,7 @@ from pytest_llenergy.model.quantity import format_energy, format_quantity, forma
 from pytest_llenergy.model.record import Flag, Record, Round, Terms, Times, Window
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
+    escape_invisible,
     one_line,
     short_test_name,
     shorten,
@@ -63,17 +64,26 @@ MAX_PARAM_LENGTH = 40
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: its heading, and one cell per row."""
+    """One column: its heading, and one cell per row, in which invisible characters are escaped."""
 
     head: str
     cells: Sequence[str]
     is_number: bool = True
     styles: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", escape_invisible(self.head))
+        object.__setattr__(self, "cells", [escape_invisible(cell) for cell in self.cells])
+
     @property
     def width(self) -> int:
         """Width of the widest cell (characters)."""
         return max(map(cell_len, [self.head, *self.cells]))
+
+
+def plain_text(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
+    """Return text for the console, in which invisible characters are escaped."""
+    return Text(escape_invisible(text), style=style, overflow=overflow)
 
 
 def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width: int) -> Iterator[Table]:
@@ -132,7 +142,7 @@ class NamesAboveRows:
         for line in head:
             yield from _indented(line)
         for name, line in zip(self.names, rows, strict=True):
-            yield Text(name, overflow="fold")
+            yield plain_text(name, overflow="fold")
             yield from _indented(line)
 
 
@@ -154,7 +164,7 @@ def _table(first: TableColumn, columns: Sequence[TableColumn]) -> Table:
 
 def _texts(column: TableColumn) -> Iterator[Text]:
     styles = column.styles or [""] * len(column.cells)
-    return (Text(cell, style=style) for cell, style in zip(column.cells, styles, strict=True))
+    return (plain_text(cell, style=style) for cell, style in zip(column.cells, styles, strict=True))
 
 
 def round_details(
@@ -171,7 +181,7 @@ def round_details(
     """
     if not record.rounds:
         return
-    yield Text(f"{name}: {_procedure(record)}", style="bold")
+    yield plain_text(f"{name}: {_procedure(record)}", style="bold")
     numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
     yield from split_into_tables(numbers, _round_columns(record.rounds), width)
     if with_terms:
@@ -261,7 +271,7 @@ def _uncertainty(record: Record) -> Iterator[Text]:
         parts.append(f"{format_energy(metric.uncertainty_absolute)} with the accuracy of the source")
     if record.procedure is not None and record.procedure.reached is not None:
         parts.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target * 100:g}%")
-    yield Text(f"u of an iteration: {', '.join(parts)}")
+    yield plain_text(f"u of an iteration: {', '.join(parts)}")
 
 
 def _flags(record: Record, said: set[tuple[str, str]]) -> Iterator[Text]:
@@ -281,7 +291,7 @@ def _flags(record: Record, said: set[tuple[str, str]]) -> Iterator[Text]:
 
 
 def _line(flag: Flag, where: str) -> Text:
-    return Text(
+    return plain_text(
         one_line(f"{where} ({flag.severity}): {flag.detail}"), style=SEVERITY_STYLES.get(flag.severity, "")
     )
 
@@ -322,7 +332,7 @@ def render_summary(
     groups, chosen = layout.groups(tabled), layout.columns_of(tabled)
     for title, group in groups.items():
         if title:
-            console.print(Text(shorten(title, MAX_NAME_LENGTH), style="bold"))
+            console.print(plain_text(shorten(title, MAX_NAME_LENGTH), style="bold"))
         tests = TableColumn("test", [_row_title(record, names) for record in group], is_number=False)
         columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
         for table in split_into_tables(tests, columns, width):
@@ -337,7 +347,7 @@ def render_summary(
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
             found = f"{name}: {format_window_energy(window)}"
             failed = record.status == "invalid" and window.energy_j is None
-            console.print(Text(f"INVALID {found}", style="red") if failed else Text(found))
+            console.print(plain_text(f"INVALID {found}", style="red") if failed else plain_text(found))
     for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
@@ -355,7 +365,7 @@ def _notes(
     # With -vv, the flags of tests with rounds are above.
     flagged = [record for record in metered if verbosity < 2 or not record.rounds]
     texts = list_notes(metered, summary_flags(flagged, names), further)
-    notes = [Text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
+    notes = [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
     shown = notes[:MAX_NOTES]
     if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in notes)):
         return notes
@@ -439,13 +449,13 @@ def _without_result(records: Sequence[Record]) -> list[Text]:
     lines = []
     for (status, reason), (first, *others) in alike.items():
         more = f" and {len(others)} more" if others else ""
-        lines.append(Text(f"{status} {short_test_name(first.id)}{more}: {reason}", style="red"))
+        lines.append(plain_text(f"{status} {short_test_name(first.id)}{more}: {reason}", style="red"))
     return lines
 
 
 def _skipped(records: Sequence[Record]) -> list[Text]:
     reasons = Counter(record.reason for record in records if record.status == "skipped")
-    return [Text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]
+    return [plain_text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]
 
 
 def estimate_notes(records: Sequence[Record]) -> list[str]:

@@ -11,7 +11,6 @@ from statistics import fmean, median
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
@@ -25,7 +24,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.terminal import TableColumn, tables_with_whole_names
+from pytest_llenergy.report.terminal import TableColumn, plain_text, tables_with_whole_names
 
 VERDICT_STYLES: dict[Verdict, str] = {
     "regressed": "bold red",
@@ -82,7 +81,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             explained = [each for each in explained if each.notes]
         for each in explained[:MAX_LINES_PER_VERDICT]:
             console.print(
-                Text(
+                plain_text(
                     f"{state}: {short_test_name(each.id)}: {_reason(each)}",
                     style=VERDICT_STYLES.get(state, ""),
                 )

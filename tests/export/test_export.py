@@ -19,9 +19,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.export import BENCHER_MEASURES, OPENMETRICS_GAUGES
+from pytest_llenergy.export import BENCHER_MEASURES, OPENMETRICS_GAUGES, TARGETS, Target
 from pytest_llenergy.model.comparison import ComparedReports, ReportSource
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
     PairedReport,
@@ -32,7 +32,7 @@ from pytest_llenergy.model.report import (
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import TEST, record_of, report_of, round_of, scaled
-from ..model.reports import REPORT
+from ..model.reports import RECORD, REPORT
 
 #: https://bencher.dev/bmf.json
 BMF = {
@@ -269,3 +269,16 @@ class TestFiles:
         assert json.loads(export(report_of(failed), "bencher")) == {}
         gated = msgspec.structs.replace(failed, failed_gate=True)
         assert list(json.loads(export(report_of(gated), "bencher"))) == [TEST]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_metrics_of_a_hook_are_exported_or_named(capsys: pytest.CaptureFixture[str], target: Target) -> None:
+    own = Metric(value=3.0, unit="widgets", n=1)
+    record = record_of(metrics={**RECORD.metrics, "widgets_made": own})
+    Path("own.json").write_bytes(encode_report(report_of(record)))
+    assert main(["export", "own.json", "--format", target]) == 0
+    out, err = capsys.readouterr()
+    has_place = target in ("csv", "pytest-benchmark")
+    assert ("widgets_made" in out) == has_place
+    note = f"llenergy export: {target} has no place for widgets_made; csv has all metrics\n"
+    assert err == ("" if has_place else note)

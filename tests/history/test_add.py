@@ -19,7 +19,7 @@ from pytest_llenergy.history.store import LocalStore, open_store, read_entries
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode_report
 
-from ..compare.runs import TEST, record_of, round_of
+from ..compare.runs import TEST, record_of, report_of, round_of
 from ..model.reports import REPORT
 from .sessions import commit, day_of, session
 
@@ -229,3 +229,19 @@ def test_a_store_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixtur
     err = capsys.readouterr().err
     assert err.startswith("llenergy history: taken/")
     assert err.endswith(": Not a directory\n")
+
+
+@pytest.mark.parametrize("duration_s", [0.0, 5e-324, -1.0, 1e30])
+def test_impossible_rounds_do_not_spoil_a_history(
+    capsys: pytest.CaptureFixture[str], duration_s: float
+) -> None:
+    rounds = [round_of(10.0, duration_s=duration_s, idle_power_w=1e30)] * 3
+    Path("odd.json").write_bytes(encode_report(report_of(record_of(rounds=rounds, metrics={}))))
+    code = main(["history", "add", "odd.json", "--allow-dirty"])
+    err = capsys.readouterr().err
+    if duration_s == 1e30:
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"odd.json: {TEST}: impossible " in err
+    else:
+        assert (code, err) == (0, "")
+        assert main(["history", "show"]) == 0

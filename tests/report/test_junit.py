@@ -70,4 +70,4 @@ def test_each_verdict_maps_to_a_junit_outcome(verdict: str, gated: bool, result:
 def test_no_test_id_breaks_the_document() -> None:
     hostile = "t.py::t[<a>&\"'\x1b[0m\x00]]>\ufffe]"
     (case,) = cases(shown(compared(comparison(hostile, "invalid", gated=True, reason=hostile)), "junit"))
-    assert case.name == "t[<a>&\"'#x1B[0m#x00]]>#xFFFE] energy_j"
+    assert case.name == r"""t[<a>&"'\x1b[0m\x00]]>\ufffe] energy_j"""

@@ -17,6 +17,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model import files
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report import remote
 from pytest_llenergy.report.remote import is_url, redact_url, redact_urls
@@ -187,9 +188,12 @@ def test_a_server_that_never_answers_is_reported(monkeypatch: pytest.MonkeyPatch
 def test_a_remote_file_that_is_too_large_is_refused(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
-    assert refusal(f"{server}/large.json") == f"{server}/large.json: larger than 1 MiB, the limit for reports"
+    assert (
+        refusal(f"{server}/large.json")
+        == f"{server}/large.json: larger than 1 MiB, the limit; name a smaller file"
+    )
     (tmp_path / "fits.json").write_bytes(b" " * (1 << 20))
     assert "empty, expected a JSON report" in refusal(f"{server}/fits.json")
 

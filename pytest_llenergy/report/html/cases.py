@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, is_valid
+from pytest_llenergy.measure.metrics import CLOCK_RESOLUTION_S, ROUND_METRICS, is_valid
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.quantity import format_quantity
@@ -89,7 +89,7 @@ def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
         for number, round_ in enumerate(record.rounds, 1)
     ]
     for _, number, side, round_ in numbered:
-        if round_.iterations < 1 or round_.duration_s <= 0:
+        if round_.iterations < 1 or round_.duration_s < CLOCK_RESOLUTION_S:
             raise ReportError(
                 f"{one_line(case.id)}: round {number} of {side} has {round_.iterations} iterations in "
                 f"{round_.duration_s:g} s; no report of pytest --energy-report has such a round"
