@@ -116,9 +116,6 @@ def check_collected_tests(session: pytest.Session) -> None:
     plans = [valid_plan_of(item) for item in session.items]
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
-    has_order = any(session.config.getoption(name, False) for name in ("failedfirst", "newfirst"))
-    if is_worker(session.config) and not has_order:
-        _sort_widest_first(session.items, plans)
     measured = [item.nodeid for item in session.items if is_measured(item)]
     if not measured:
         return
@@ -128,16 +125,6 @@ def check_collected_tests(session: pytest.Session) -> None:
     session.config.pluginmanager.register(RecordSender())
     # The controller then expects records of these tests, even if this worker dies.
     worker_input_of(session.config).send_tests(measured)
-
-
-def _sort_widest_first(items: list[pytest.Item], plans: Sequence[TestPlan | None]) -> None:
-    """Sort tests by the number of GPUs that they lease, the most first. Equal ones keep their order.
-
-    A worker that waits for boards runs nothing else, and wide tests among narrow ones wait most.
-    """
-    widths = [plan.gpus.n if plan is not None and plan.gpus is not None else 0 for plan in plans]
-    order = sorted(range(len(items)), key=lambda index: -widths[index])
-    items[:] = [items[index] for index in order]
 
 
 def _remove_wrong_parallel(config: pytest.Config, items: list[pytest.Item]) -> None:

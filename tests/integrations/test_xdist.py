@@ -193,31 +193,6 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(['ERROR: --energy-rounds=x: needs a whole number, 1 or more, or "auto"'])
 
 
-@pytest.mark.parametrize(
-    ("options", "order"),
-    [(["-n1"], "4 4 2 1 1 0"), (["-n1", "--ff"], "1 4 0 2 4 1"), ([], "1 4 0 2 4 1")],
-    ids=["-n1", "--ff", "one process"],
-)
-def test_workers_run_the_tests_with_the_most_boards_first(
-    pytester: pytest.Pytester, options: list[str], order: str
-) -> None:
-    params = ", ".join(
-        f"pytest.param({n}, marks=pytest.mark.gpus({n}, fallback='cpu'))" if n else "0"
-        for n in (1, 4, 0, 2, 4, 1)
-    )
-    pytester.makepyfile(
-        f"""
-        import pytest
-        @pytest.mark.parametrize("n", [{params}])
-        def test_it(gpus, n):
-            with open("order", "a") as file:
-                print(n, end=" ", file=file)
-        """
-    )
-    pytester.runpytest(*options).assert_outcomes(passed=6)
-    assert (pytester.path / "order").read_text().split() == order.split()
-
-
 def test_a_worker_that_waits_keeps_no_tests_that_others_could_run(quick: pytest.Pytester) -> None:
     """The first test waits until all tests but one, which xdist gives to its worker in advance, have run."""
     quick.makepyfile(

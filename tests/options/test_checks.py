@@ -274,7 +274,7 @@ def test_save_refuses_what_is_no_plain_name(pytester: pytest.Pytester, name: str
 
 def test_null_character_in_an_ini_file(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nenergy_report = a\0b.json\n")
-    assert refusal(pytester).endswith("/a\0b.json: embedded null byte")
+    assert refusal(pytester).endswith(r"/a\x00b.json: embedded null byte")
 
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}

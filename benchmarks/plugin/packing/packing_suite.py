@@ -52,9 +52,8 @@ def lower_bound_s(jobs: list[Job], workers: int) -> float:
 def ideal_queue_s(jobs: list[Job], workers: int, models: int) -> float:
     """Return the makespan of the same queue if nothing but the tests took time.
 
-    Each worker takes the next test, the widest first as the plugin sorts them, and waits for its boards.
+    Each worker runs one test after the other in their order and waits for its boards.
     """
-    jobs = sorted(jobs, key=lambda job: -job.n)
     free = {board: board * models // BOARDS for board in range(BOARDS)}
     ahead, waiting, passed = deque(range(len(jobs))), list[int](), Counter[int]()
     running: list[tuple[float, int, dict[int, int]]] = []
