@@ -47,6 +47,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, nargs=2, default=(0.2, 0.6), metavar=("LEAST", "MOST"))
     parser.add_argument("--models", type=int, default=1, metavar="N", help="models among the 8 boards (1)")
     parser.add_argument("--widest", type=int, default=8, metavar="N", help="most boards of a test (8)")
+    parser.add_argument("--widest-first", action="store_true", help="tests with the most boards first")
     parser.add_argument("--leases-only", action="store_true", help="leave out the lock for all tests")
     parser.add_argument("--dist", default="load", help="as in pytest --dist (load)")
     parser.add_argument("--seed", type=int, default=1)
@@ -54,9 +55,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str, *options: str) -> None:
+def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
     """Run one pytest session. Exits if a test fails."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
+    # As the plugin sets it for a run that keeps energy.
+    command.append("--maxschedchunk=1")
     done = subprocess.run(
         [*command, f"--dist={dist}", "-o", "addopts="],
         cwd=directory,
@@ -87,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
         }
         for index in range(args.suites):
             jobs = draw_suite(rng, args.tests, args.widest, *args.seconds)
+            if args.widest_first:
+                jobs.sort(key=lambda job: -job.n)
             bound_s = lower_bound_s(jobs, args.workers)
             ideal_s = ideal_queue_s(jobs, args.workers, args.models)
             row: dict[str, Any] = {"bound_s": bound_s, "ideal_s": ideal_s, "load_average": os.getloadavg()[0]}
@@ -95,9 +100,7 @@ def main(argv: Sequence[str]) -> int:
                 directory = scratch / f"{index}-{name.replace(' ', '-')}"
                 directory.mkdir()
                 log = write_suite(jobs, directory, leases=name == OURS)
-                # With a report, the plugin lets xdist give tests to workers one by one.
-                options = ("--energy-report",) if name == OURS else ()
-                run_pytest(directory, environment, args.workers, args.dist, *options)
+                run_pytest(directory, environment, args.workers, args.dist)
                 spans = read_spans(log)
                 assert len(spans) == args.tests
                 row[name] = {"makespan_s": makespan_s(spans), "ratio": makespan_s(spans) / bound_s}
