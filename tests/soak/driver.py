@@ -34,9 +34,9 @@ from .runs import DISTURBANCES, END_LIMIT_S, Ended, Run, Setting, finish_run, re
 
 #: Residents in turn. One that uses pytest-xdist and one that does not, with real torch and with boards.
 RESIDENTS = (
-    Setting("spawn", xdist=False, torch=False),
+    Setting("spawn", xdist=False, torch=False, calm=True),
     Setting("forkserver", xdist=True, torch=False),
-    Setting("forkserver", xdist=False, torch=True),
+    Setting("forkserver", xdist=False, torch=True, calm=True),
     Setting("spawn", xdist=True, torch=True),
 )
 
@@ -45,10 +45,16 @@ VISITOR_TESTS = 6
 #: A visitor is disturbed at a random moment of this time after its start (seconds).
 DISTURBED_WITHIN_S = 8.0
 
-#: How much a resident may grow from the second to the last quarter of its samples: open files and threads of
-#: each of its processes of pytest, and memory for each test that it runs (bytes). pytest keeps the reports of
+#: How much a process may grow from the second to the last quarter of its samples, and a directory likewise:
+#: open files, threads, descendants, entries; and memory for each test (bytes). pytest keeps the reports of
 #: all tests, and the plugin their records until the report is written.
-MAX_MORE_FDS, MAX_BYTES_A_TEST = 3, 100_000
+MAX_MORE, MAX_BYTES_A_TEST = 3, 100_000
+
+#: Each quarter needs so many samples, or growth is not judged.
+MIN_SAMPLES = 2
+
+#: A soak test of so many seconds must be able to judge the growth of each of its residents.
+JUDGED_FROM_S = 1200.0
 
 
 @dataclass
@@ -66,7 +72,7 @@ class Soak:
     longest_lease_wait: tuple[float, str] = (0.0, "")
     #: Growth of each process of pytest from the second to the last quarter of its samples.
     growth: list[dict[str, Any]] = field(default_factory=list)
-    #: What is left in the end, and in the lock directory after each visitor.
+    #: What is left in the end, and how much directories have grown.
     left: dict[str, Any] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
 
@@ -87,27 +93,41 @@ class Soak:
 
     def add_samples(self, samples: Sequence[dict[str, Any]], setting: Setting) -> None:
         """Compare the second and the last quarter of the samples of each process."""
-        by_pid = defaultdict(list)
+        by_process = defaultdict(list)
         for sample in samples:
-            by_pid[sample["pid"]].append(sample)
-        for each in by_pid.values():
+            by_process[sample["role"], sample["pid"]].append(sample)
+        for (role, _), each in by_process.items():
             # The process loads modules and fills caches at first.
             quarter = len(each) // 4
-            if quarter < 2:
+            if quarter < MIN_SAMPLES:
                 continue
             first, last = each[quarter : 2 * quarter], each[-quarter:]
-            median = {
-                name: (_median(first, name), _median(last, name)) for name in each[0] if name not in ("pid",)
-            }
-            tests = median["tests"][1] - median["tests"][0]
-            grown = {name: after - before for name, (before, after) in median.items()}
-            self.growth.append({"setting": setting.name, "tests": each[-1]["tests"], **grown})
-            for name in ("fds", "threads", "supervisor_fds"):
-                if grown[name] > MAX_MORE_FDS:
-                    self.findings.append(f"{setting.name}: {name} grew by {grown[name]} in {tests} tests")
-            for name in ("memory_bytes", "supervisor_memory_bytes"):
-                if grown[name] > MAX_BYTES_A_TEST * max(tests, 100):
-                    self.findings.append(f"{setting.name}: {name} grew by {grown[name]} in {tests} tests")
+            names = ("tests", "fds", "threads", "processes", "memory_bytes")
+            grown = {name: _median(last, name) - _median(first, name) for name in names}
+            self.growth.append({"setting": setting.name, "role": role, **grown})
+            where = f"{setting.name}: {role}"
+            self.findings += [
+                f"{where}: {grown[name]:g} more {name} after {grown['tests']:g} tests"
+                for name in ("fds", "threads", "processes")
+                if grown[name] > MAX_MORE
+            ]
+            if grown["memory_bytes"] > MAX_BYTES_A_TEST * max(grown["tests"], 100):
+                self.findings.append(f"{where}: {grown['memory_bytes'] / 1e6:.1f} MB more memory")
+        judged = any(each["setting"] == setting.name and each["role"] == "pytest" for each in self.growth)
+        if self.seconds >= JUDGED_FROM_S and not judged:
+            self.findings.append(f"{setting.name}: too few tests to judge growth")
+
+    def add_files(self, counts: Sequence[dict[str, int]]) -> None:
+        """Compare the second and the last quarter of the numbers of files."""
+        quarter = len(counts) // 4
+        if quarter < MIN_SAMPLES:
+            return
+        first, last = counts[quarter : 2 * quarter], counts[-quarter:]
+        for name in counts[0]:
+            grown = _median(last, name) - _median(first, name)
+            self.left[f"growth of {name}"] = grown
+            if grown > MAX_MORE:
+                self.findings.append(f"{grown:g} more entries of {name}")
 
 
 def _median(samples: Sequence[dict[str, Any]], name: str) -> float:
@@ -139,20 +159,17 @@ def soak(seconds: float, seed: int, root: Path, residents: Sequence[Setting] = R
     }
     end_s = time.monotonic() + seconds
     fds_before = psutil.Process().num_fds()
+    counts: list[dict[str, int]] = []
     for number, setting in enumerate(residents):
         share_s = (end_s - time.monotonic()) / (len(residents) - number)
-        _soak_beside(setting, share_s, rng, root, environment, result)
+        _soak_beside(setting, share_s, rng, root, environment, result, counts)
+    result.add_files(counts)
     # The next start sweeps what killed runs have left.
     _visit(Setting("spawn", xdist=False, torch=False), "none", rng, root, environment, result)
-    result.left = {
-        "files of the lock directory": _count(root / "locks"),
-        "entries of the temporary directory": _count(root / "temporary"),
-        "open files of the driver": psutil.Process().num_fds() - fds_before,
-    }
-    result.findings += [f"left: {path.name}" for path in (root / "temporary").glob("llenergy-*")]
-    result.findings += [
-        f"left: {path.name}" for path in (root / "locks").iterdir() if not path.name.endswith(".lock")
-    ]
+    result.left["open files of the driver"] = psutil.Process().num_fds() - fds_before
+    left = [path for path in (root / "temporary").iterdir() if not path.name.startswith("pytest-of-")]
+    left += [path for path in (root / "locks").iterdir() if path.suffix != ".lock"]
+    result.findings += [f"left in the end: {path}" for path in left]
     return result
 
 
@@ -163,8 +180,9 @@ def _soak_beside(
     root: Path,
     environment: dict[str, str],
     result: Soak,
+    counts: list[dict[str, int]],
 ) -> None:
-    """Run one resident and, until it ends, visitors."""
+    """Run one resident and, until it ends, visitors; count the files after each."""
     until_s = time.time() + share_s
     with marked() as mark:
         resident = start_run(
@@ -179,6 +197,8 @@ def _soak_beside(
         )
         while time.time() < until_s and resident.process.poll() is None:
             _visit(Setting.draw(rng), rng.choice(list(DISTURBANCES)), rng, root, environment, result)
+            places = (root / "locks", root / "temporary", root / "cache", Path("/dev/shm"))
+            counts.append({place.name: sum(1 for _ in place.iterdir()) for place in places})
         # Its last test ends first, and 2 is the exit code of a run that was stopped.
         ended = finish_run(resident, "none", setting, limit_s=END_LIMIT_S)
     ended.findings = [
@@ -215,10 +235,6 @@ def _visit(
         shutil.rmtree(directory)
 
 
-def _count(directory: Path) -> int:
-    return sum(1 for _ in directory.iterdir())
-
-
 def render(result: Soak) -> str:
     """Return the result as Markdown."""
     visitors = defaultdict(list)
@@ -239,15 +255,12 @@ def render(result: Soak) -> str:
         lines.append(f"|`{kind}`|{', '.join(f'{n} {outcome}' for outcome, n in sorted(counts.items()))}|")
     lines += ["", "|resident|tests|exit code|", "|---|---:|---:|"]
     lines += [f"|{each.setting}|{each.tests}|{each.exit_code}|" for each in result.residents]
-    lines += ["", "|growth of|between tests|open files|threads|memory|supervisor's files|its memory|"]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|"]
+    lines += ["", "|growth of|process|between tests|open files|threads|descendants|memory|"]
+    lines += ["|---|---|---:|---:|---:|---:|---:|"]
     for grown in result.growth:
-        numbers = (grown["fds"], grown["threads"], grown["memory_bytes"] / 1e6)
-        supervisor = (grown["supervisor_fds"], grown["supervisor_memory_bytes"] / 1e6)
-        lines.append(
-            f"|{grown['setting']}|{grown['tests']:g}|{numbers[0]:+g}|{numbers[1]:+g}|{numbers[2]:+.1f} MB"
-            f"|{supervisor[0]:+g}|{supervisor[1]:+.1f} MB|"
-        )
+        numbers = "|".join(f"{grown[name]:+g}" for name in ("fds", "threads", "processes"))
+        memory = f"{grown['memory_bytes'] / 1e6:+.1f} MB"
+        lines.append(f"|{grown['setting']}|{grown['role']}|{grown['tests']:g}|{numbers}|{memory}|")
     lines += [
         "",
         f"Longest test: {result.longest_test[0]:.1f} s, {result.longest_test[1]}. "

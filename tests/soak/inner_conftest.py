@@ -11,16 +11,23 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-#: Each process of pytest samples itself and its guard after so many tests.
-SAMPLE_EVERY = 10
+#: Processes of pytest sample themselves, their guards and their supervisors after so many tests.
+SAMPLE_EVERY = 5
 
-_tests_run = 0
+#: Kinds of tests that end the supervisor, which a calm run leaves out, so that its growth shows.
+NOT_CALM = "test_killed_supervisor"
+
+#: Kept open by a run that is to leak (``SOAK_LEAKS``).
+_leaked: list[int] = []
+
+_tests_run, _is_controller = 0, False
 
 
 def _log(name: str, entry: dict[str, Any]) -> None:
@@ -30,7 +37,14 @@ def _log(name: str, entry: dict[str, Any]) -> None:
     os.close(descriptor)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    global _is_controller
+    _is_controller = config.pluginmanager.has_plugin("dsession")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ["SOAK_CALM"]:
+        items[:] = [item for item in items if not item.name.startswith(NOT_CALM)]
     random.Random(os.environ["SOAK_SEED"]).shuffle(items)
     wanted = int(os.environ["SOAK_TESTS"])
     config.hook.pytest_deselected(items=items[wanted:])
@@ -53,32 +67,48 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         "message": "" if report.outcome == "passed" else report.longreprtext[-2000:],
     }
     _log("finished.jsonl", entry)
+    if _is_controller:
+        _count_test("controller")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    global _tests_run
     result = yield
-    _tests_run += 1
-    if _tests_run % SAMPLE_EVERY == 0:
-        _log("samples.jsonl", _sample())
+    _count_test("pytest")
+    if os.environ["SOAK_LEAKS"]:
+        _leaked.append(os.open("/dev/null", os.O_RDONLY))
     if time.time() > float(os.environ["SOAK_UNTIL"]):
         item.session.shouldstop = "the time is up"
     return result
 
 
-def _sample() -> dict[str, Any]:
-    pytest_ = psutil.Process()
-    descendants = pytest_.children(recursive=True)
-    supervisors = [each for each in descendants if each.ppid() == pytest_.pid]
+def _count_test(role: str) -> None:
+    """Count a test, and sample this process, its guards and its supervisors."""
+    global _tests_run
+    _tests_run += 1
+    # Processes may end meanwhile.
+    if _tests_run % SAMPLE_EVERY == 0:
+        with suppress(psutil.Error):
+            _log_samples(role)
+
+
+def _log_samples(role: str) -> None:
+    own = psutil.Process()
+    _log("samples.jsonl", _sample(role, own, len(own.children(recursive=True))))
+    for guard in own.children():
+        if "workers.supervisor" in " ".join(guard.cmdline()):
+            _log("samples.jsonl", _sample("guard", guard, 0))
+            for supervisor in guard.children():
+                _log("samples.jsonl", _sample("supervisor", supervisor, 0))
+
+
+def _sample(role: str, process: psutil.Process, descendants: int) -> dict[str, Any]:
     return {
-        "pid": pytest_.pid,
+        "role": role,
+        "pid": process.pid,
         "tests": _tests_run,
-        "fds": pytest_.num_fds(),
-        "threads": pytest_.num_threads(),
-        "memory_bytes": pytest_.memory_info().rss,
-        "processes": len(descendants),
-        # There are up to three of them, one for each environment of ranks.
-        "supervisor_fds": max((each.num_fds() for each in supervisors), default=0),
-        "supervisor_memory_bytes": max((each.memory_info().rss for each in supervisors), default=0),
+        "fds": process.num_fds(),
+        "threads": process.num_threads(),
+        "processes": descendants,
+        "memory_bytes": process.memory_info().rss,
     }

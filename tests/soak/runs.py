@@ -53,6 +53,8 @@ class Setting:
     method: str
     xdist: bool
     torch: bool
+    #: Whether to leave out tests that end the supervisor.
+    calm: bool = False
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -61,7 +63,8 @@ class Setting:
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {'-n 2' if self.xdist else 'alone'}, {'torch' if self.torch else 'boards'}"
+        words = (self.method, "-n 2" if self.xdist else "alone", "torch" if self.torch else "boards")
+        return ", ".join((*words, "calm") if self.calm else words)
 
 
 @dataclass
@@ -150,6 +153,8 @@ def start_run(
         "SOAK_TESTS": str(tests),
         "SOAK_REPEATS": str(1 + tests // 40),
         "SOAK_UNTIL": str(until_s),
+        "SOAK_CALM": "yes" if setting.calm else "",
+        "SOAK_LEAKS": environment.get("SOAK_LEAKS", ""),
     }
     if setting.torch:
         for name in ("LD_LIBRARY_PATH", "NVML_SIM_WORLD"):

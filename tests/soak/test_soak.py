@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,34 @@ def check(result: Soak) -> None:
 
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
     check(soak(8.0, 1, tmp_path, RESIDENTS[:1]))
+
+
+@pytest.mark.parametrize("name", ["fds", "threads", "processes", "memory_bytes"])
+def test_growth_is_a_finding(name: str) -> None:
+    result = Soak(1.0, 1)
+    steady: dict[str, Any] = {
+        "role": "supervisor",
+        "pid": 1,
+        "fds": 8,
+        "threads": 1,
+        "processes": 3,
+        "memory_bytes": 50_000_000,
+    }
+    samples = [{**steady, "tests": 5 * i} for i in range(40)]
+    result.add_samples(samples, RESIDENTS[0])
+    assert not result.findings
+    step = 600_000 if name == "memory_bytes" else 1
+    result.add_samples(
+        [{**each, name: each[name] + i * step} for i, each in enumerate(samples)], RESIDENTS[0]
+    )
+    assert len(result.findings) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_leaks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOAK_LEAKS", "yes")
+    result = soak(90.0, 1, tmp_path, RESIDENTS[:1])
+    assert any("more fds" in finding for finding in result.findings), result.growth
 
 
 @pytest.mark.slow
