@@ -47,6 +47,9 @@ KEPT_PROCESSES = (
     "torch_shm_manager",
 )
 
+#: With one of these, OpenMP's idle threads may use their cores for long.
+SPINNING_VARIABLES = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "GOMP_SPINCOUNT")
+
 #: Such processes whose own children belong to the library, too.
 KEPT_PROCESS_TREES = ("torch/_inductor/compile_worker",)
 
@@ -63,6 +66,8 @@ class Leftovers:
         owners = [*process_state.PATCHABLE, *torch_state.patchable()]
         self._functions = process_state.functions(owners)
         self._scheduling = process_state.scheduling()
+        self._library_threads = process_state.library_threads()
+        self._tasks = set(_tasks())
         self._descriptors = process_state.count_descriptors()
         self._threads = set(_threads())
         self._children = set(_children())
@@ -70,23 +75,41 @@ class Leftovers:
     def find(self) -> list[str]:
         """Return descriptions of leftover threads, processes and files, and of changed settings."""
         deadline = time.monotonic() + timeouts.LEFTOVERS_TIMEOUT_S
-        while (running := self._running()) and time.monotonic() < deadline:
+        busy = self._busy()
+        while ((running := self._running()) or busy) and time.monotonic() < deadline:
             time.sleep(timeouts.LEFTOVERS_POLL_S)
+            busy &= self._busy()
+        if busy and not running:
+            running = ["a busy thread that does not run Python"]
+        # Libraries keep idle threads, which spin for a while after each use.
+        self._tasks.update(_tasks())
         before, now = self._settings, _settings()
         if not before["torch"] and now["torch"]:
             # Nobody knows what its settings were before.
             return [*running, "torch, which it has imported"]
-        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        changed = [name for name in before | now if _differ(before.get(name), now.get(name))]
         replaced = [
-            f"{owner.__name__}.{name}, which it has replaced"
-            for owner, name, function in self._functions
-            if (found := vars(owner).get(name)) is not function
-            and not torch_state.is_replaced_by_compile(name, found)
+            f"{owner}.{name}, which it has replaced"
+            for owner, name, found in process_state.find_replaced(self._functions)
+            if not torch_state.is_replaced_by_compile(name, found)
+        ]
+        # Those of a library that a test has imported are known since then.
+        threads = self._library_threads
+        changed += [
+            f"number of threads of {Path(path).name}"
+            for path, count in process_state.library_threads().items()
+            if threads.setdefault(path, count) != count
         ]
         scheduling = process_state.find_scheduling_changes(self._scheduling, process_state.scheduling())
         opened = process_state.count_descriptors() - self._descriptors
         files = [f"{opened} open files"] if opened > KEPT_DESCRIPTORS else []
         return [*running, *changed, *replaced, *scheduling, *files]
+
+    def _busy(self) -> set[str]:
+        """Return the new tasks of this process that use a core at this moment."""
+        if any(name in os.environ for name in SPINNING_VARIABLES):
+            return set()
+        return {task for task in _tasks() if task not in self._tasks and _is_busy(task)}
 
     def _running(self) -> list[str]:
         threads = [name for ident, name in _threads().items() if ident not in self._threads]
@@ -101,6 +124,11 @@ def has_grown(now: int | None, first: int | None) -> bool:
     if now is None or first is None:
         return False
     return now - first > max(GROWTH_BYTES, GROWTH_SHARE * first)
+
+
+def _differ(before: object, now: object) -> bool:
+    # Comparing large sets with themselves takes long.
+    return before is not now and before != now
 
 
 def _settings() -> dict[str, object]:
@@ -119,6 +147,20 @@ def _threads() -> dict[int, str]:
         for ident, frame in frames.items()
         if ident != threading.get_ident() and not _is_kept(frame)
     }
+
+
+def _tasks() -> list[str]:
+    """Return the ids of all threads of this process; none if the system does not list them."""
+    with suppress(OSError):
+        return os.listdir("/proc/self/task")  # noqa: PTH208
+    return []
+
+
+def _is_busy(task: str) -> bool:
+    # The thread may have ended meanwhile.
+    with suppress(OSError):
+        return Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return False
 
 
 def _is_kept(frame: FrameType) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import faulthandler
 import gc
 import locale
 import logging
+import multiprocessing
 import os
 import platform
 import re
@@ -23,9 +25,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -34,8 +36,11 @@ PROC_FILES = ("autogroup", "cgroup", "coredump_filter", "oom_score_adj", "person
 
 #: Lines of /proc/self/status with settings; the others are counters.
 STATUS_LINES = re.compile(
-    r"^(?:Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp\w*|Spec\w+|Mems_allowed|THP_enabled|VmLck):.*$", re.M
+    r"^(?:Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp\w*|Spec\w+|Mems_allowed|THP_enabled|VmLck):.*$",
+    re.M,
 )
+
+IGNORED_SIGNALS = re.compile(r"^SigIgn:.*$", re.M)
 
 #: Settings that prctl(2) returns, by the number of the operation that reads them.
 PRCTL = {
@@ -70,6 +75,22 @@ KEPT_PATHS = ("/setuptools/_vendor",)
 #: Variables that libraries set for themselves in the C library alone, by the start of their names.
 KEPT_VARIABLES = (b"__KMP_REGISTERED_LIB", b"CUDA_MODULE_LOADING")
 
+#: Finders of modules that libraries add when they are imported, by the end of their module's name.
+KEPT_FINDERS = ("six", "_distutils_hack")
+
+#: Functions of libraries for linear algebra and of OpenMP that return their number of threads.
+THREAD_GETTERS = (
+    *("scipy_openblas_get_num_threads64_", "scipy_openblas_get_num_threads"),
+    *("openblas_get_num_threads64_", "openblas_get_num_threads"),
+    *("MKL_Get_Max_Threads", "bli_thread_get_num_threads", "omp_get_max_threads"),
+)
+
+#: Files of such libraries.
+THREAD_LIBRARIES = re.compile(r"/\S*/lib(?:\w*openblas|mkl_rt|blis|gomp|iomp|omp)[\w.-]*\.so[\w.]*$", re.M)
+
+#: As integers, which ``signal`` converts faster.
+SIGNALS = tuple(map(int, signal.valid_signals()))
+
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -87,13 +108,15 @@ class RestorableState:
     """Saves the state of this process that can be restored for certain."""
 
     def __init__(self) -> None:
-        self._environment = dict(os.environ)
+        self._environ, self._environment = os.environ, dict(os.environ)
         self._c_environment = _c_environment()
         # Kept open, so that it can be restored even if it is renamed.
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._recursion = sys.getrecursionlimit()
+        self._start_method = multiprocessing.get_start_method(allow_none=True)
+        self._has_fault_handler = faulthandler.is_enabled()
         self._limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
         self._locale = locale.setlocale(locale.LC_ALL)
         root = logging.getLogger()
@@ -106,6 +129,8 @@ class RestorableState:
         self._restore_environment()
         os.fchdir(self._directory)
         os.umask(self._umask)
+        multiprocessing.set_start_method(self._start_method, force=True)
+        self._restore_fault_handler()
         # torch.compile raises it.
         sys.setrecursionlimit(self._recursion)
         for limit, (soft, hard) in self._limits.items():
@@ -125,7 +150,18 @@ class RestorableState:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
 
+    def _restore_fault_handler(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        # ``rank`` has registered it.
+        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+        if faulthandler.is_enabled() != self._has_fault_handler:
+            if self._has_fault_handler:
+                faulthandler.enable(file=2)
+            else:
+                faulthandler.disable()
+
     def _restore_environment(self) -> None:
+        os.environ = self._environ  # noqa: B003 - a test may have replaced it
         if dict(os.environ) != self._environment:
             for name in os.environ.keys() - self._environment.keys():
                 del os.environ[name]
@@ -138,27 +174,32 @@ class RestorableState:
         for raw, value in self._c_environment.items():
             if now.get(raw) != value:
                 os.putenv(raw, value)
+        # The C library reads TZ only then.
+        time.tzset()
 
 
 def settings() -> dict[str, object]:
     """Return the settings of this process, of its main thread and of the interpreter, by name."""
+    status = _read("status")
     return {
         "search path": [path for path in sys.path if not path.endswith(KEPT_PATHS)],
+        "import hooks": [finder for finder in sys.meta_path if not _is_kept(finder)] + sys.path_hooks,
         "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile(), _is_tracing_memory(), _monitoring_tools()),
         "tracing of threads": (threading.gettrace(), threading.getprofile()),
         "interpreter": (sys.getswitchinterval(), sys.dont_write_bytecode),
         "defaults": (threading.stack_size(), socket.getdefaulttimeout()),
         "floating point": _float_arithmetic(),
-        "timers": [any(signal.getitimer(timer)) for timer in TIMERS],
-        "signal handlers": {number: _handler(number) for number in signal.valid_signals()},
+        "timers": [*(any(signal.getitimer(timer)) for timer in TIMERS), _read("timers")],
+        # C libraries ignore signals without Python.
+        "signal handlers": [*map(_handler, SIGNALS), IGNORED_SIGNALS.findall(status)],
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "standard streams": [
             *map(_stream_state, (sys.stdin, sys.stdout, sys.stderr)),
             *map(_file_identity, range(3)),
         ],
         **{name: _read(name) for name in PROC_FILES},
-        "process status": STATUS_LINES.findall(_read("status")),
+        "process status": STATUS_LINES.findall(status),
         "limits": [resource.getrlimit(limit) for limit in LIMITS],
         "locale": locale.setlocale(locale.LC_ALL),
         **_kernel_settings(),
@@ -194,11 +235,50 @@ def count_descriptors() -> int:
     return 0
 
 
-def functions(owners: Iterable[Any]) -> list[tuple[Any, str, object]]:
-    """Return the callables of modules and classes, each with its owner and name."""
-    return [
-        (owner, name, value) for owner in owners for name, value in vars(owner).items() if callable(value)
-    ]
+def functions(owners: Iterable[Any]) -> list[tuple[Any, list[str], list[object]]]:
+    """Return modules and classes, each with the names of its callables and the callables."""
+    found = []
+    for owner in owners:
+        callables = {name: value for name, value in vars(owner).items() if callable(value)}
+        found.append((owner, [*callables], [*callables.values()]))
+    return found
+
+
+def find_replaced(
+    before: Iterable[tuple[Any, list[str], list[object]]],
+) -> Iterator[tuple[str, str, object]]:
+    """Yield owner, name and present value of each of ``functions`` that is another one now."""
+    for owner, names, callables in before:
+        now = [*map(vars(owner).get, names)]
+        # Thousands are compared at once, since hardly ever one differs.
+        if now != callables:
+            for name, function, found in zip(names, callables, now, strict=True):
+                if found is not function:
+                    yield owner.__name__, name, found
+
+
+def loaded_modules() -> tuple[int, str]:
+    """Return what differs if a module was imported since, quickly."""
+    return len(sys.modules), next(reversed(sys.modules))
+
+
+def library_threads() -> dict[str, int]:
+    """Return the numbers of threads of the loaded libraries for linear algebra and OpenMP, by path."""
+    # Reading the map of the memory takes long. New libraries come with new modules.
+    return {path: getter() for path, getter in _thread_getters(loaded_modules()).items()}
+
+
+@lru_cache(maxsize=1)
+def _thread_getters(_loaded: object) -> dict[str, Callable[[], int]]:
+    found: dict[str, Callable[[], int]] = {}
+    for path in sorted(set(THREAD_LIBRARIES.findall(_read("maps")))):
+        # It may have been deleted since, or have another interface.
+        with suppress(OSError):
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+            names = [name for name in THREAD_GETTERS if hasattr(library, name)]
+            if names:
+                found[path] = getattr(library, names[0])
+    return found
 
 
 def _c_environment() -> dict[bytes, bytes]:
@@ -260,8 +340,9 @@ def _float_arithmetic() -> tuple[str, ...]:
 
 
 def _read(name: str) -> str:
-    with suppress(OSError):
-        return Path("/proc/self", name).read_text()
+    # Buffers and paths would cost more than the read.
+    with suppress(OSError), open(f"/proc/self/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+        return file.readall().decode(errors="replace")
     return ""
 
 
@@ -278,6 +359,10 @@ def _monitoring_tools() -> list[str | None]:
 def _handler(number: int) -> object:
     handler = signal.getsignal(number)
     return signal.SIG_DFL if getattr(handler, "__module__", None) in KEPT_HANDLERS else handler
+
+
+def _is_kept(finder: object) -> bool:
+    return str(getattr(type(finder), "__module__", None)).endswith(KEPT_FINDERS)
 
 
 def _stream_state(stream: Any) -> tuple[object, object]:

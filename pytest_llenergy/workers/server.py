@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from datetime import timedelta
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,7 +25,7 @@ from pytest_llenergy.backends.tasks import TASKS
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
-from pytest_llenergy.workers import transport
+from pytest_llenergy.workers import timeouts, transport
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
 from pytest_llenergy.workers.process_state import RestorableState
@@ -265,9 +266,10 @@ class Server:
         """
         self._job = None
         self._iterations = []
+        unmatched = _find_unmatched_collectives()
         self._restorable.restore()
         gc.collect()
-        left = self._leftovers.find()
+        left = [*unmatched, *self._leftovers.find()]
         if left:
             with suppress(Exception):
                 sys.stdout.write(
@@ -309,6 +311,22 @@ def _barrier() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.barrier()
+
+
+def _find_unmatched_collectives() -> list[str]:
+    """Return a description if not all ranks have called the same collective operations of gloo.
+
+    Those of NCCL end with the work, when the GPU is synchronized.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
+        try:
+            dist.barrier(async_op=True).wait(timedelta(seconds=timeouts.COLLECTIVES_TIMEOUT_S))
+        except RuntimeError:
+            return ["a collective operation that some ranks have not called"]
+    return []
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -6,17 +6,34 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
+from pytest_llenergy.workers.process_state import loaded_modules
+
 #: What a function must be called to be the getter of a setting, and how its setter is called then.
-GETTER, SETTERS = re.compile(r"_?(get|is|are|len|check)_(\w+)"), ("_set_", "set_", "use_")
+GETTER = re.compile(r"_?(?:jit_)?(get|is|are|len|check|can)_(\w+)")
+SETTERS = ("_set_", "set_", "use_", "_jit_set_", "_jit_override_")
+
+#: Functions that read a setting whatever else they are called, unless they set it.
+ENABLED = re.compile(r"(?!_?(?:jit_)?set_)\w+_enabled")
 
 #: Getters that are no settings (each round sets its own random state) or deprecated.
-NO_SETTINGS = re.compile(r".*(?:rng_state|thread_name|tracing_state|autocast_(?:cpu|gpu|ipu|xla)_\w+)")
+NO_SETTINGS = re.compile(
+    r".*(?:rng_state|thread_name|tracing_state|autocast_(?:cpu|gpu|ipu|xla)_\w+|nvfuser\w*)"
+)
+
+#: Functions of ``torch._C`` that return the value they replace, each with a valid value.
+SWAPS: dict[str, object] = {
+    "_jit_set_profiling_executor": True,
+    "_jit_set_profiling_mode": True,
+    "_jit_set_autocast_mode": True,
+    "_jit_set_fusion_strategy": [("STATIC", 2)],
+}
 
 #: Objects below ``torch.backends`` with a precision. Reading an attribute of others may initialise CUDA.
 WITH_PRECISION = ("_FP32Precision", "cuBLASModule")
@@ -43,10 +60,13 @@ def settings() -> dict[str, object]:
             **{name: _call(getter) for name, getter in _getters(torch).items()},
             **dict(_backend_settings(torch)),
             **dict(_autocast(torch)),
+            **dict(_swapped(torch)),
+            **dict(_variables(torch)),
+            **dict(_compiler()),
             **dict(_hooks(torch)),
             **dict(_changed_configuration()),
             **dict(_cuda(torch)),
-            "process group": _has_process_group(),
+            "process group": _process_group(),
         }
 
 
@@ -67,15 +87,18 @@ def patchable() -> list[Any]:
 def _getters(torch: Any) -> dict[str, Callable[[], object]]:
     """Return functions without arguments that read a setting: they have a setter or end in ``_enabled``."""
     found = {}
-    for owner in (torch._C, torch):
+    for owner in (torch._C, torch._C._autograd, torch.__future__, torch):
         for name in dir(owner):
-            match = GETTER.fullmatch(name)
-            if match is None or NO_SETTINGS.fullmatch(name):
+            if NO_SETTINGS.fullmatch(name):
                 continue
-            kind, setting = match.groups()
-            stems = (setting, setting.removesuffix("_enabled"), f"{kind}_{setting}")
-            has_setter = any(hasattr(owner, f"{prefix}{stem}") for prefix in SETTERS for stem in stems)
-            if kind == "len" or setting.endswith("_enabled") or has_setter:
+            has_setter = False
+            if match := GETTER.fullmatch(name):
+                kind, setting = match.groups()
+                stems = (setting, setting.removesuffix("_enabled"), f"{kind}_{setting}")
+                has_setter = kind == "len" or any(
+                    hasattr(owner, f"{prefix}{stem}") for prefix in SETTERS for stem in stems
+                )
+            if has_setter or ENABLED.fullmatch(name):
                 getter = getattr(owner, name)
                 # Those with arguments read something else.
                 if _call(getter) is not TypeError:
@@ -126,6 +149,46 @@ def _autocast(torch: Any) -> Iterator[tuple[str, object]]:
             yield f"torch.{name}({device!r})", _call(getattr(torch, name), device)
 
 
+def _swapped(torch: Any) -> Iterator[tuple[str, object]]:
+    """Yield settings that only their setters return."""
+    for name, value in SWAPS.items():
+        if (setter := getattr(torch._C, name, None)) is not None:
+            now = setter(value)
+            setter(now)
+            yield f"torch._C.{name}", tuple(now) if isinstance(now, list) else now
+
+
+def _variables(torch: Any) -> Iterator[tuple[str, object]]:
+    """Yield settings that are variables of modules."""
+    yield "torch.set_printoptions", repr(torch._tensor_str.PRINT_OPTS)
+    yield "torch.jit._state", torch.jit._state._enabled.enabled
+    checkpoint = sys.modules.get("torch.utils.checkpoint")
+    yield "torch.utils.checkpoint", getattr(checkpoint, "_checkpoint_debug_enabled", None)
+    yield "torch.library", _replaced_operators(frozenset(torch.library._impls))
+
+
+@lru_cache(maxsize=1)
+def _replaced_operators(implementations: frozenset[str]) -> frozenset[str]:
+    """Return those of torch's own operators. Libraries add others when they are imported."""
+    return frozenset(name for name in implementations if name.startswith("aten/"))
+
+
+def _compiler() -> Iterator[tuple[str, object]]:
+    """Yield settings of torch.compile that differ from their defaults. It may be imported during a test."""
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    if stance is not None and stance != type(stance)():
+        yield "torch.compiler.set_stance", repr(stance)
+    backend = getattr(sys.modules.get("torch._dynamo.backends.registry"), "_default_backend", "inductor")
+    if backend != "inductor":
+        yield "torch.compiler.set_default_backend", backend
+    frames = sys.modules.get("torch._C._dynamo.eval_frame")
+    if (set_hook := getattr(frames, "set_guard_complete_hook", None)) is not None:
+        hook = set_hook(None)
+        set_hook(hook)
+        if hook is not None:
+            yield "torch.compiler.set_enable_guard_collectives", True
+
+
 def _hooks(torch: Any) -> Iterator[tuple[str, object]]:
     """Yield the hooks that concern all modules and all tensors."""
     for name, value in list(vars(torch.nn.modules.module).items()):
@@ -143,9 +206,9 @@ def _changed_configuration() -> Iterator[tuple[str, object]]:
 
     They may be imported during a test, so that their state before it is unknown. Their defaults are known.
     """
-    for module_name in [name for name in sys.modules if name.endswith("config")]:
-        entries = getattr(sys.modules[module_name], "_config", None)
-        if not module_name.startswith("torch.") or not isinstance(entries, dict):
+    for module_name in _configuration_modules(loaded_modules()):
+        entries = getattr(sys.modules.get(module_name), "_config", None)
+        if not isinstance(entries, dict):
             continue
         # Before torch 2.6 the modules hold the values and the defaults themselves.
         defaults = getattr(sys.modules[module_name], "_default", None)
@@ -153,6 +216,11 @@ def _changed_configuration() -> Iterator[tuple[str, object]]:
             value, default = _override(entry) if defaults is None else (entry, defaults[name])
             if value is not default and value != default:
                 yield f"{module_name}.{name}", repr(value)
+
+
+@lru_cache(maxsize=1)
+def _configuration_modules(_loaded: object) -> list[str]:
+    return [name for name in sys.modules if name.startswith("torch.") and name.endswith("config")]
 
 
 def _override(entry: Any) -> tuple[object, object]:
@@ -173,6 +241,9 @@ def _cuda(torch: Any) -> Iterator[tuple[str, object]]:
             yield f"torch.cuda.{name}", _call(getattr(torch.cuda, name, tuple))
 
 
-def _has_process_group() -> bool:
+def _process_group() -> tuple[object, int] | None:
+    """Return the default process group, without keeping it alive, and its size."""
     dist = sys.modules.get("torch.distributed")
-    return dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return weakref.ref(dist.group.WORLD), dist.get_world_size()

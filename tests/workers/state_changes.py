@@ -56,6 +56,19 @@ TORCH = {
     "torch.hooks.__enter__()",
     "a replaced function": "torch.nn.functional.scaled_dot_product_attention = lambda q, k, v: v",
     "a replaced method": "torch.nn.Module.__call__ = lambda self, *args: self.forward(*args)",
+    "an operator": "torch.left = torch.library.Library('aten', 'IMPL')\n"
+    "torch.left.impl('mm', lambda a, b: torch.zeros(a.shape[0], b.shape[1]), 'CPU')",
+    "a profiler": "torch.left = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])\n"
+    "torch.left.start()",
+    "fuser of TorchScript": "torch._C._jit_set_texpr_fuser_enabled(False)",
+    "profiling mode of TorchScript": "torch._C._jit_set_profiling_mode(False)",
+    "specialisations of TorchScript": "torch.jit.set_fusion_strategy([('DYNAMIC', 3)])",
+    "no TorchScript": "torch.jit._state.disable()",
+    "printed digits": "torch.set_printoptions(precision=2)",
+    "swapped parameters": "torch.__future__.set_swap_module_params_on_conversion(True)",
+    "checks of checkpoints": "import torch.utils.checkpoint as c; c._checkpoint_debug_enabled = True",
+    "stance of the compiler": "torch.compiler.set_stance('force_eager')",
+    "backend of the compiler": "torch.compiler.set_default_backend('eager')",
     "torch._dynamo.config": "import torch._dynamo; torch._dynamo.config.suppress_errors = True",
     "torch._inductor.config": "import torch._inductor.config as c; c.triton.unique_kernel_names = False",
     "torch._functorch.config": "import torch._functorch.config as c; c.donated_buffer = not c.donated_buffer",
@@ -117,14 +130,33 @@ PROCESS = {
     "precision of decimals": "decimal.setcontext(decimal.Context(prec=5))",
     "errors of numpy": "numpy.seterr(all='raise')",
     "search path": "sys.path.insert(0, '/left')",
+    "threads of OpenBLAS": "openblas('set')(1 + openblas('get')())",
+    "start method": "multiprocessing.set_start_method('spawn')",
+    "time zone": "os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()",
+    "a plain environment": "os.environ = {'LEFT': '1'}",
+    "an import hook": "sys.meta_path.insert(0, type('Hook', (), {'find_spec': lambda *_: None})())",
+    "a path hook": "sys.path_hooks.insert(0, type('Hook', (), {'__init__': lambda *_: 1 / 0}))",
+    "no stacks": "faulthandler.unregister(signal.SIGUSR2)",
+    "handlers of faults": "faulthandler.enable()",
+    "a signal ignored in C": "libc.signal(int(signal.SIGHUP), ctypes.c_void_p(1))",
+    "a timer of POSIX": "assert libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0",
+    # A jump to itself, as machine code.
+    "a busy native thread": "sys.left = mmap.mmap(-1, 4096, prot=7)\n"
+    "sys.left[:4] = b'\\xeb\\xfe\\0\\0' if os.uname().machine == 'x86_64' else b'\\0\\0\\0\\x14'\n"
+    "code = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(sys.left)))\n"
+    "assert libc.pthread_create(ctypes.byref(ctypes.c_void_p()), None, code, None) == 0",
     "a closed stream": "sys.stdout.close()",
 }
 
 IMPORTS = """
-import ctypes, decimal, gc, locale, logging, numpy, os, pathlib, resource, signal, socket, subprocess, sys
-import tempfile, threading, time, tracemalloc, warnings
+import ctypes, decimal, faulthandler, gc, locale, logging, mmap, multiprocessing
+import numpy, os, pathlib, resource, signal, socket, subprocess, sys, tempfile
+import threading, time, tracemalloc, warnings
 libc, libm = ctypes.CDLL(None), ctypes.CDLL("libm.so.6")
 def prctl(*args): assert libc.prctl(*args) == 0, args
+def openblas(verb):
+    (path,) = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line}
+    return getattr(ctypes.CDLL(path), f"scipy_openblas_{verb}_num_threads64_")
 def lower(limit, soft): resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
 """
 
@@ -137,11 +169,13 @@ def change(names: list[str]) -> str:
 
 def look() -> dict[str, Any]:
     """Return what the next test would find, read in other ways than the package does."""
+    import ctypes
     import decimal
     import gc
     import locale
     import logging
     import math
+    import multiprocessing
     import os
     import pathlib
     import resource
@@ -171,7 +205,18 @@ def look() -> dict[str, Any]:
     found["cores"] = process.cpu_affinity()
     found["IO priority"] = process.ionice()
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
-    wanted = ("Umask", "SigBlk", "SigIgn", "VmLck", "THP", "Mems_allowed_list", "Uid", "NoNew", "Seccomp:")
+    wanted = (
+        "Umask",
+        "SigBlk",
+        "SigIgn",
+        "VmLck",
+        "THP",
+        "Mems_allowed_list",
+        "Uid",
+        "NoNew",
+        "Seccomp:",
+        "SigCgt",
+    )
     found["status"] = [line for line in status if line.startswith(wanted)]
     found["out-of-memory score"] = pathlib.Path("/proc/self/oom_score_adj").read_text()
     found["timer slack"] = pathlib.Path("/proc/self/timerslack_ns").read_text()
@@ -185,6 +230,20 @@ def look() -> dict[str, Any]:
     found["environment"] = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     lines = subprocess.run(["/usr/bin/env"], capture_output=True, text=True).stdout.splitlines()
     found["environment of C"] = sorted(line for line in lines if not line.startswith(own))
+    found["type of the environment"] = type(os.environ).__name__
+    found["time zone"] = time.tzname, time.timezone
+    found["start method"] = multiprocessing.get_start_method(allow_none=True)
+    found["hooks"] = sorted(type(finder).__name__ for finder in sys.meta_path), len(sys.path_hooks)
+    found["timers of POSIX"] = pathlib.Path("/proc/self/timers").read_text()
+    begin = time.process_time()
+    time.sleep(0.05)
+    found["busy"] = time.process_time() - begin > 0.02
+    (openblas,) = {
+        line.split()[-1]
+        for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
+        if "openblas" in line
+    }
+    found["OpenBLAS"] = ctypes.CDLL(openblas).scipy_openblas_get_num_threads64_()
     found["directory"] = os.getcwd()  # noqa: PTH109
     found["locale"] = locale.setlocale(locale.LC_ALL), locale.localeconv()["decimal_point"]
     ones = numpy.ones(3)
@@ -210,6 +269,11 @@ def look() -> dict[str, Any]:
     found["decimal"] = decimal.getcontext().prec
     found["numpy"] = numpy.geterr()
     found["output"] = sys.stdout.closed
+    profiled = torch._C._jit_set_profiling_mode(True)
+    torch._C._jit_set_profiling_mode(profiled)
+    strategy = torch.jit.set_fusion_strategy([("STATIC", 1)])
+    torch.jit.set_fusion_strategy(strategy)
+    found["TorchScript"] = profiled, strategy, torch.jit._state._enabled.enabled
     backends, c = torch.backends, torch._C
     found["torch"] = {
         name: str(value)
@@ -254,7 +318,17 @@ def look() -> dict[str, Any]:
                 torch.nn.functional.scaled_dot_product_attention.__class__.__name__,
                 torch.nn.Module.__call__.__name__,
             ],
+            "operators": torch.mm(torch.ones(2, 2), torch.ones(2, 2)),
+            "profiler": torch.autograd._profiler_enabled(),
+            "TorchScript": [
+                c._jit_texpr_fuser_enabled(),
+            ],
+            "printed": torch.ones(1) / 3,
+            "parameters": torch.__future__.get_swap_module_params_on_conversion(),
+            "checkpoints": torch.utils.checkpoint._checkpoint_debug_enabled,
             "compiler": [
+                _stance(),
+                getattr(sys.modules.get("torch._dynamo.backends.registry"), "_default_backend", "inductor"),
                 getattr(sys.modules.get("torch._dynamo.config"), "suppress_errors", False),
                 getattr(
                     getattr(sys.modules.get("torch._inductor.config"), "triton", None),
@@ -280,6 +354,13 @@ def _prctl_written(number: int) -> int:
     value = ctypes.c_int()
     ctypes.CDLL(None).prctl(number, ctypes.byref(value), 0, 0, 0)
     return value.value
+
+
+def _stance() -> object:
+    import sys
+
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "default")
 
 
 def _donated_buffer() -> object:

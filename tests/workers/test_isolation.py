@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -83,6 +83,7 @@ KEPT_IN_TORCH = {
 #: Those that import torch.compile, and context variables, which are those of a request to a rank.
 SLOW_CHANGES = (
     *("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"),
+    *("stance of the compiler", "backend of the compiler"),
     *("precision of decimals", "errors of numpy"),
 )
 
@@ -118,12 +119,24 @@ def call(
     pool: RankPool, function: Callable[..., Any], *args: Any, capabilities: Capabilities | None = None
 ) -> Any:
     """Return the answer of the only rank, in a test that then ends."""
-    ranks = pool.get_ranks(plan(1) if capabilities is None else plan(1, capabilities))
+    (result,) = call_all(pool, 1, function, *args, capabilities=capabilities)
+    return result
+
+
+def call_all(
+    pool: RankPool,
+    count: int,
+    function: Callable[..., Any],
+    *args: Any,
+    capabilities: Capabilities | None = None,
+) -> list[Any]:
+    """Return the answers of the ranks, in a test that then ends."""
+    ranks = pool.get_ranks(plan(count) if capabilities is None else plan(count, capabilities))
     workload = call_workload(ranks, function, args, {}, 60)
     workload.run_round()
-    (result,) = workload.results()
+    results = list(workload.results())
     pool.finish_test()
-    return result
+    return results
 
 
 @pytest.mark.parametrize("code", LEFT.values(), ids=LEFT)
@@ -175,8 +188,8 @@ def check_next_test(forks: RankPool, fresh: dict[str, Any], changes: list[tuple[
                 exec(code, {})
 
     codes = [(state_changes.change([name]), in_thread) for name, in_thread in changes]
-    # One change may make the next fail.
-    with suppress(WorkerError):
+    # One change may make the next fail, but each alone is possible.
+    with suppress(WorkerError) if len(changes) > 1 else nullcontext():
         call(forks, change_all, codes, capabilities=TORCH)
     found = call(forks, state_changes.look, capabilities=TORCH)
     assert {name: found[name] for name in fresh if found[name] != fresh[name]} == {}
@@ -254,6 +267,43 @@ def find_missed(codes: dict[str, str], look: Callable[[], Any]) -> list[str]:
             if os.waitpid(pid, 0)[1] == 0:
                 missed.remove(name)
     return sorted(missed)
+
+
+#: What tests do to the process group of two ranks.
+GROUP_CHANGES = {
+    "an operation on one rank": "if dist.get_rank() == 0: dist.left = dist.all_reduce(ones, async_op=True)",
+    "another group": "dist.destroy_process_group()\n"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+    "no group": "dist.destroy_process_group()",
+}
+
+
+@pytest.mark.parametrize("code", GROUP_CHANGES.values(), ids=GROUP_CHANGES)
+def test_process_groups_reach_no_other_test(forks: RankPool, code: str) -> None:
+    def reduce() -> tuple[int, float]:
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return os.getpid(), float(ones)
+
+    first = call_all(forks, 2, reduce, capabilities=TORCH)
+    assert call_all(forks, 2, reduce, capabilities=TORCH) == first
+    prefix = "import torch, torch.distributed as dist; ones = torch.ones(1)\n"
+    call_all(forks, 2, exec, prefix + code, {}, capabilities=TORCH)
+    after = call_all(forks, 2, reduce, capabilities=TORCH)
+    assert [value for _, value in after] == [2.0, 2.0]
+    assert {pid for pid, _ in after}.isdisjoint(pid for pid, _ in first)
+
+
+def test_a_delayed_exit_reaches_no_other_test(pool: RankPool) -> None:
+    first = call(pool, os.getpid)
+    call(pool, exec, "import faulthandler; faulthandler.dump_traceback_later(1, exit=True)", {})
+    assert call(pool, exec, "import time; time.sleep(1.2)", {}) is None
+    assert call(pool, os.getpid) == first
 
 
 def test_the_umask_is_restored(pool: RankPool) -> None:
