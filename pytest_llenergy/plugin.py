@@ -201,10 +201,10 @@ def pytest_runtest_makereport(
 
     # A report while the body runs is that of a subtest, not of the test.
     if item.config.stash.get(ITEM_IN_CALL, None) is item:
-        report = yield
-        count_failed_subtest(item, report)
-        return report
-    report = None
+        subtest = yield
+        count_failed_subtest(item, subtest)
+        return subtest
+    report: pytest.TestReport | None = None
     try:
         report = yield
         add_record(item, report)

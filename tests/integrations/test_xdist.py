@@ -50,6 +50,22 @@ def stable(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
+    ("options", "chunk"),
+    [([], None), (["--energy-report"], 1), (["--energy-report", "--maxschedchunk=7"], 7)],
+    ids=["keeps nothing", "keeps energy", "given"],
+)
+def test_a_waiting_worker_holds_no_tests_of_others(
+    quick: pytest.Pytester, options: list[str], chunk: int | None
+) -> None:
+    quick.makepyfile("def test_it(): pass")
+    quick.makeconftest(
+        "def pytest_terminal_summary(terminalreporter, config):\n"
+        "    terminalreporter.line(f'chunk: {config.option.maxschedchunk}')\n"
+    )
+    quick.runpytest("-n1", *options).stdout.fnmatch_lines([f"chunk: {chunk}"])
+
+
+@pytest.mark.parametrize(
     "dist", ["load", *(pytest.param(dist, marks=pytest.mark.slow) for dist in ("loadfile", "worksteal"))]
 )
 def test_records_are_the_same_with_workers_and_never_overlap(
