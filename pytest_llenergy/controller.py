@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.interruption import Turns, hold_interrupts
-from pytest_llenergy.model.text import relative_path
+from pytest_llenergy.model.text import escape_invisible, relative_path
 from pytest_llenergy.options.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
@@ -47,10 +47,10 @@ class Controller:
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
         self._versions: dict[Path, FileVersion | None] = {}
-        if self._paths:
+        if self._paths or settings.html is not None:
             from pytest_llenergy.report.store import version_of
 
-            self._versions = {path: version_of(path) for path in self._paths}
+            self._versions = {path: version_of(path) for path in filter(None, [*self._paths, settings.html])}
         self._workers: WorkerTracker | None = None
         self._turns: Turns | None = None
         if distributes_tests(config):
@@ -65,7 +65,6 @@ class Controller:
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
         self._gate_errors: list[str] = []
-        self._summary_error: str | None = None
         self._interrupted = False
         self._pid = os.getpid()
 
@@ -222,18 +221,25 @@ class Controller:
             try:
                 self._config.hook.pytest_llenergy_report(config=self._config, report=report)
             except KeyboardInterrupt:
-                self._note_interrupt(session, "a hook pytest_llenergy_report did not end")
+                exitstatus = self._note_interrupt(session, "a hook pytest_llenergy_report did not end")
+                report = builder.build(
+                    int(exitstatus), complete=report.run.complete, baseline=report.baseline
+                )
+                assert report is not None
         try:
             if builder.path is not None:
-                with hold_interrupts():
-                    succeeded = self._write_report(report, builder)
+                succeeded = self._write_report(report, builder)
             if self._settings.html is not None:
-                succeeded = self._write_page(report, self._settings.html, builder.problems) and succeeded
+                succeeded = self._write_page(report, self._settings.html, builder) and succeeded
             if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
-                self._append_step_summary(report)
+                self._append_step_summary(report, builder)
         except KeyboardInterrupt:
-            self._note_interrupt(session, "it is complete, but a page or step summary may be missing")
-        if ended and not succeeded:
+            if builder.path is None or builder.written:
+                effect = "it is complete, but a page or step summary may be missing"
+            else:
+                effect = "its journal is kept: llenergy merge"
+            exitstatus = self._note_interrupt(session, effect)
+        if ended and not succeeded and exitstatus != pytest.ExitCode.INTERRUPTED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _note_interrupt(self, session: pytest.Session, effect: str) -> pytest.ExitCode:
@@ -244,39 +250,41 @@ class Controller:
 
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
-        succeeded = builder.write(report)
-        self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
-        if succeeded:
-            self._written += _describe_left_journals(self._paths[0])
+        # The reader of a pipe may never come.
+        waits = any(path.exists() and not path.is_file() for path in self._paths)
+        with nullcontext() if waits else hold_interrupts():
+            succeeded = builder.write(report)
+            self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
+            if succeeded:
+                self._written += _describe_left_journals(self._paths[0])
         return succeeded
 
-    def _write_page(self, report: Report, path: Path, problems: list[str]) -> bool:
+    def _write_page(self, report: Report, path: Path, builder: ReportBuilder) -> bool:
         """Write the HTML page. On failure add a problem and return False."""
         from pytest_llenergy.report.html.page import render_report
-        from pytest_llenergy.report.store import replace_file
 
         try:
-            replace_file(path, render_report(report).encode())
+            written = builder.write_file(path, render_report(report).encode(), "page")
         except ReportError as error:
-            problems.append(str(error))
+            builder.problems.append(str(error))
             return False
-        self._written.append(f"energy page: {relative_path(path)}")
+        self._written.append(f"energy page: {relative_path(written)}")
         return True
 
-    def _append_step_summary(self, report: Report) -> None:
+    def _append_step_summary(self, report: Report, builder: ReportBuilder) -> None:
         """Append to the step summary of GitHub Actions. An error is shown but does not fail the run."""
         from pytest_llenergy.report.ci import append_run_summary
 
         try:
             append_run_summary(self._last_attempts, self._layout(), complete=report.run.complete)
         except ReportError as error:
-            self._summary_error = f"no step summary: {error}"
+            builder.warnings.append(f"no step summary: {error}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         quiet = self._config.get_verbosity() < 0
         if self._builder is None:
             for path in filter(None, [*self._paths, self._settings.html]):
-                terminalreporter.write_line(f"energy report: no test was measured; {path} was not written")
+                _print_line(terminalreporter, f"energy report: no test was measured; {path} was not written")
             self._print_gates(terminalreporter)
             return
         if not quiet:
@@ -284,12 +292,12 @@ class Controller:
         self._print_verdicts(terminalreporter, quiet=quiet)
         self._print_gates(terminalreporter)
         for problem in self._builder.problems:
-            terminalreporter.write_line(f"ERROR: {problem}", red=True)
-        if self._summary_error is not None:
-            terminalreporter.write_line(f"energy: {self._summary_error}", yellow=True)
+            _print_line(terminalreporter, f"ERROR: {problem}", red=True)
+        for warning in self._builder.warnings:
+            _print_line(terminalreporter, f"energy: {warning}", yellow=True)
         # Also with -q, which hides the table: scripts and people look for the file.
         for line in self._written:
-            terminalreporter.write_line(line)
+            _print_line(terminalreporter, line)
 
     def _layout(self) -> Layout:
         has_gpus = self._builder is not None and self._builder.has_gpus
@@ -322,10 +330,11 @@ class Controller:
         from pytest_llenergy.report.verdicts import list_problems, render_verdicts
 
         if quiet:
-            _print_text(terminalreporter, "\n".join(list_problems(comparisons, stored.origin)))
+            for line in list_problems(comparisons, stored.origin):
+                _print_line(terminalreporter, line)
             return
         writer = terminalreporter._tw
-        terminalreporter.section(f"energy, compared with {stored.origin}")
+        terminalreporter.section(escape_invisible(f"energy, compared with {stored.origin}"))
         _print_text(terminalreporter, render_verdicts(comparisons, writer.fullwidth, color=writer.hasmarkup))
 
     def _print_gates(self, terminalreporter: Any) -> None:
@@ -337,9 +346,9 @@ class Controller:
             with_lost = not any("--energy-removed" in line for line in self._gate_errors)
             stored = self._stored_baseline()
             for line in describe_ungated(stored, records, self._settings, with_lost=with_lost):
-                terminalreporter.write_line(line, yellow=True)
+                _print_line(terminalreporter, line, yellow=True)
         for line in self._gate_errors:
-            terminalreporter.write_line(f"ERROR: {line}", red=True)
+            _print_line(terminalreporter, f"ERROR: {line}", red=True)
 
     def _stored_baseline(self) -> StoredBaseline | None:
         if self._settings.compare is None:
@@ -382,6 +391,11 @@ def _describe_left_journals(path: Path) -> list[str]:
         f"journal of a killed or running run: {relative_path(journal)} (llenergy merge)"
         for journal in find_journals(path)
     ]
+
+
+def _print_line(terminalreporter: Any, line: str, **markup: bool) -> None:
+    """Print a line that may contain names of files and tests, escaped."""
+    terminalreporter.write_line(escape_invisible(line), **markup)
 
 
 def _print_text(terminalreporter: Any, text: str) -> None:

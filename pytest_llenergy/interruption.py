@@ -43,7 +43,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._selected: frozenset[str] = frozenset()
+        # None until the loop begins: if another plugin blocks this one, nothing is known.
+        self._selected: frozenset[str] | None = None
         self._ended: set[str] = set()
         self._uncollected = False
 
@@ -70,7 +71,7 @@ class Turns:
     @property
     def tests_left_out(self) -> bool:
         """Whether a selected test did not run to its end, or a file was not collected."""
-        return self._uncollected or not self._selected <= self._ended
+        return self._uncollected or self._selected is None or not self._selected <= self._ended
 
 
 class RecordSender:

@@ -197,15 +197,22 @@ def pytest_runtest_makereport(
         call.excinfo = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, error))
     if not is_measured(item):
         return (yield)
-    from pytest_llenergy.interruption import hold_interrupts
-    from pytest_llenergy.recorder import add_record, count_failed_subtest, deliver_record
+    from pytest_llenergy.recorder import add_record, count_failed_subtest, deliver_interrupted, deliver_record
 
-    with hold_interrupts() as interrupts:
+    # A report while the body runs is that of a subtest, not of the test.
+    if item.config.stash.get(ITEM_IN_CALL, None) is item:
+        subtest = yield
+        count_failed_subtest(item, subtest)
+        return subtest
+    report: pytest.TestReport | None = None
+    try:
         report = yield
-        # A report while the body runs is that of a subtest, not of the test.
-        in_call = item.config.stash.get(ITEM_IN_CALL, None) is item
-        (count_failed_subtest if in_call else add_record)(item, report)
-        deliver_record(item, report, interrupted=bool(interrupts))
+        add_record(item, report)
+        deliver_record(item, report)
+    except BaseException:
+        # Ctrl-C, or an error, in a hook of another plugin. Without its report, pytest's own outcome counts.
+        deliver_interrupted(item, report or pytest.TestReport.from_item_and_call(item, call))
+        raise
     return report
 
 

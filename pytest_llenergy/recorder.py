@@ -17,6 +17,7 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.base import Status
@@ -216,7 +217,8 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
     failures = [*_check_budget(draft, gate), *_check_baseline(item, draft, gate)]
     if failures:
         draft.failed_gate = True
-        pytest.fail("\n".join(failures), pytrace=False)
+        # Reasons name what is in the baseline.
+        pytest.fail("\n".join(map(escape_invisible, failures)), pytrace=False)
 
 
 def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
@@ -280,21 +282,37 @@ def count_failed_subtest(item: pytest.Item, report: pytest.TestReport) -> None:
 
 def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
     """Attach the record of a test to the report of the phase that decides its outcome."""
-    if report.when == "call" or (report.when == "setup" and not report.passed):
-        record = build_record(item, *_status(draft_of(item), report))
+    record = _record_of(item, report)
+    if record is not None:
         replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
         vars(report)["llenergy"] = to_primitives(replaced or record)
 
 
-def deliver_record(item: pytest.Item, report: pytest.TestReport, *, interrupted: bool) -> None:
+def _record_of(item: pytest.Item, report: pytest.TestReport) -> Record | None:
+    decides = report.when == "call" or (report.when == "setup" and not report.passed)
+    return build_record(item, *_status(draft_of(item), report)) if decides else None
+
+
+def deliver_record(item: pytest.Item, report: pytest.TestReport) -> None:
     """Keep a record at once: Ctrl-C, or a plugin that delays reports, may keep its report from being logged.
 
-    A worker of pytest-xdist sends it only if the run was ``interrupted``; otherwise its report has it.
+    In a worker of pytest-xdist this does nothing, since the report brings the record to the controller.
     """
     controller = item.config.pluginmanager.get_plugin("llenergy-controller")
     if controller is not None:
         controller.keep_record(report)
-    elif interrupted and hasattr(report, "llenergy"):
+
+
+def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep the record of a report that will not be logged. A hook that did not end has not changed it."""
+    with hold_interrupts():
+        if not hasattr(report, "llenergy"):
+            record = _record_of(item, report)
+            if record is None:
+                return
+            vars(report)["llenergy"] = to_primitives(record)
+        deliver_record(item, report)
+        # Does nothing outside of a worker.
         worker_input_of(item.config).send_record(report.llenergy)
 
 

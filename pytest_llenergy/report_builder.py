@@ -16,12 +16,12 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import describe_differences, merge_environments
 from pytest_llenergy.report.provenance import collect_environment, collect_source
 from pytest_llenergy.report.remote import redact_urls
-from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_report_beside
+from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
 
 
 class ReportBuilder:
@@ -33,12 +33,13 @@ class ReportBuilder:
         argv: Command line of the run.
         started: When the run began.
         copies: Further files for the report.
-        versions: Versions of these files when the run began, as far as they existed.
+        versions: Versions of the files that the run writes when it began, as far as they existed.
         distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
 
     Attributes:
         problems: Errors to show, such as files that could not be written.
-        notes: Warnings to show.
+        warnings: Lines to show that fail no run.
+        notes: Warnings to show below the table.
         written: Files that have the report.
     """
 
@@ -70,6 +71,7 @@ class ReportBuilder:
         self._journal: Journal | None = None
         self._source: Source | None = None
         self.problems: list[str] = []
+        self.warnings: list[str] = []
         self.notes: list[str] = []
         self.written: list[Path] = []
 
@@ -159,29 +161,45 @@ class ReportBuilder:
         return msgspec.structs.replace(start, run=run, baseline=baseline, records=self.records)
 
     def write(self, report: Report) -> bool:
-        """Write the report and remove the journal. On failure keep it, add a problem and return False.
-
-        A report that another run has written meanwhile remains, and this one is written beside it.
-        """
+        """Write the report and remove the journal. On failure keep it, add a problem and return False."""
         assert self.path is not None
-        kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
+        content = encode_report(report)
         succeeded = True
-        for path in (self.path, *self._copies):
+        # A pipe last, since waiting for its reader may be interrupted.
+        for path in sorted((self.path, *self._copies), key=Path.is_fifo):
             try:
-                written = write_report_beside(report, path, self._versions.get(path))
+                self.written.append(self.write_file(path, content, "report"))
             except ReportError as error:
-                self.problems.append(escape_surrogates(f"{error}{kept}"))
+                # The journal may have been deleted with its directory.
+                journal = self._journal if self._journal and self._journal.path.exists() else None
+                kept = f"; the journal {journal.path} is kept: llenergy merge" if journal else ""
+                self.problems.append(f"{error}{kept}")
                 succeeded = False
-                continue
-            self.written.append(written)
-            if written != path:
-                self.problems.append(
-                    f"{relative_path(path)} was written by another run meanwhile, so this run's report is "
-                    f"{written.name} beside it"
-                )
         if self._journal is not None:
             self._journal.close(remove=succeeded)
         return succeeded
+
+    def write_file(self, path: Path, content: bytes, what: str) -> Path:
+        """Write a file, beside the one that another run has written meanwhile, with a warning.
+
+        Args:
+            path: The file.
+            content: Its content.
+            what: What it holds, for the warning.
+
+        Returns:
+            The file that was written.
+
+        Raises:
+            ReportError: If it cannot be written.
+        """
+        written = write_beside(path, content, self._versions.get(path), self.run_id)
+        if written != path:
+            self.warnings.append(
+                f"{relative_path(path)} was written by another run meanwhile, so this run's {what} is "
+                f"{written.name} beside it"
+            )
+        return written
 
     def _build_start(self) -> Report:
         """Build the report without records, with which the journal begins."""

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import pytest_llenergy
 from pytest_llenergy.cli import (
@@ -26,6 +26,7 @@ from pytest_llenergy.cli import (
 )
 from pytest_llenergy.cli.console import print_message, use_encodable_streams
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.model.text import one_line
 
 #: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
@@ -98,11 +99,16 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser of the command line and, since subparsers have its class, of each command."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="llenergy", description="Measure commands, and use reports of pytest."
-    )
+    parser = _Parser(prog="llenergy", description="Measure commands, and use reports of pytest.")
     version = f"pytest-llenergy {pytest_llenergy.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")

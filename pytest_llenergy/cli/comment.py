@@ -73,8 +73,9 @@ def run(args: argparse.Namespace) -> int:
         )
     ci = find_run(os.environ, other_job=of_jobs)
     bodies = _render_folder(folder, ci) if of_jobs else [_render_file(args.file, args.key or ci.job, ci)]
+    otherwise = _render_missing(NO_JOB, ci) if of_jobs else ""
     if args.dry_run:
-        print_data("\n".join(bodies), end="")
+        print_data("\n".join(bodies) or otherwise, end="")
         return 0
 
     def outdated(marker: str) -> str | None:
@@ -84,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
         job = marker.removeprefix(start).removesuffix(" -->")
         return "" if job == NO_JOB and bodies else _render_missing(job, ci)
 
-    otherwise = _render_missing(NO_JOB, ci) if of_jobs else ""
     try:
         for done, url in post_comments(os.environ, bodies, args.number, outdated, otherwise):
             print(f"{done} {url}")

@@ -32,6 +32,7 @@ from pytest_llenergy.meters.timeouts import (
     STANDSTILL_S,
 )
 from pytest_llenergy.model.base import StoredStruct, cache_directory
+from pytest_llenergy.model.files import read_limited
 
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
@@ -383,7 +384,7 @@ class CheckCache:
 
 def _read(path: Path) -> _Entry | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Entry)
+        return msgspec.json.decode(read_limited(path), type=_Entry)
     except (OSError, msgspec.DecodeError):
         return None
 

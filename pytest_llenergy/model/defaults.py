@@ -14,6 +14,9 @@ MAX_FLOOR = 0.25
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 
+#: Largest numbers that options accept; a kernel refuses to start more threads.
+MAX_ROUNDS, MAX_THREADS = 1_000_000, 65536
+
 #: What to do about an inconclusive comparison.
 Inconclusive = Literal["warn", "fail", "pass"]
 

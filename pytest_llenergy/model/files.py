@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read local files that people name or leave behind: within a limit of size, and without waiting for ever."""
+"""Files and pipes that people name or leave behind: with a limit of size, and without waiting for ever."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import IO
 #: Largest file to read, local or remote. A report of ten thousand tests with twelve rounds each has 170 MB.
 MAX_FILE_BYTES = 512 << 20
 
-#: How long a pipe may have no writer, and how long its writer may be silent.
-WRITER_TIMEOUT_S = 5.0
+#: How long a pipe may have nobody at its other end, and how long a program there may be silent.
+WRITER_TIMEOUT_S = READER_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 60.0
+
+#: Time between two tries to open a pipe that no program reads yet.
+RETRY_S = 0.02
 
 #: Read at once if the size is unknown.
 CHUNK_BYTES = 1 << 20
@@ -83,3 +86,31 @@ def _read_pipe(file: IO[bytes]) -> bytes:
             fault = "nothing was written to" if has_writer else "no program has opened"
             raise OSError(errno.ETIMEDOUT, f"{fault} this pipe within {limit_s:g} s; start its writer")
         poll.poll(left_s * 1000)
+
+
+def write_pipe(path: Path, data: bytes) -> None:
+    """Write to a named pipe.
+
+    Raises:
+        OSError: If no program opens the pipe, or its reader stops. ``strerror`` is the reason in words.
+    """
+    deadline_s = time.monotonic() + READER_TIMEOUT_S
+    descriptor = None
+    while descriptor is None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() >= deadline_s:
+                fault = f"no program has opened this pipe within {READER_TIMEOUT_S:g} s; start its reader"
+                raise OSError(errno.ETIMEDOUT, fault) from None
+            time.sleep(RETRY_S)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        poll = select.poll()
+        poll.register(file, select.POLLOUT)
+        rest = memoryview(data)
+        while rest:
+            if not poll.poll(SILENCE_TIMEOUT_S * 1000):
+                raise OSError(errno.ETIMEDOUT, f"its reader took nothing for {SILENCE_TIMEOUT_S:g} s")
+            rest = rest[file.write(rest) or 0 :]

@@ -8,6 +8,7 @@ failing its tests one by one. A run that gives no option does not import this mo
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -56,30 +57,30 @@ def check_outputs(config: pytest.Config) -> None:
             require_html_extra()
     if settings.save is not None:
         path = saved_as(config, settings.save)
-        with _naming_file(f"{option_source(config, 'save')}={settings.save}") as source:
+        source = f"{option_source(config, 'save')}={settings.save}"
+        with _naming_file(f"{source}: {path}"):
             _check_may_write(path, _nearest_directory(path), source)
     if settings.rank_logs is not None:
         logs = settings.rank_logs
-        with _naming_file(f"{option_source(config, 'rank_logs')}={logs}") as source:
+        source = f"{option_source(config, 'rank_logs')}={logs}"
+        with _naming_file(source):
             if logs.exists() and not logs.is_dir():
                 raise usage_error(f"{source}: the file exists; name a directory")
             _check_may_write(None, _nearest_directory(logs / "group"), source)
 
 
 @contextmanager
-def _naming_file(source: str) -> Iterator[str]:
+def _naming_file(source: str) -> Iterator[None]:
     """Turn what the file system refuses, such as a name that is too long, into a usage error."""
     try:
-        yield source
+        yield
     except OSError as error:
         raise usage_error(f"{source}: {error.strerror}") from None
-    except ValueError as error:
-        # A null character, which only an ini file can hold.
-        raise usage_error(f"{source}: {error}") from None
 
 
 def _check_writable(path: Path, option: str) -> None:
-    with _naming_file(f"{option}={path}") as source:
+    source = f"{option}={path}"
+    with _naming_file(source):
         if not path.parent.is_dir():
             raise usage_error(f"{source}: no directory {path.parent}; create it first")
         _check_may_write(path, path.parent, source)
@@ -121,7 +122,9 @@ def check_launcher(environment: Mapping[str, str]) -> None:
     """
     for launcher, variables, remedy in LAUNCHERS:
         count = environment.get(variables[-1], "")
-        if not all(name in environment for name in variables) or not count.isdecimal() or int(count) < 2:
+        # Other values are not of these launchers.
+        valid = re.fullmatch("[0-9]{1,6}", count)
+        if not valid or int(count) < 2 or not all(name in environment for name in variables):
             continue
         values = ", ".join(f"{name}={environment[name]}" for name in variables)
         raise usage_error(

@@ -80,6 +80,9 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
 def _read_text(option: Option, source: str, text: str) -> Any:
     if option.default is None and not text.strip():
         return None
+    if "\0" in text:
+        # Only an ini file can hold one; no name of a file or device does.
+        raise usage_error(f"{source}={text}: contains a null character; remove it")
     try:
         return option.read(text.strip() if option.repeatable else text)
     except ValueError as error:

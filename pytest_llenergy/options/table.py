@@ -168,14 +168,14 @@ class Settings:
     )
     rounds: int | None = option(
         "auto",
-        auto_or(integer(1)),
+        auto_or(integer(1, defaults.MAX_ROUNDS)),
         "N",
         f"Minimum number of measured rounds of each test, whatever they take; auto: {defaults.ROUNDS}, or "
         f"{defaults.FLOOR_ROUNDS} if the budget is spent before",
     )
     warmup: int | None = option(
         "auto",
-        auto_or(integer(0)),
+        auto_or(integer(0, defaults.MAX_ROUNDS)),
         "N",
         "Unmeasured iterations before the first round; auto: until durations have settled",
     )
@@ -223,7 +223,9 @@ class Settings:
         "auto", meters, "NAME[,NAME]", "Meters to use; a meter with an argument, NAME:ARGUMENT, comes last"
     )
     require: str | None = option(None, word("measured"), "measured", "Fail instead of estimating")
-    threads: int | None = option(None, integer(1), "N", "CPU threads of each rank. Without it: its cores")
+    threads: int | None = option(
+        None, integer(1, defaults.MAX_THREADS), "N", "CPU threads of each rank. Without it: its cores"
+    )
     start_method: Literal["spawn", "forkserver"] = option(
         "spawn",
         word("spawn", "forkserver"),

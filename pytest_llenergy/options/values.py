@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 200
 
 
-def integer(minimum: int) -> Callable[[str], int]:
+def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not (text.isascii() and text.strip().isdecimal()) or int(text) < minimum:
-            raise ValueError(f"needs a whole number, {minimum} or more")
+        # Python refuses to convert thousands of digits.
+        valid = re.fullmatch(r"\s*[0-9]{1,20}\s*", text) and minimum <= int(text) <= maximum
+        if not valid:
+            raise ValueError(f"needs a whole number from {minimum} to {maximum}")
         return int(text)
 
     return read

@@ -78,6 +78,8 @@ def locate(text: str) -> Location:
     Raises:
         ReportError: It is neither a file nor a saved name.
     """
+    if not text:
+        raise ReportError("the name of the report is empty")
     location = parse_location(text)
     # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
     if isinstance(location, str) or not is_saved_name(text) or os.path.exists(location):  # noqa: PTH110

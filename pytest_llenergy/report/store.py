@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
@@ -21,7 +22,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.model.files import read_limited, write_pipe
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -57,7 +58,7 @@ def journal_path(report: Path, run_id: str) -> Path:
 
 def find_journals(report: Path) -> list[Path]:
     """Find the journals next to a report: those of runs that were killed or are still running."""
-    return sorted(report.parent.glob(f"{report.stem}.*{JOURNAL_SUFFIX}"))
+    return sorted(report.parent.glob(f"{escape(report.stem)}.*{JOURNAL_SUFFIX}"))
 
 
 class Journal:
@@ -161,13 +162,14 @@ def write_report(report: Report, path: Path) -> None:
     replace_file(path, encode_report(report))
 
 
-def write_report_beside(report: Report, path: Path, before: FileVersion | None) -> Path:
-    """Write a report, but replace no other run's: if the file has changed, write one beside it.
+def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id: str) -> Path:
+    """Write a file of a run, but replace no other run's: if the file has changed, write one beside it.
 
     Args:
-        report: The report.
         path: The file.
+        content: Its content.
         before: Version of the file when the run began.
+        run_id: Id of the run, which the name of a file beside it contains.
 
     Returns:
         The file that was written.
@@ -175,9 +177,8 @@ def write_report_beside(report: Report, path: Path, before: FileVersion | None) 
     Raises:
         ReportError: If it cannot be written.
     """
-    content = encode_report(report)
     if version_of(path) not in (before, None):
-        path = path.with_name(f"{path.stem}.{report.run.id}.json")
+        path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
     replace_file(path, content)
     return path
 
@@ -186,11 +187,14 @@ def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically. Links are followed; a device or a pipe is written, never replaced.
 
     Raises:
-        ReportError: If it cannot be written; the old file then remains.
+        ReportError: If it cannot be written, or is a pipe that no program reads; an old file then remains.
     """
     try:
         if path.is_dir():
             raise ReportError(f"{path}: could not be written (Is a directory)")
+        if path.is_fifo():
+            write_pipe(path, content)
+            return
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return

@@ -184,3 +184,10 @@ def test_the_comment_has_the_policy_of_the_comparison(
     assert "❌ Energy" in capsys.readouterr().out
     assert main(["compare", file, "--format=markdown"]) == 4
     assert "fail, 1 of 1 test inconclusive; " in capsys.readouterr().out
+
+
+def test_a_dry_run_without_jobs_prints_the_comment_of_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["comment", str(tmp_path), "--dry-run"]) == 0
+    assert "no comparison for" in capsys.readouterr().out

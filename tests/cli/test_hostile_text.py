@@ -188,6 +188,26 @@ def test_names_in_messages_are_escaped(project: Path, capfd: pytest.CaptureFixtu
         _check(" ".join(map(ascii, words)), err, "text")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["report", "head.json", f"--{NAME}"], [NAME], ["report", "head.json", NAME], ["history", NAME]],
+    ids=ascii,
+)
+def test_arguments_that_no_command_has_are_escaped(
+    words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    err = capfd.readouterr().err
+    assert r"bad\x1b[31m\u202e" in err
+    _check(ascii(words), err, "text")
+
+
+def test_an_empty_name_is_one_line(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", ""]) == 2
+    assert capfd.readouterr().err == "llenergy report: the name of the report is empty\n"
+
+
 def test_names_of_saved_reports_and_directories_are_escaped(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

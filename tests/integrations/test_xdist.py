@@ -50,6 +50,22 @@ def stable(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
+    ("options", "chunk"),
+    [([], None), (["--energy-report"], 1), (["--energy-report", "--maxschedchunk=7"], 7)],
+    ids=["keeps nothing", "keeps energy", "given"],
+)
+def test_a_waiting_worker_holds_no_tests_of_others(
+    quick: pytest.Pytester, options: list[str], chunk: int | None
+) -> None:
+    quick.makepyfile("def test_it(): pass")
+    quick.makeconftest(
+        "def pytest_terminal_summary(terminalreporter, config):\n"
+        "    terminalreporter.line(f'chunk: {config.option.maxschedchunk}')\n"
+    )
+    quick.runpytest("-n1", *options).stdout.fnmatch_lines([f"chunk: {chunk}"])
+
+
+@pytest.mark.parametrize(
     "dist", ["load", *(pytest.param(dist, marks=pytest.mark.slow) for dist in ("loadfile", "worksteal"))]
 )
 def test_records_are_the_same_with_workers_and_never_overlap(
@@ -190,7 +206,9 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-rounds=x", "-n2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(['ERROR: --energy-rounds=x: needs a whole number, 1 or more, or "auto"'])
+    result.stderr.fnmatch_lines(
+        ['ERROR: --energy-rounds=x: needs a whole number from 1 to 1000000, or "auto"']
+    )
 
 
 def test_a_worker_that_waits_keeps_no_tests_that_others_could_run(quick: pytest.Pytester) -> None:

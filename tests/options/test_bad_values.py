@@ -18,6 +18,8 @@ from ..cli.bad_files import WHOLE
 #: Values that no option expects.
 VALUES = [
     "\x1b[31m\u202e\u2028" + "x" * 5000,
+    "a\0b",
+    "1000000000000",
     *(
         "-1",
         "nan",
@@ -64,7 +66,7 @@ def _check(result: pytest.RunResult, case: object) -> None:
         assert [line for line in result.stderr.lines if line.strip()] == [error], (case, result.stderr.lines)
 
 
-@pytest.mark.parametrize("values", [[VALUES[0]], pytest.param(VALUES, marks=pytest.mark.slow, id="all")])
+@pytest.mark.parametrize("values", [VALUES[:2], pytest.param(VALUES, marks=pytest.mark.slow, id="all")])
 @pytest.mark.parametrize("name", [option.name for option in OPTIONS])
 def test_any_value_is_a_run_or_one_line(pytester: pytest.Pytester, name: str, values: list[str]) -> None:
     (option,) = (each for each in OPTIONS if each.name == name)

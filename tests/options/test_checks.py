@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.options import checks
 from pytest_llenergy.options.checks import LAUNCHERS
 from pytest_llenergy.options.values import gpus
 
@@ -272,9 +274,22 @@ def test_save_refuses_what_is_no_plain_name(pytester: pytest.Pytester, name: str
     assert refusal(pytester, f"--energy-save={name}").startswith("--energy-save=")
 
 
-def test_null_character_in_an_ini_file(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nenergy_report = a\0b.json\n")
-    assert refusal(pytester).endswith(r"/a\x00b.json: embedded null byte")
+@pytest.mark.parametrize("key", ["report", "gpus", "rank_logs", "model"])
+def test_null_character_in_an_ini_file(pytester: pytest.Pytester, key: str) -> None:
+    pytester.makeini(f"[pytest]\nenergy_{key} = a\0b.json\n")
+    assert refusal(pytester) == (rf"ini key energy_{key}=a\x00b.json: contains a null character; remove it")
+
+
+def test_unreadable_directory_of_saved_reports(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    # Root may read any directory.
+    monkeypatch.setattr(checks, "_nearest_directory", refuse)
+    path = pytester.path / ".llenergy" / "nr.json"
+    assert refusal(pytester, "--energy-save=nr") == f"--energy-save=nr: {path}: Permission denied"
 
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
@@ -324,6 +339,8 @@ class TestLauncher:
             # A pod of several hosts, where no launcher has run yet.
             {"RANK": "1", "WORLD_SIZE": "2"},
             {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "many"},
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "9" * 5000},
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "\u0662"},
         ],
     )
     def test_a_single_process_runs(

@@ -49,16 +49,21 @@ def test_blank_gpus_in_an_ini_file_are_unset(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--energy-rounds=0"], '--energy-rounds=0: needs a whole number, 1 or more, or "auto"'),
-        (["--energy-rounds=six"], '--energy-rounds=six: needs a whole number, 1 or more, or "auto"'),
-        (["--energy-rounds=²"], '--energy-rounds=²: needs a whole number, 1 or more, or "auto"'),
+        (["--energy-rounds=0"], '--energy-rounds=0: needs a whole number from 1 to 1000000, or "auto"'),
+        (["--energy-rounds=six"], '--energy-rounds=six: needs a whole number from 1 to 1000000, or "auto"'),
+        (["--energy-rounds=²"], '--energy-rounds=²: needs a whole number from 1 to 1000000, or "auto"'),
+        (
+            ["--energy-rounds=1000001"],
+            '--energy-rounds=1000001: needs a whole number from 1 to 1000000, or "auto"',
+        ),
+        (["--energy-threads=65537"], "--energy-threads=65537: needs a whole number from 1 to 65536"),
         (["--energy-report="], "--energy-report= has no value; add one, or leave the option out"),
         (["--energy-gpus="], "--energy-gpus= has no value; add one, or leave the option out"),
         (["--energy-gpus= "], "--energy-gpus= has no value; add one, or leave the option out"),
         (["--energy-backend=,"], "--energy-backend=,: no name given"),
         (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
         (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
-        (["--energy-warmup=some"], '--energy-warmup=some: needs a whole number, 0 or more, or "auto"'),
+        (["--energy-warmup=some"], '--energy-warmup=some: needs a whole number from 0 to 1000000, or "auto"'),
         (["--energy-target=0"], "--energy-target=0: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-target=2%%"], "--energy-target=2%%: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
@@ -156,7 +161,10 @@ def test_help_fits_80_columns_with_whole_words(
 def test_invalid_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(MEASURED)
     pytester.makeini("[pytest]\nenergy_rounds = many\n")
-    assert usage_error(pytester) == 'ini key energy_rounds=many: needs a whole number, 1 or more, or "auto"'
+    assert (
+        usage_error(pytester)
+        == 'ini key energy_rounds=many: needs a whole number from 1 to 1000000, or "auto"'
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ FAIL = "assert False"
         pytest.param(INTERRUPTED_LAST, "", [], True, id="Ctrl-C after all tests", marks=pytest.mark.slow),
         pytest.param(LOOP_SWALLOWS, "", [], False, id="another loop"),
         pytest.param(DELAYED_REPORTS, "", [], True, id="another protocol"),
+        pytest.param("", "", ["-p", "no:llenergy-turns"], False, id="blocked"),
         pytest.param(INTERRUPTED_AGAIN, INTERRUPT, ["-n2"], False, id="Ctrl-C twice -n2"),
         pytest.param("", EXIT.format(0), ["-n1"], False, id="exit-0 -n1", marks=pytest.mark.slow),
         pytest.param("", FAIL, ["-n1", "-x"], False, id="-x -n1", marks=pytest.mark.slow),

@@ -256,7 +256,55 @@ def test_ctrl_c_in_another_moment(
     assert process.returncode == (-2 if conftest in (SUMMARY, FINISHING) else 2)
     report = kept(quick.path)
     assert (report and report.run.complete) is complete
+    assert conftest != HOOK or (report and report.run.exit_status) == 2
     assert not list(quick.path.glob("*.jsonl"))
+
+
+#: Hooks of other plugins between the end of a test and the keeping of its record.
+RECORD_HOOK = f"def pytest_llenergy_record(): {WAIT}\n"
+REPORT_HOOK = f"""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    report = yield
+    if call.when == "call": {WAIT}
+    return report
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
+@pytest.mark.parametrize("hook", [RECORD_HOOK, REPORT_HOOK], ids=["record", "report"])
+def test_ctrl_c_ends_a_slow_hook_and_keeps_the_record(
+    quick: pytest.Pytester, hook: str, options: tuple[str, ...]
+) -> None:
+    quick.makeconftest(TEN_WATTS + "from pathlib import Path\n" + hook)
+    quick.makepyfile(test_it=FIRST)
+    with running(*options) as process:
+        wait_for((quick.path / "there").exists, process)
+        stop(process, whole_group=True)
+    assert process.returncode == 2
+    report = check_kept(quick.path, "test_first")
+    assert [record.status for record in report.records] == ["measured"]
+
+
+def test_a_hook_that_fails_loses_no_record(quick: pytest.Pytester) -> None:
+    quick.makeconftest(TEN_WATTS + "def pytest_llenergy_record(): 1 / 0\n")
+    quick.makepyfile(test_it=FIRST)
+    assert quick.runpytest("--energy-report").ret == pytest.ExitCode.INTERNAL_ERROR
+    check_kept(quick.path, "test_first")
+
+
+def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(quick: pytest.Pytester) -> None:
+    os.mkfifo(quick.path / "energy.json")
+    quick.makepyfile(test_it=FIRST)
+    conftest = "def pytest_llenergy_report(): Path('there').touch()\n"
+    quick.makeconftest(TEN_WATTS + "from pathlib import Path\n" + conftest)
+    with running() as process:
+        wait_for((quick.path / "there").exists, process)
+        time.sleep(0.5)
+        stop(process, whole_group=True)
+    assert process.returncode == 2
+    (journal,) = quick.path.glob("energy.*.journal.jsonl")
+    assert [record.status for record in read_report(journal).records] == ["measured"]
 
 
 def test_ctrl_c_while_waiting_for_a_lease(quick: pytest.Pytester) -> None:

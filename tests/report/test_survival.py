@@ -20,8 +20,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.model import files
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.report.store import read_report
+from pytest_llenergy.report.store import read_report, replace_file
 from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
@@ -201,3 +202,55 @@ def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> 
     assert report.environment == left.environment
     assert builder.write(report)
     assert not journal.exists()
+
+
+def test_a_pipe_without_a_reader_keeps_the_journal(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "READER_TIMEOUT_S", 0.1)
+    os.mkfifo(quick.path / "energy.json")
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    result = quick.runpytest("--energy-report", "--energy-save=copy")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["ERROR: *energy.json: could not be written (no program has opened this pipe within *kept*merge"]
+    )
+    (journal,) = quick.path.glob("energy.*.journal.jsonl")
+    assert len(read_report(journal).records) == 1
+    assert (quick.path / ".llenergy" / "copy.json").exists()
+
+
+def test_a_pipe_with_a_slow_reader_has_the_whole_report(tmp_path: Path) -> None:
+    pipe, data = tmp_path / "energy.json", b"x" * 10**6
+    os.mkfifo(pipe)
+    script = (
+        f"import time; time.sleep(0.3); f = open({str(pipe)!r}, 'rb'); time.sleep(0.3); print(len(f.read()))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as reader:
+        replace_file(pipe, data)
+        assert reader.communicate()[0] == b"1000000\n"
+
+
+def test_no_journal_is_promised_that_is_gone(quick: pytest.Pytester) -> None:
+    quick.mkdir("out")
+    quick.makepyfile(
+        "import shutil\ndef test_it(energy): energy(sum, [1])\ndef test_end(): shutil.rmtree('out')"
+    )
+    result = quick.runpytest("--energy-report=out/energy.json")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["ERROR: *energy.json: could not be written (No such file or directory)"])
+    result.stdout.no_fnmatch_line("*is kept*")
+
+
+def test_a_page_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        "import pathlib\ndef test_it(energy):\n    energy(sum, [1])\n"
+        "    pathlib.Path('energy.html').write_text('of another run')"
+    )
+    result = quick.runpytest("--energy-html", "--color=yes")
+    assert result.ret == 0
+    assert (quick.path / "energy.html").read_text() == "of another run"
+    (beside,) = quick.path.glob("energy.*.html")
+    line = f"energy: energy.html was written by another run meanwhile, so this run's page is {beside.name} *"
+    result.stdout.fnmatch_lines([f"\x1b?33m{line}", f"energy page: {beside.name}"])
+    result.stdout.no_fnmatch_line("*ERROR*")
