@@ -209,23 +209,3 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(
         ['ERROR: --energy-rounds=x: needs a whole number from 1 to 1000000, or "auto"']
     )
-
-
-def test_a_worker_that_waits_keeps_no_tests_that_others_could_run(quick: pytest.Pytester) -> None:
-    """The first test waits until all tests but one, which xdist gives to its worker in advance, have run."""
-    quick.makepyfile(
-        """
-        import os, time, pathlib, pytest
-        @pytest.mark.parametrize("i", range(40))
-        def test_it(i):
-            deadline = time.monotonic() + 20
-            while i == 0 and len(list(pathlib.Path().glob("ran-*"))) < 38 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            pathlib.Path(f"ran-{i}").write_text(os.environ["PYTEST_XDIST_WORKER"])
-        def test_energy(energy):
-            energy(sum, [1])
-        """
-    )
-    quick.runpytest("-n2", "--energy-report").assert_outcomes(passed=41)
-    workers = [(quick.path / f"ran-{i}").read_text() for i in range(40)]
-    assert workers.count(workers[0]) <= 3
