@@ -75,8 +75,9 @@ KEPT_PATHS = ("/setuptools/_vendor",)
 #: Variables that libraries set for themselves in the C library alone, by the start of their names.
 KEPT_VARIABLES = (b"__KMP_REGISTERED_LIB", b"CUDA_MODULE_LOADING")
 
-#: Finders of modules that libraries add when they are imported, by the end of their module's name.
-KEPT_FINDERS = ("six", "_distutils_hack")
+#: Directories of installed packages. The finders of modules that these add when they are imported, such as
+#: those of six and transformers, do no harm.
+INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 
 #: Functions of libraries for linear algebra and of OpenMP that return their number of threads.
 THREAD_GETTERS = (
@@ -183,7 +184,7 @@ def settings() -> dict[str, object]:
     status = _read("status")
     return {
         "search path": [path for path in sys.path if not path.endswith(KEPT_PATHS)],
-        "import hooks": [finder for finder in sys.meta_path if not _is_kept(finder)] + sys.path_hooks,
+        "import hooks": [finder for finder in sys.meta_path if not _is_installed(finder)] + sys.path_hooks,
         "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile(), _is_tracing_memory(), _monitoring_tools()),
         "tracing of threads": (threading.gettrace(), threading.getprofile()),
@@ -361,8 +362,12 @@ def _handler(number: int) -> object:
     return signal.SIG_DFL if getattr(handler, "__module__", None) in KEPT_HANDLERS else handler
 
 
-def _is_kept(finder: object) -> bool:
-    return str(getattr(type(finder), "__module__", None)).endswith(KEPT_FINDERS)
+def _is_installed(finder: object) -> bool:
+    """Return whether an installed package defines a finder, which is a class or an object of one."""
+    kind = finder if isinstance(finder, type) else type(finder)
+    # A class that ``type`` has made may have no module.
+    module = sys.modules.get(str(getattr(kind, "__module__", None)))
+    return bool(INSTALLED.search(str(getattr(module, "__file__", None))))
 
 
 def _stream_state(stream: Any) -> tuple[object, object]:

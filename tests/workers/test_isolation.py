@@ -75,6 +75,7 @@ KEPT_IN_TORCH = {
     "queue = torch.multiprocessing.Queue(); queue.put(torch.ones(3)); queue.get()\n"
     "queue.close(); queue.join_thread()",
     "functions that torch.compile replaces": "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))",
+    "the finders of transformers": "import transformers; from transformers import AutoModelForCausalLM",
     "limits that torch.compile raises": "import setuptools, sys; sys.setrecursionlimit(2000)",
     "a tensor in a file": "import torch.multiprocessing as m\n"
     "m.set_sharing_strategy('file_system'); torch.ones(3).share_memory_()",
