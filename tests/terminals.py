@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -78,8 +79,10 @@ def _record_screens(
         if not chunk:
             output.code = process.wait(60)
             return output
-        stream.feed(chunk)
         output.raw += chunk.decode(errors="replace")
-        output.frames.append([line.rstrip() for line in screen.display])
+        # On a busy machine one chunk has several screens: each begins with what erases a line.
+        for part in re.split(rb"(?=\x1b\[2K)", chunk):
+            stream.feed(part)
+            output.frames.append([line.rstrip() for line in screen.display])
         if answers and answers[0][0] in output.raw:
             os.write(master, answers.pop(0)[1].encode())
