@@ -238,8 +238,8 @@ def _visit(
 def render(result: Soak) -> str:
     """Return the result as Markdown."""
     visitors = defaultdict(list)
-    for each in result.visitors:
-        visitors[each.name].append(each)
+    for visitor in result.visitors:
+        visitors[visitor.name].append(visitor)
     lines = [
         "|disturbance|runs|exit codes|longest until its end|longest until its last process ended|",
         "|---|---:|---|---:|---:|",
@@ -254,13 +254,18 @@ def render(result: Soak) -> str:
     for kind, counts in sorted(result.outcomes.items()):
         lines.append(f"|`{kind}`|{', '.join(f'{n} {outcome}' for outcome, n in sorted(counts.items()))}|")
     lines += ["", "|resident|tests|exit code|", "|---|---:|---:|"]
-    lines += [f"|{each.setting}|{each.tests}|{each.exit_code}|" for each in result.residents]
-    lines += ["", "|growth of|process|between tests|open files|threads|descendants|memory|"]
+    lines += [f"|{run.setting}|{run.tests}|{run.exit_code}|" for run in result.residents]
+    lines += ["", "|largest growth of|process|how many|open files|threads|descendants|memory|"]
     lines += ["|---|---|---:|---:|---:|---:|---:|"]
+    alike = defaultdict(list)
     for grown in result.growth:
-        numbers = "|".join(f"{grown[name]:+g}" for name in ("fds", "threads", "processes"))
-        memory = f"{grown['memory_bytes'] / 1e6:+.1f} MB"
-        lines.append(f"|{grown['setting']}|{grown['role']}|{grown['tests']:g}|{numbers}|{memory}|")
+        alike[grown["setting"], grown["role"]].append(grown)
+    for (setting, role), each in alike.items():
+        numbers = "|".join(
+            f"{max(grown[name] for grown in each):+g}" for name in ("fds", "threads", "processes")
+        )
+        memory = f"{max(grown['memory_bytes'] for grown in each) / 1e6:+.1f} MB"
+        lines.append(f"|{setting}|{role}|{len(each)}|{numbers}|{memory}|")
     lines += [
         "",
         f"Longest test: {result.longest_test[0]:.1f} s, {result.longest_test[1]}. "
