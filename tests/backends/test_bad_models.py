@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged models, and names that are none: one line of error, at once."""
+"""Damaged models and invalid model names end in one line of error at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no ordinary file: every command says so in one line, at once."""
+"""Every command refuses special files in one line, at once."""
 
 from __future__ import annotations
 

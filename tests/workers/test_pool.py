@@ -413,7 +413,7 @@ for host in hosts.values():
     assert done.returncode == 0, done.stderr
 
 
-#: Fails to load, by an exception or a death, as long as a file says so, and notes each attempt in another.
+#: Fails to load, by an exception or a death, while a file exists, and notes each attempt in another.
 FAILING_CODE = """
 import os, signal
 from pathlib import Path
