@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llenergy.ab.floors import LearnedFloor, device_key, load_floors, save_floors
@@ -19,7 +19,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model import files
 from pytest_llenergy.model.report import encode_report
 
-from ..cli.bad_files import WHOLE, spoiled
+from ..cli.bad_files import FUZZ, WHOLE, spoiled
 from ..compare.runs import record_of, report_of
 from .test_state import ASKED, FIRST, ended
 
@@ -93,14 +93,7 @@ def test_damaged_files_are_one_line_or_measured_again(comparison: Comparison, ex
             assert comparison.paths[name].name in error
             assert "llenergy ab --fresh discards" in error or "delete it" in error
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(FUZZ, max_examples=examples)
     @given(st.sampled_from(list(comparison.paths)), st.data())
     def fuzz(name: str, data: st.DataObject) -> None:
         check(name, data.draw(spoiled(comparison.contents[name])))

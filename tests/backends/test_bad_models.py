@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 
 from pytest_llenergy.backends.flops import shape_from_source
 from pytest_llenergy.backends.models import ModelSource, read_max_positions, resolve_model
 from pytest_llenergy.errors import LLEnergyError, ModelError
 
-from ..cli.bad_files import WHOLE, spoiled
+from ..cli.bad_files import FUZZ, WHOLE, spoiled
 
 CONFIG = json.dumps(
     {
@@ -66,14 +66,7 @@ def test_a_damaged_configuration_is_one_line(tmp_path: Path, examples: int) -> N
     assert shape_from_source(model).layers == 2
     for content in WHOLE.values():
         read(content)
-    settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )(given(spoiled(CONFIG))(read))()
+    settings(FUZZ, max_examples=examples)(given(spoiled(CONFIG))(read))()
 
 
 @pytest.mark.timeout(300)

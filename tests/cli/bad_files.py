@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pytest_llenergy.cli import main
@@ -32,6 +33,15 @@ from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, report_of, scaled
 from ..model.reports import RECORD, REPORT, ROUND
+
+#: The same inputs in each run. One that fails is named as drawn: to simplify it takes long.
+FUZZ = settings(
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 #: Where each kind of file lies in the project.
 PLACES = {

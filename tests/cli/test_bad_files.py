@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llenergy.model.report import decode_lean_report, decode_paired_report
@@ -17,6 +17,7 @@ from pytest_llenergy.report.store import decode_journal
 
 from .bad_files import (
     COMMANDS,
+    FUZZ,
     TOLERANT,
     WHOLE,
     Outcome,
@@ -108,14 +109,7 @@ def test_rounds_of_any_duration_are_a_result_or_one_line(
 
 
 def _fuzz(project: Project, examples: int) -> None:
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(FUZZ, max_examples=examples)
     @given(st.sampled_from(LIGHT), st.data())
     def check(case: tuple[str, str], data: st.DataObject) -> None:
         kind, line = case
