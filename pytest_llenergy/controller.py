@@ -153,7 +153,8 @@ class Controller:
             self._interrupted = True
             self._check_gates(session)
             raise
-        except KeyboardInterrupt:
+        except BaseException:
+            # Ctrl-C, or an internal error, which xdist also makes of a worker that was interrupted twice.
             self._interrupted = True
             raise
         self._check_gates(session)
