@@ -64,7 +64,7 @@ class BackendHandle:
             BackendError: The backend does not take one of them.
         """
         accepted = self.spec.capabilities.options
-        unknown = sorted(set(options) - set(accepted))
+        unknown = sorted(self.spec.capabilities.unknown_options(options))
         if unknown:
             hints = (f"it takes: {', '.join(accepted) or 'none'}", did_you_mean(unknown, accepted))
             message = "; ".join(filter(None, hints))

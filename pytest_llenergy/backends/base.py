@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
 from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams, Result
@@ -57,6 +58,8 @@ class Capabilities:
             turn.
         tasks: Names in ``backends.tasks.TASKS``.
         options: Names of the load options.
+        passes: Where the library lists its own options, which the backend passes on and checks in the rank;
+            None if it takes no others.
         caches: Kinds of key-value cache.
         timestamps: Granularity of the timestamps that the backend reports.
         exact: Whether a timestamp is taken when its token is available, rather than when a batch of tokens
@@ -82,6 +85,7 @@ class Capabilities:
     gpu: bool = False
     tasks: tuple[str, ...] = ("generate",)
     options: tuple[str, ...] = ()
+    passes: str | None = None
     caches: tuple[str, ...] = ("dynamic",)
     batching: tuple[Literal["static", "continuous"], ...] = ("static",)
     prefix_cache: str = "none"
@@ -101,6 +105,14 @@ class Capabilities:
     def unsupported_degrees(self, parallel: Parallel) -> list[str]:
         """Return the requested kinds of parallelism that are not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
+
+    def unknown_options(self, names: Iterable[str]) -> list[str]:
+        """Return the load options that are neither declared nor passed on to the library."""
+        return [
+            name
+            for name in names
+            if name not in self.options and (self.passes is None or name in COMMON_OPTIONS)
+        ]
 
     def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
         """Return the capabilities with these load options applied."""

@@ -93,7 +93,7 @@ class Requirements:
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
-        unknown = [name for name in self.options if name not in row.options]
+        unknown = row.unknown_options(self.options)
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))

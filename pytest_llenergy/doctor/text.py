@@ -67,6 +67,7 @@ def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:
     yield "caches", "key-value caches", _list(row.caches)
     yield "timestamps", "timestamps", _timestamps(row)
     yield "options", "load options", _list(row.options)
+    yield "passes", "other options", row.passes or "none"
     yield "hardware", "run on", row.hardware or NEVER_RUN
 
 
