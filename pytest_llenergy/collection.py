@@ -116,6 +116,11 @@ def check_collected_tests(session: pytest.Session) -> None:
     plans = [valid_plan_of(item) for item in session.items]
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
+    if is_worker(session.config):
+        pairs = zip(session.items, plans, strict=True)
+        boards_of = {item.nodeid: plan.gpus.n for item, plan in pairs if plan is not None and plan.gpus}
+        if any(n > 1 for n in boards_of.values()):
+            worker_input_of(session.config).send_boards(boards_of)
     measured = [item.nodeid for item in session.items if is_measured(item)]
     if not measured:
         return

@@ -25,6 +25,7 @@ TIERS = [
     {
         "plan",
         "xdist",
+        "xdist_scheduling",
         "progress",
         "report_builder",
         "interruption",

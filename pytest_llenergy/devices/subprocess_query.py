@@ -68,9 +68,7 @@ def query_boards() -> DriverReport:
 
 
 def query_gpu_count(selection: str | None = None) -> int:
-    """Count, in a subprocess, the GPUs and MIG instances of the commonest model that may be leased.
-
-    Only one model counts because the GPUs of a test are of one model.
+    """Count, in a subprocess, the GPUs and MIG instances that may be leased.
 
     Args:
         selection: Value of ``--energy-gpus``; without it the environment decides.

@@ -58,8 +58,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
     """Run one pytest session. Exits if a test fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
-    # As the plugin sets it for a run that keeps energy.
-    command.append("--maxschedchunk=1")
+    # The plugin schedules the tests of a run that keeps energy.
+    command.append("--energy-report")
     done = subprocess.run(
         [*command, f"--dist={dist}", "-o", "addopts="],
         cwd=directory,
