@@ -24,8 +24,10 @@ from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import (
     BackendInfo,
+    CustomMetric,
     Flag,
     MeterInfo,
+    Metric,
     Parallel,
     RankInfo,
     Record,
@@ -79,6 +81,10 @@ class Draft:
     windows: list[Window] = field(default_factory=list)
     #: What the test wrote; any objects, converted by ``json_values``.
     extra_info: dict[str, Any] = field(default_factory=dict)
+    #: Custom metrics by name.
+    custom: dict[str, tuple[Metric, CustomMetric]] = field(default_factory=dict)
+    #: Digests of the outputs of greedy work (``Record.outputs``).
+    outputs: list[str] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
     failed_subtests: int = 0
@@ -88,6 +94,12 @@ class Draft:
     refusal: str | None = None
     #: Whether the measured code runs in this process, on every device that this process may use.
     in_process: bool = False
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """All metrics of the test so far."""
+        measured = self.experiment.metrics if self.experiment is not None else {}
+        return {**measured, **{name: metric for name, (metric, _) in self.custom.items()}}
 
     def forget_ranks(self) -> None:
         """Remove the description of ranks, since the measured code runs in pytest's own process."""
@@ -161,7 +173,9 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         rounds=experiment.rounds if experiment else [],
         power_trace=experiment.power_trace if experiment else None,
         windows=windows,
-        metrics=experiment.metrics if experiment else {},
+        metrics=draft.metrics,
+        custom={name: each for name, (_, each) in draft.custom.items()},
+        outputs=list(draft.outputs),
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
@@ -252,7 +266,7 @@ def add_junit_properties(item: pytest.Item) -> None:
     draft = draft_of(item)
     experiment = draft.experiment
     properties: dict[str, object] = {}
-    for name, metric in experiment.metrics.items() if experiment is not None else ():
+    for name, metric in draft.metrics.items():
         properties[name] = metric.value
         properties[f"{name}.uncertainty"] = metric.uncertainty
         properties[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +13,12 @@ from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.metrics import flops_metrics
+from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.window import Measuring, Window
+from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
@@ -34,6 +36,7 @@ from pytest_llenergy.workers.workload import RankWorkload
 
 #: Metrics that ``repr(run)`` shows if the work has them.
 METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
+METRICS_OF_PREFILL = ("energy_j", "energy_per_input_token_j", "duration_s")
 
 
 def _describe(name: str, metric: Metric) -> str:
@@ -60,7 +63,8 @@ class Run:
     result: Any
 
     def __repr__(self) -> str:
-        shown = [_describe(name, self.metrics[name]) for name in METRICS_OF_REPR if name in self.metrics]
+        names = METRICS_OF_PREFILL if is_prefill_only(self.rounds) else METRICS_OF_REPR
+        shown = [_describe(name, self.metrics[name]) for name in names if name in self.metrics]
         rounds = f"{len(self.rounds)} round{'' if len(self.rounds) == 1 else 's'}"
         kinds = {domain.kind for each in self.rounds for domain in each.by_domain.values()}
         parts = [
@@ -80,12 +84,10 @@ class Run:
         return float(metric.value)
 
 
-class Energy:
-    """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+class RecordedValues:
+    """What a test adds to its record, through either fixture."""
 
-    def __init__(self, context: TestContext, options: Callable[[], Mapping[str, Any]]) -> None:
-        self._context = context
-        self._options = options
+    _context: TestContext
 
     @property
     def extra_info(self) -> dict[str, Any]:
@@ -95,6 +97,41 @@ class Energy:
     @extra_info.setter
     def extra_info(self, values: Mapping[str, Any]) -> None:
         self._context.draft.extra_info = dict(values)
+
+    def metric(
+        self,
+        name: str,
+        value: float | Sequence[float],
+        *,
+        unit: str = "",
+        better: Direction,
+        uncertainty: float | None = None,
+    ) -> None:
+        """Add a custom metric to the record, for columns, comparisons, gates and the history.
+
+        A second call with the same name replaces the first.
+
+        Args:
+            name: Its name, which no built-in metric has.
+            value: The value, or one for each round or item: the metric is then their mean.
+            unit: Unit of the value, such as ``ms``.
+            better: ``"less"`` or ``"more"``: the direction that is better.
+            uncertainty: Standard uncertainty of a single value, in its unit; None if unknown.
+
+        Raises:
+            LLEnergyError: An argument is invalid, or a built-in metric has this name.
+        """
+        __tracebackhide__ = True
+        made = make_metric(name, value, unit=unit, better=better, uncertainty=uncertainty)
+        self._context.draft.custom[name] = made
+
+
+class Energy(RecordedValues):
+    """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+
+    def __init__(self, context: TestContext, options: Callable[[], Mapping[str, Any]]) -> None:
+        self._context = context
+        self._options = options
 
     def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
         """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
@@ -271,7 +308,7 @@ def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -
     return replace(experiment, metrics={**experiment.metrics, **counted})
 
 
-class EnergyMeter:
+class EnergyMeter(RecordedValues):
     """The fixture ``energy_meter``: measures stretches of a test.
 
     ``with energy_meter("load") as window:`` measures a window; so do ``async with``, and the pair
@@ -312,15 +349,6 @@ class EnergyMeter:
             MeterError: No window of that name is open.
         """
         return self._open().end(name)
-
-    @property
-    def extra_info(self) -> dict[str, Any]:
-        """Values that the test adds to its record: text, numbers, lists and dicts."""
-        return self._context.draft.extra_info
-
-    @extra_info.setter
-    def extra_info(self, values: Mapping[str, Any]) -> None:
-        self._context.draft.extra_info = dict(values)
 
     def close(self) -> None:
         """Stop reading and close the meters."""

@@ -24,7 +24,7 @@ from pytest_llenergy.compare.comparability import (
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
-from pytest_llenergy.compare.metrics import METRICS, Direction
+from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.pairing import (
     mark_renamed,
@@ -37,7 +37,7 @@ from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
 from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
 from pytest_llenergy.measure.round_statistics import RoundValue
-from pytest_llenergy.model.base import pause_garbage_collection
+from pytest_llenergy.model.base import Direction, pause_garbage_collection
 from pytest_llenergy.model.comparison import (
     ONLY_IN_BASELINE,
     OTHER_WORKLOAD,

@@ -34,4 +34,12 @@ MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 #: Columns of the summary unless ``--energy-columns`` is given. Empty ones are left out, and the device where
 #: there is only one.
-COLUMNS = ("backend", "device", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
+COLUMNS = (
+    "backend",
+    "device",
+    "energy_j",
+    "energy_per_output_token_j",
+    "energy_per_input_token_j",
+    "output_tokens_per_s",
+    "meter",
+)
