@@ -12,13 +12,16 @@ from typing import Any
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
 from pytest_llenergy.api.workers import Call, Workers
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
 from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.outputs import digest_outputs
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
@@ -212,6 +215,30 @@ class Energy(RecordedValues):
             self._context.draft.refusal = ENERGY_RAISED.format(error=type(error).__name__)
             raise
 
+    def score(self, references: Sequence[str | Sequence[str]], scorer: Scorer | str = "exact_match") -> float:
+        """Score the outputs of the measured call: adds the metrics ``accuracy`` and ``accuracy_per_joule``.
+
+        Args:
+            references: What each output should be, in the order of the prompts; of several for one output,
+                the best counts.
+            scorer: A function of an output and a reference that returns a number from 0 to 1,
+                ``"exact_match"``, which ignores white space around both, or ``"lm_eval:NAME"`` for a metric
+                of lm-eval, such as ``"lm_eval:exact_match"``.
+
+        Returns:
+            The accuracy, the mean score of the outputs.
+
+        Raises:
+            LLEnergyError: Nothing was measured, the call returned no texts, the references do not fit, or
+                there is no such scorer.
+        """
+        __tracebackhide__ = True
+        draft = self._context.draft
+        texts = getattr(draft.result, "texts", None)
+        if draft.experiment is None or not isinstance(texts, list):
+            raise LLEnergyError("score: call energy(backend.generate, ...) first: only its texts have scores")
+        return draft.add_scores(score_outputs(texts, references, scorer))
+
     def _measure(self, plan: RoundPlan, work: Callable[..., Any] | Call, arguments: Arguments) -> Run:
         __tracebackhide__ = True
         context = self._context
@@ -246,7 +273,10 @@ class Energy(RecordedValues):
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
-            value = result()
+            value = draft.result = result()
+            is_greedy = draft.backend is not None and draft.backend.generation.get("do_sample") is False
+            if is_greedy and isinstance(value, Generation):
+                draft.outputs = digest_outputs(arguments.args[0], value.token_ids)
             if settings.flops:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.record import Record
 
 #: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -32,3 +33,19 @@ METRICS = {
     "energy_per_flop_j": MetricKind("J"),
     "mfu": MetricKind("1", "more"),
 }
+
+
+def unit_of(metric: str, *records: Record | None) -> str:
+    """Return the unit in which records have a metric, built-in or custom; empty if none has it."""
+    if metric in ROUND_METRICS:
+        return ROUND_METRICS[metric].unit
+    found = (record.metrics[metric].unit for record in records if record and metric in record.metrics)
+    return next(found, "")
+
+
+def direction_of(metric: str, *records: Record | None) -> Direction:
+    """Return the direction of a metric that is better; that of a custom metric is in the records."""
+    if metric in METRICS:
+        return METRICS[metric].better
+    found = (record.custom[metric].better for record in records if record and metric in record.custom)
+    return next(found, "less")

@@ -11,6 +11,9 @@ FLOOR = 0.01
 #: Largest floor. Where the same code differs by more, no gate means anything.
 MAX_FLOOR = 0.25
 
+#: Smallest share of equal greedy tokens, or of the baseline's score, with which outputs count as the same.
+AGREEMENT = 0.95
+
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 

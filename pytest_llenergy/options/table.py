@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model import defaults
 from pytest_llenergy.options.values import (
+    agreement,
     auto_or,
     backend_python,
     carbon,
@@ -321,6 +322,13 @@ class Settings:
         floor,
         "PERCENT",
         "Difference between two runs of the same code on this machine: smaller changes do not count",
+    )
+    agreement: float = option(
+        f"{defaults.AGREEMENT * 100:g}%",
+        agreement,
+        "PERCENT",
+        "Smallest share of greedy tokens that must be as in the baseline, or of its accuracy, for an "
+        "improvement: a saving with other outputs is none; 0 turns this off",
     )
     inconclusive: defaults.Inconclusive = option(
         "warn",

@@ -83,7 +83,7 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
         if not with_u:
             # Three digits, and thousands without a power of ten.
             return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
-        if name not in DERIVED and not metric.unit.startswith("J") or "·" in metric.unit:
+        if name not in DERIVED and metric.unit.partition("/")[0] != "J":
             return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
         # The heading says per what.
         unit = "J"
@@ -144,6 +144,7 @@ def _custom_metric(name: str) -> Callable[[Record], str]:
         return format_quantity(metric.value, metric.uncertainty_absolute, one_line(metric.unit))
 
     return cell
+
 
 #: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
 GROUP_KEYS: dict[str, Callable[[Record], str]] = {
