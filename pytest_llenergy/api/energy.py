@@ -156,7 +156,7 @@ class Energy(RecordedValues):
         # Here and below: if the work raises, the traceback goes from the test to the work.
         __tracebackhide__ = True
         with self._errors_recorded():
-            plan = plan_rounds(self._context.settings, self._options())
+            plan = plan_rounds(self._context.settings, self._options(), self._context.plan.gate)
             return self._measure(plan, work, Arguments(args, kwargs))
 
     def pedantic(
@@ -198,7 +198,7 @@ class Energy(RecordedValues):
         with self._errors_recorded():
             arguments = parse_arguments(args, kwargs, setup, teardown)
             plan = plan_pedantic_rounds(
-                plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}),
+                plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}, self._context.plan.gate),
                 rounds,
                 warmup_rounds,
                 iterations,

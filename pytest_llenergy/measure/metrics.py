@@ -20,6 +20,7 @@ import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
+from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms, is_attributed
 from pytest_llenergy.model.timeline import Flops
@@ -116,10 +117,23 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
+    if values and figure.phase is not None and not _is_resolvable([value for _, value in values]):
+        mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
+        return [], f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds"
     if values:
         return values, None
     no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
     return [], no_energy or missing
+
+
+def _is_resolvable(values: Sequence[RoundValue]) -> bool:
+    """Return whether rounds together know the energy of a phase, although single ones may not.
+
+    Leaving out single rounds would leave out those that are too low by chance.
+    """
+    single = math.sqrt(fmean(each.meter**2 for each in values) / len(values))
+    shared = math.hypot(fmean(each.shape for each in values), fmean(each.unsampled for each in values))
+    return math.hypot(single, shared) <= RESOLVABLE * fmean(each.value for each in values)
 
 
 def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
@@ -310,6 +324,12 @@ def _unresolved(valid: Sequence[Round], name: str) -> list[str]:
 
 def _phase(round_: Round, name: str) -> Phase | None:
     return next((phase for phase in round_.phases if phase.name == name), None)
+
+
+def _phase_duration_s(round_: Round, name: str) -> float:
+    """Return the mean length of a phase of a round (seconds)."""
+    phase = _phase(round_, name)
+    return phase.duration_s / round_.iterations if phase is not None else 0.0
 
 
 def _phase_energy(name: str, round_: Round) -> RoundValue | None:

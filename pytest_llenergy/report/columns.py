@@ -141,7 +141,9 @@ def _custom_metric(name: str) -> Callable[[Record], str]:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
             return "-"
-        return format_quantity(metric.value, metric.uncertainty_absolute, one_line(metric.unit))
+        # "1" is the unit of numbers without one.
+        unit = "" if metric.unit == "1" else one_line(metric.unit)
+        return format_quantity(metric.value, metric.uncertainty_absolute, unit)
 
     return cell
 
