@@ -17,6 +17,7 @@ from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
+from pytest_llenergy.measure.peak_flops import peak_flops, utilization
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.meters.window import Measuring, Window
@@ -280,7 +281,7 @@ class Energy(RecordedValues):
             if settings.flops:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.
-                draft.experiment = _with_flops(draft.experiment, workload)
+                draft.experiment = _with_flops(draft.experiment, workload, context)
             if settings.rates is not None:
                 metrics = settings.rates.derive(draft.experiment.metrics)
                 draft.experiment = replace(draft.experiment, metrics=metrics)
@@ -332,9 +333,19 @@ def _describe_preparation(work: Callable[..., Any] | Call) -> str:
     return "preparing"
 
 
-def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:
+def _with_flops(
+    experiment: Experiment, workload: RankWorkload | CallWorkload, context: TestContext
+) -> Experiment:
     flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
     counted = flops_metrics(experiment.metrics["energy_j"], flops)
+    lease, backend = context.lease, context.draft.backend
+    counted["mfu"] = utilization(
+        counted["flops"],
+        experiment.metrics["duration_s"],
+        len(lease.devices),
+        context.settings.peak_flops,
+        peak_flops(lease.boards, backend.dtype if backend is not None else None),
+    )
     return replace(experiment, metrics={**experiment.metrics, **counted})
 
 

@@ -206,6 +206,12 @@ def carbon(text: str) -> float:
     return parse_carbon(text)
 
 
+def peak_flops(text: str) -> float:
+    from pytest_llenergy.measure.peak_flops import parse_peak
+
+    return parse_peak(text)
+
+
 def price(text: str) -> Price:
     from pytest_llenergy.measure.carbon_and_cost import parse_price
 
