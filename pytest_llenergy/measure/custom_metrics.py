@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from statistics import fmean, stdev
 from typing import get_args
 
@@ -20,13 +21,16 @@ from pytest_llenergy.measure.metrics import METRIC_NAMES
 from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import CustomMetric, Metric, Record
-from pytest_llenergy.model.text import did_you_mean, one_line
+from pytest_llenergy.model.text import one_line
 
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
 #: Names that mean something else where metrics are named: other columns, and keys by which tables are sorted.
 RESERVED = frozenset({"backend", "model", "device", "meter", "rounds", "name", "fullname"})
+
+#: Names that are more alike than this differ by a slip.
+TOO_SIMILAR = 0.85
 
 #: Most values that a record keeps of a custom metric; of more only the mean and its uncertainty.
 MAX_VALUES = 10_000
@@ -35,10 +39,23 @@ MAX_VALUES = 10_000
 MAX_UNIT = 24
 
 
+def explain_bad_name(name: str) -> str | None:
+    """Return why a custom metric cannot have a name; None if it can.
+
+    A name that is nearly that of a built-in metric is refused, so that a slip in an option is noticed before
+    anything is measured.
+    """
+    if name in METRIC_NAMES or name in RESERVED:
+        return "the name is built in; choose another one"
+    if not NAME.fullmatch(name):
+        return "a name has letters, digits and _, up to 80, a letter first"
+    similar = get_close_matches(name.lower(), METRIC_NAMES, n=1, cutoff=TOO_SIMILAR)
+    return f"too similar to the built-in {similar[0]}; choose another name" if similar else None
+
+
 def is_custom_name(name: str) -> bool:
-    """Return whether a name could be that of a custom metric, rather than a slip in a built-in one."""
-    free = NAME.fullmatch(name) is not None and name not in RESERVED and name not in METRIC_NAMES
-    return free and not did_you_mean([name.lower()], METRIC_NAMES)
+    """Return whether a custom metric can have a name."""
+    return explain_bad_name(name) is None
 
 
 def make_metric(
@@ -64,10 +81,9 @@ def make_metric(
     Raises:
         LLEnergyError: An argument is invalid, or a built-in metric has this name.
     """
-    if name in METRIC_NAMES or name in RESERVED:
-        raise LLEnergyError(f"metric {name!r}: the name is built in; choose another one")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise LLEnergyError(f"metric {name!r}: a name has letters, digits and _, up to 80, a letter first")
+    why = explain_bad_name(name) if isinstance(name, str) else "needs a text"
+    if why is not None:
+        raise LLEnergyError(f"metric {name!r}: {why}")
     if better not in get_args(Direction):
         raise LLEnergyError(f'metric {name}: better is {better!r}, needs "less" or "more"')
     if not isinstance(unit, str) or len(unit) > MAX_UNIT or unit != one_line(unit):
