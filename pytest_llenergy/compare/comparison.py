@@ -90,7 +90,7 @@ def default_metric(*records: Record | None) -> str:
 
 def has_measurements(records: Mapping[str, Record]) -> bool:
     """Return whether any record can serve as a baseline."""
-    return any(record.counts and record.rounds for record in records.values())
+    return any(record.counts and (record.rounds or record.custom) for record in records.values())
 
 
 def describe_side(report: Report, origin: str) -> ReportSource:
