@@ -310,13 +310,19 @@ class Controller:
         writer = terminalreporter._tw
         last = self._last_attempts
         records, notes = ([], []) if self._builder is None else (self._builder.records, self._builder.notes)
+        layout = self._layout()
         text = render_summary(
             last,
             writer.fullwidth,
             color=writer.hasmarkup,
-            layout=self._layout(),
+            layout=layout,
             verbosity=self._config.get_verbosity(),
-            notes=[*notes, *_count_elsewhere(last), *_count_earlier(records, last)],
+            notes=[
+                *notes,
+                *layout.missing_metrics(last),
+                *_count_elsewhere(last),
+                *_count_earlier(records, last),
+            ],
             with_times=self._config.getoption("durations", None) is not None,
         )
         if text:

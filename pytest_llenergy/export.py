@@ -36,6 +36,8 @@ _UNITS = (
     ("_tokens_per_s", "_rate", "tokens_per_second"),
     ("requests_per_s", "request_rate", "requests_per_second"),
     ("flops", "work", "flops"),
+    ("mfu", "flops_utilization", "ratio"),
+    ("_js", "", "joule_seconds"),
     ("_bytes", "", "bytes"),
     ("_j", "", "joules"),
     ("_w", "", "watts"),
@@ -132,7 +134,7 @@ def _bencher_measure(metric: str) -> tuple[str, float]:
     if metric == "duration_s":
         # The only measure that Bencher defines itself, in nanoseconds.
         return "latency", 1e9
-    name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(j|w|s|bytes)$", "", metric)
+    name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(js|j|w|s|bytes)$", "", metric)
     return "-".join(_PERCENTILES.get(word, word) for word in name.split("_")), 1.0
 
 

@@ -171,9 +171,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         result = yield
         if is_measured(item):
             from pytest_llenergy.plan import plan_of
-            from pytest_llenergy.recorder import check_extra_info, check_gates
+            from pytest_llenergy.recorder import add_scores, check_extra_info, check_gates
 
             check_extra_info(item)
+            add_scores(item)
             check_gates(item, plan_of(item).gate)
         return result
     except LLEnergyError as error:

@@ -19,13 +19,16 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.measure.scoring import ACCURACY, accuracy_metrics
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import (
     BackendInfo,
+    CustomMetric,
     Flag,
     MeterInfo,
+    Metric,
     Parallel,
     RankInfo,
     Record,
@@ -79,6 +82,12 @@ class Draft:
     windows: list[Window] = field(default_factory=list)
     #: What the test wrote; any objects, converted by ``json_values``.
     extra_info: dict[str, Any] = field(default_factory=dict)
+    #: Custom metrics by name.
+    custom: dict[str, tuple[Metric, CustomMetric]] = field(default_factory=dict)
+    #: What the measured call returned in the last round.
+    result: Any = None
+    #: Digests of the outputs of greedy work (``Record.outputs``).
+    outputs: list[str] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
     failed_subtests: int = 0
@@ -88,6 +97,23 @@ class Draft:
     refusal: str | None = None
     #: Whether the measured code runs in this process, on every device that this process may use.
     in_process: bool = False
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """All metrics of the test so far."""
+        measured = self.experiment.metrics if self.experiment is not None else {}
+        return {**measured, **{name: metric for name, (metric, _) in self.custom.items()}}
+
+    def add_scores(self, scores: Sequence[float]) -> float:
+        """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
+
+        Raises:
+            LLEnergyError: A score is not a number from 0 to 1, or there is none.
+        """
+        energy = self.experiment.metrics["energy_j"] if self.experiment is not None else None
+        found = accuracy_metrics(scores, energy)
+        self.custom |= found
+        return found[ACCURACY][0].value or 0.0
 
     def forget_ranks(self) -> None:
         """Remove the description of ranks, since the measured code runs in pytest's own process."""
@@ -161,7 +187,9 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         rounds=experiment.rounds if experiment else [],
         power_trace=experiment.power_trace if experiment else None,
         windows=windows,
-        metrics=experiment.metrics if experiment else {},
+        metrics=draft.metrics,
+        custom={name: each for name, (_, each) in draft.custom.items()},
+        outputs=list(draft.outputs),
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
@@ -197,6 +225,21 @@ def check_extra_info(item: pytest.Item) -> None:
     refusal = json_values(draft_of(item).extra_info)[1]
     if refusal is not None:
         raise LLEnergyError(one_line(refusal))
+
+
+def add_scores(item: pytest.Item) -> None:
+    """Add the scores of a hook to the record of a test, unless the test has scored its outputs itself.
+
+    Raises:
+        LLEnergyError: The hook returned something else than scores.
+    """
+    draft = draft_of(item)
+    hook = item.ihook.pytest_llenergy_score
+    if draft.experiment is None or ACCURACY in draft.custom or not hook.get_hookimpls():
+        return
+    scores = hook(item=item, result=draft.result)
+    if scores is not None:
+        draft.add_scores(scores)
 
 
 def check_gates(item: pytest.Item, gate: Gate | None) -> None:
@@ -252,7 +295,7 @@ def add_junit_properties(item: pytest.Item) -> None:
     draft = draft_of(item)
     experiment = draft.experiment
     properties: dict[str, object] = {}
-    for name, metric in experiment.metrics.items() if experiment is not None else ():
+    for name, metric in draft.metrics.items():
         properties[name] = metric.value
         properties[f"{name}.uncertainty"] = metric.uncertainty
         properties[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute

@@ -37,7 +37,7 @@ from pytest_llenergy.ab.session import run_session, session_arguments
 from pytest_llenergy.ab.state import SessionEnd, State
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
-from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample
@@ -85,7 +85,7 @@ class StageEstimator:
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         """Decide on a metric at the current stage of its test."""
-        better = METRICS[metric].better
+        better = direction_of(metric, record)
         step = decide_stage(base, head, self._test_stage(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)

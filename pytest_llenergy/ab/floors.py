@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
-from pytest_llenergy.compare.comparison import PER_ITERATION, PER_TOKEN, Criterion
+from pytest_llenergy.compare.comparison import DEFAULT_METRICS, Criterion
 from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct
@@ -152,7 +152,10 @@ def select_floor_reader(
 
 
 def apply_floors(
-    fail_on: Sequence[str], metrics: Sequence[str], kept: Mapping[str, KeptFloor]
+    fail_on: Sequence[str],
+    metrics: Sequence[str],
+    kept: Mapping[str, KeptFloor],
+    agreement: float | None = None,
 ) -> tuple[list[Criterion], list[str]]:
     """Return the criteria of a command line with kept floors, and a line for each floor that is used.
 
@@ -163,13 +166,14 @@ def apply_floors(
         fail_on: Values of ``--fail-on``.
         metrics: Values of ``--metric``.
         kept: Floors by metric.
+        agreement: Value of ``--agreement``; None is the default.
 
     Raises:
         PlanError: If a threshold, named or default, is below the floor.
     """
     criteria, lines = [], []
-    for criterion in parse_criteria(fail_on, metrics):
-        names = (PER_TOKEN, PER_ITERATION) if criterion.metric is None else (criterion.metric,)
+    for criterion in parse_criteria(fail_on, metrics, agreement=agreement):
+        names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
         metric = max(
             (name for name in names if name in kept), key=lambda name: kept[name].learned.floor, default=None
         )
@@ -186,7 +190,7 @@ def apply_floors(
             )
         named = [criterion.metric] if criterion.metric is not None else []
         try:
-            criteria += parse_criteria(texts, named, floor.floor)
+            criteria += parse_criteria(texts, named, floor.floor, agreement)
         except PlanError as error:
             raise PlanError(f"{error} ({floor} in {place}; --floor 1% overrides it)") from None
         lines.append(str(floor))

@@ -11,6 +11,7 @@ import msgspec
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
 from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import rescale
+from pytest_llenergy.measure.custom_metrics import join_custom
 from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.model.base import Primitive, Status
 from pytest_llenergy.model.environment import Environment
@@ -165,7 +166,10 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     flops = first.metrics.get("flops")
     if flops is not None:
         metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
+        metrics |= {"mfu": first.metrics["mfu"]} if "mfu" in first.metrics else {}
     metrics |= rescale(first.metrics, metrics)
+    added, custom = join_custom([part.record for part in parts])
+    metrics |= added
     procedure = first.procedure
     if procedure is not None:
         measuring_s = sum(
@@ -188,6 +192,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         times=_sum_times(parts),
         rounds=rounds,
         metrics=metrics,
+        custom=custom,
         comparisons=[],
         failed_gate=broken,
         flags=_join_flags(parts),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +12,17 @@ from typing import Any
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
 from pytest_llenergy.api.workers import Call, Workers
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.metrics import flops_metrics
+from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
+from pytest_llenergy.measure.peak_flops import peak_flops, utilization
 from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.meters.window import Measuring, Window
+from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.outputs import digest_outputs
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
@@ -34,6 +40,7 @@ from pytest_llenergy.workers.workload import RankWorkload
 
 #: Metrics that ``repr(run)`` shows if the work has them.
 METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
+METRICS_OF_PREFILL = ("energy_j", "energy_per_input_token_j", "duration_s")
 
 
 def _describe(name: str, metric: Metric) -> str:
@@ -60,7 +67,8 @@ class Run:
     result: Any
 
     def __repr__(self) -> str:
-        shown = [_describe(name, self.metrics[name]) for name in METRICS_OF_REPR if name in self.metrics]
+        names = METRICS_OF_PREFILL if is_prefill_only(self.rounds) else METRICS_OF_REPR
+        shown = [_describe(name, self.metrics[name]) for name in names if name in self.metrics]
         rounds = f"{len(self.rounds)} round{'' if len(self.rounds) == 1 else 's'}"
         kinds = {domain.kind for each in self.rounds for domain in each.by_domain.values()}
         parts = [
@@ -80,12 +88,10 @@ class Run:
         return float(metric.value)
 
 
-class Energy:
-    """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+class RecordedValues:
+    """What a test adds to its record, through either fixture."""
 
-    def __init__(self, context: TestContext, options: Callable[[], Mapping[str, Any]]) -> None:
-        self._context = context
-        self._options = options
+    _context: TestContext
 
     @property
     def extra_info(self) -> dict[str, Any]:
@@ -95,6 +101,41 @@ class Energy:
     @extra_info.setter
     def extra_info(self, values: Mapping[str, Any]) -> None:
         self._context.draft.extra_info = dict(values)
+
+    def metric(
+        self,
+        name: str,
+        value: float | Sequence[float],
+        *,
+        unit: str = "",
+        better: Direction,
+        uncertainty: float | None = None,
+    ) -> None:
+        """Add a custom metric to the record, for columns, comparisons, gates and the history.
+
+        A second call with the same name replaces the first.
+
+        Args:
+            name: Its name, which no built-in metric has.
+            value: The value, or one for each round or item: the metric is then their mean.
+            unit: Unit of the value, such as ``ms``.
+            better: ``"less"`` or ``"more"``: the direction that is better.
+            uncertainty: Standard uncertainty of a single value, in its unit; None if unknown.
+
+        Raises:
+            LLEnergyError: An argument is invalid, or a built-in metric has this name.
+        """
+        __tracebackhide__ = True
+        made = make_metric(name, value, unit=unit, better=better, uncertainty=uncertainty)
+        self._context.draft.custom[name] = made
+
+
+class Energy(RecordedValues):
+    """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+
+    def __init__(self, context: TestContext, options: Callable[[], Mapping[str, Any]]) -> None:
+        self._context = context
+        self._options = options
 
     def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
         """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
@@ -116,7 +157,7 @@ class Energy:
         # Here and below: if the work raises, the traceback goes from the test to the work.
         __tracebackhide__ = True
         with self._errors_recorded():
-            plan = plan_rounds(self._context.settings, self._options())
+            plan = plan_rounds(self._context.settings, self._options(), self._context.plan.gate)
             return self._measure(plan, work, Arguments(args, kwargs))
 
     def pedantic(
@@ -158,7 +199,7 @@ class Energy:
         with self._errors_recorded():
             arguments = parse_arguments(args, kwargs, setup, teardown)
             plan = plan_pedantic_rounds(
-                plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}),
+                plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}, self._context.plan.gate),
                 rounds,
                 warmup_rounds,
                 iterations,
@@ -174,6 +215,30 @@ class Energy:
         except BaseException as error:
             self._context.draft.refusal = ENERGY_RAISED.format(error=type(error).__name__)
             raise
+
+    def score(self, references: Sequence[str | Sequence[str]], scorer: Scorer | str = "exact_match") -> float:
+        """Score the outputs of the measured call: adds the metrics ``accuracy`` and ``accuracy_per_joule``.
+
+        Args:
+            references: What each output should be, in the order of the prompts; of several for one output,
+                the best counts.
+            scorer: A function of an output and a reference that returns a number from 0 to 1,
+                ``"exact_match"``, which ignores white space around both, or ``"lm_eval:NAME"`` for a metric
+                of lm-eval, such as ``"lm_eval:exact_match"``.
+
+        Returns:
+            The accuracy, the mean score of the outputs.
+
+        Raises:
+            LLEnergyError: Nothing was measured, the call returned no texts, the references do not fit, or
+                there is no such scorer.
+        """
+        __tracebackhide__ = True
+        draft = self._context.draft
+        texts = getattr(draft.result, "texts", None)
+        if draft.experiment is None or not isinstance(texts, list):
+            raise LLEnergyError("score: call energy(backend.generate, ...) first: only its texts have scores")
+        return draft.add_scores(score_outputs(texts, references, scorer))
 
     def _measure(self, plan: RoundPlan, work: Callable[..., Any] | Call, arguments: Arguments) -> Run:
         __tracebackhide__ = True
@@ -209,11 +274,14 @@ class Energy:
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
-            value = result()
+            value = draft.result = result()
+            is_greedy = draft.backend is not None and draft.backend.generation.get("do_sample") is False
+            if is_greedy and isinstance(value, Generation):
+                draft.outputs = digest_outputs(arguments.args[0], value.token_ids)
             if settings.flops:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.
-                draft.experiment = _with_flops(draft.experiment, workload)
+                draft.experiment = _with_flops(draft.experiment, workload, context)
             if settings.rates is not None:
                 metrics = settings.rates.derive(draft.experiment.metrics)
                 draft.experiment = replace(draft.experiment, metrics=metrics)
@@ -265,13 +333,23 @@ def _describe_preparation(work: Callable[..., Any] | Call) -> str:
     return "preparing"
 
 
-def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:
+def _with_flops(
+    experiment: Experiment, workload: RankWorkload | CallWorkload, context: TestContext
+) -> Experiment:
     flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
     counted = flops_metrics(experiment.metrics["energy_j"], flops)
+    lease, backend = context.lease, context.draft.backend
+    counted["mfu"] = utilization(
+        counted["flops"],
+        experiment.metrics["duration_s"],
+        len(lease.devices),
+        context.settings.peak_flops,
+        peak_flops(lease.boards, backend.dtype if backend is not None else None),
+    )
     return replace(experiment, metrics={**experiment.metrics, **counted})
 
 
-class EnergyMeter:
+class EnergyMeter(RecordedValues):
     """The fixture ``energy_meter``: measures stretches of a test.
 
     ``with energy_meter("load") as window:`` measures a window; so do ``async with``, and the pair
@@ -312,15 +390,6 @@ class EnergyMeter:
             MeterError: No window of that name is open.
         """
         return self._open().end(name)
-
-    @property
-    def extra_info(self) -> dict[str, Any]:
-        """Values that the test adds to its record: text, numbers, lists and dicts."""
-        return self._context.draft.extra_info
-
-    @extra_info.setter
-    def extra_info(self, values: Mapping[str, Any]) -> None:
-        self._context.draft.extra_info = dict(values)
 
     def close(self) -> None:
         """Stop reading and close the meters."""

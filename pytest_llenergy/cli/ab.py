@@ -158,6 +158,7 @@ def _run(args: argparse.Namespace) -> int:
         fail_on=args.fail_on,
         # Without it, the floor is that of the machine if one is known.
         floor=None if args.floor is None else option_row("floor").read_argument(args.floor),
+        agreement=option_row("agreement").read_argument(args.agreement),
         across=args.across,
         fresh=args.fresh,
         comparisons=args.aa,

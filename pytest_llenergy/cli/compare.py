@@ -37,7 +37,7 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
         "repeatable)",
     )
-    for name in ("fail_on", "floor", "inconclusive", "removed"):
+    for name in ("fail_on", "floor", "agreement", "inconclusive", "removed"):
         option_row(name).add_argument(parser)
 
 
@@ -231,16 +231,18 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     import msgspec
 
     from pytest_llenergy.compare.comparison import compare_reports
-    from pytest_llenergy.compare.gate import note_unchecked_marks, parse_criteria
+    from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
     from pytest_llenergy.history.spread import StoredEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import location_name, read_paired_report, read_report
 
     base = locate(args.base)
     if args.head is None:
-        if args.metric or args.fail_on or args.across or args.floor is not None:
+        named = args.metric or args.fail_on or args.across
+        if named or args.floor is not None or args.agreement is not None:
             raise PlanError(
-                "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --across need two"
+                "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --agreement, "
+                "--across need two"
             )
         paired = read_paired_report(base)
         return ComparisonResult.from_paired(paired.with_policy(*_read_policy(args, paired.compared)))
@@ -255,7 +257,9 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
             "name two runs"
         )
     floor = option_row("floor").read_argument(args.floor)
-    criteria = parse_criteria(args.fail_on, args.metric, floor)
+    agreement = option_row("agreement").read_argument(args.agreement)
+    criteria = parse_criteria(args.fail_on, args.metric, floor, agreement)
+    check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
     estimator = StoredEstimator(_open_history(args.history), reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive, removed = _read_policy(args, compared)

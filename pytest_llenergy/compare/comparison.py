@@ -24,8 +24,10 @@ from pytest_llenergy.compare.comparability import (
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
-from pytest_llenergy.compare.metrics import METRICS, Direction
+from pytest_llenergy.compare.custom import Value, compare_values
+from pytest_llenergy.compare.metrics import METRICS, direction_of, unit_of
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
+from pytest_llenergy.compare.outputs import explain_difference, explain_unchecked
 from pytest_llenergy.compare.pairing import (
     mark_renamed,
     match_renamed,
@@ -35,9 +37,14 @@ from pytest_llenergy.compare.pairing import (
 )
 from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
-from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds, values_of_rounds
+from pytest_llenergy.measure.metrics import (
+    ROUND_METRICS,
+    applies_to_rounds,
+    is_prefill_only,
+    values_of_rounds,
+)
 from pytest_llenergy.measure.round_statistics import RoundValue
-from pytest_llenergy.model.base import pause_garbage_collection
+from pytest_llenergy.model.base import Direction, pause_garbage_collection
 from pytest_llenergy.model.comparison import (
     ONLY_IN_BASELINE,
     OTHER_WORKLOAD,
@@ -52,8 +59,11 @@ from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests
 
-#: Metrics to compare if none is named: the first if every side counts tokens, otherwise the second.
-PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
+#: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
+#: reads them, otherwise the third.
+PER_TOKEN, PER_INPUT_TOKEN = "energy_per_output_token_j", "energy_per_input_token_j"
+PER_ITERATION = "energy_j"
+DEFAULT_METRICS = (PER_TOKEN, PER_INPUT_TOKEN, PER_ITERATION)
 
 #: Output tokens that differ by more than this, or by the threshold if it is larger, are other work.
 TOKEN_TOLERANCE = 0.03
@@ -69,8 +79,10 @@ Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
 
 
 def default_metric(*records: Record | None) -> str:
-    """Return joules per output token if every record counts tokens, otherwise joules."""
+    """Return joules per output token, or per input token of work that only reads, otherwise joules."""
     measured = [record for record in records if record is not None and record.rounds]
+    if measured and all(is_prefill_only(record.rounds) for record in measured):
+        return PER_INPUT_TOKEN
     if measured and all(applies_to_rounds(PER_TOKEN, record.rounds) for record in measured):
         return PER_TOKEN
     return PER_ITERATION
@@ -78,7 +90,7 @@ def default_metric(*records: Record | None) -> str:
 
 def has_measurements(records: Mapping[str, Record]) -> bool:
     """Return whether any record can serve as a baseline."""
-    return any(record.counts and record.rounds for record in records.values())
+    return any(record.counts and (record.rounds or record.custom) for record in records.values())
 
 
 def describe_side(report: Report, origin: str) -> ReportSource:
@@ -142,7 +154,8 @@ class _Case:
     ) -> Comparison:
         verdict: Verdict = estimate.verdict
         reason = estimate.reason
-        times = _times_better(estimate.ratio, METRICS[self.metric].better)
+        better = direction_of(self.metric, self.head, self.base)
+        times = _times_better(estimate.ratio, better)
         if verdict == "improved" and times > MAX_TIMES_BETTER:
             verdict, reason = (
                 "invalid",
@@ -166,6 +179,19 @@ class _Case:
             notes=list(notes),
         )
 
+    def with_values(
+        self,
+        verdict: Verdict,
+        reason: str,
+        counts: Sequence[int],
+        notes: Sequence[str],
+        limits: Mapping[str, float | None],
+    ) -> Comparison:
+        n_base, n_head = counts
+        return self._comparison(
+            verdict=verdict, reason=reason, n_base=n_base, n_head=n_head, notes=list(notes), **limits
+        )
+
     def _comparison(self, verdict: Verdict, reason: str, **fields: Any) -> Comparison:
         record = self.head or self.base
         assert record is not None
@@ -176,12 +202,12 @@ class _Case:
         return Comparison(
             id=record.id,
             metric=self.metric,
-            unit=ROUND_METRICS[self.metric].unit,
+            unit=unit_of(self.metric, self.head, self.base),
             verdict=verdict,
             reason=reason,
-            better=METRICS[self.metric].better,
+            better=direction_of(self.metric, self.head, self.base),
             # Times and counts are measured even if the joules are estimated.
-            kind=record.kind if ROUND_METRICS[self.metric].is_energy else None,
+            kind=record.kind if _is_energy(self.metric) else None,
             rule=_applied_rule(self.criterion.rule),
             gated=self.gated,
             from_mark=self.criterion.from_mark,
@@ -338,7 +364,8 @@ def _compare_records(
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     metric = criterion.metric or default_metric(old, new)
-    figure = ROUND_METRICS[metric]
+    is_custom, is_energy = metric not in ROUND_METRICS, _is_energy(metric)
+    unit = unit_of(metric, old, new)
     case = _Case(metric, criterion, old, new, criterion.gated)
     if new.status == "skipped" and old.counts:
         return case.without_estimate("removed", _not_measured_reason("head", new)), None
@@ -352,25 +379,26 @@ def _compare_records(
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
             return case.without_estimate("invalid", _not_measured_reason(side, record)), None
-        if not record.rounds:
+        if not record.rounds and not is_custom:
             reason = f"{side} has only windows of energy_meter and no rounds to compare"
             return case.without_estimate("invalid", reason), None
         recorded = record.metrics.get(metric)
-        if recorded is not None and recorded.unit != figure.unit:
-            reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {figure.unit}"
+        if recorded is not None and recorded.unit != unit:
+            reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {unit or 'no unit'}"
             return case.without_estimate("invalid", reason), None
-    if not criterion.from_mark and not (
-        applies_to_rounds(metric, old.rounds) or applies_to_rounds(metric, new.rounds)
-    ):
+    if not criterion.from_mark and not (_applies(metric, old) or _applies(metric, new)):
         ungated = _Case(metric, criterion, old, new, gated=False)
-        return ungated.without_estimate("invalid", figure.missing), None
-    if figure.is_energy and old.kind != new.kind:
+        missing = "neither side has it" if is_custom else ROUND_METRICS[metric].missing
+        return ungated.without_estimate("invalid", missing), None
+    if is_custom and not _applies(metric, old):
+        return case.without_estimate("new", f"the baseline has no {metric}"), None
+    if is_energy and old.kind != new.kind:
         reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
         if {old.kind, new.kind} == {"measured", "attributed"}:
             reason += ": other processes used the CPUs of one of them"
         differences = [f"meter.kind: {old.kind} -> {new.kind}"]
         return case.without_estimate("not comparable", reason, differences), None
-    differences = device_differences(old, new, base.environment, head.environment, meters=figure.is_energy)
+    differences = device_differences(old, new, base.environment, head.environment, meters=is_energy)
     if differences:
         reason = f"different devices ({'; '.join(differences)})"
         return case.without_estimate("not comparable", reason, differences), None
@@ -382,24 +410,83 @@ def _compare_records(
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes
+    if is_custom:
+        return _compare_custom(case, differences), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        samples.append(_make_sample(values, record.rounds, figure.unit))
+        samples.append(_make_sample(values, record.rounds, unit))
     estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
     estimate = _hold_back(estimate, old, new, samples)
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
     notes += [f"{OTHER_WORKLOAD}{line}" for line in differences]
-    return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
+    return _check_outputs(case.with_estimate(samples[0], samples[1], estimate, notes), case), estimate
+
+
+def _is_energy(metric: str) -> bool:
+    return metric in ROUND_METRICS and ROUND_METRICS[metric].is_energy
+
+
+def _applies(metric: str, record: Record) -> bool:
+    if metric not in ROUND_METRICS:
+        return record.value_of(metric) is not None
+    return applies_to_rounds(metric, record.rounds)
+
+
+def _compare_custom(case: _Case, differences: Sequence[str]) -> Comparison:
+    """Compare a custom metric that the baseline has."""
+    metric, base, head = case.metric, case.base, case.head
+    assert base is not None
+    assert head is not None
+    if not _applies(metric, head):
+        return case.without_estimate("invalid", f"head has no {metric}")
+    better = [record.custom[metric].better for record in (base, head) if metric in record.custom]
+    if len(set(better)) > 1:
+        reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
+        return case.without_estimate("not comparable", reason)
+    values = [_custom_value(record, metric) for record in (base, head)]
+    found = compare_values(*values, case.criterion.rule, direction_of(metric, head, base))
+    limits = {name: _finite_or_none(getattr(found, name)) for name in ("ratio", "low", "high")}
+    counts = [max(1, len(each.values)) for each in values]
+    notes = [f"{OTHER_WORKLOAD}{line}" for line in differences]
+    return case.with_values(found.verdict, found.reason, counts, notes, limits)
+
+
+def _custom_value(record: Record, metric: str) -> Value:
+    found = record.metrics[metric]
+    values = record.custom[metric].values if metric in record.custom else ()
+    return Value(found.value or 0.0, found.uncertainty, values)
+
+
+def _check_outputs(comparison: Comparison, case: _Case) -> Comparison:
+    """Return a comparison in which an improvement with other outputs is none, and outputs are noted."""
+    base, head = case.base, case.head
+    assert base is not None
+    assert head is not None
+    difference = explain_difference(base, head, case.criterion.rule.agreement)
+    improved = comparison.verdict == "improved"
+    if difference is None:
+        why = explain_unchecked(base, head) if improved and head.backend and head.backend.generation else None
+        notes = [*comparison.notes, why] if why is not None else comparison.notes
+        return msgspec.structs.replace(comparison, notes=notes)
+    notes = [*comparison.notes, difference]
+    if not improved:
+        return msgspec.structs.replace(comparison, notes=notes)
+    reason = f"{difference}, so it is no improvement ({comparison.reason})"
+    return msgspec.structs.replace(
+        comparison, verdict="not comparable", reason=reason, differences=[difference], notes=notes
+    )
 
 
 def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
     corrected = iter(correct_multiple_comparisons([each for _, each in results if each is not None]))
     comparisons = []
     for comparison, estimate in results:
-        if estimate is not None and (kept := next(corrected)) is not estimate:
+        kept = next(corrected) if estimate is not None else estimate
+        # An improvement with other outputs is not comparable, whatever becomes of its limits.
+        if kept is not estimate and kept is not None and comparison.verdict != "not comparable":
             comparison = msgspec.structs.replace(comparison, verdict=kept.verdict, reason=kept.reason)
         comparisons.append(comparison)
     return comparisons

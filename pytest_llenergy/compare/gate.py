@@ -13,6 +13,7 @@ from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
+from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.defaults import Inconclusive
@@ -82,8 +83,9 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
             a positive quantity in the unit of the metric.
     """
     name = check_metric("energy_j" if metric is None else metric)
-    unit = METRICS[name].unit
-    unit_pattern = re.escape(unit).replace("token", "tokens?")
+    # The unit of a custom metric is known when a test has it.
+    unit = METRICS[name].unit if name in METRICS else ""
+    unit_pattern = re.escape(unit).replace("token", "tokens?").replace("·", "[·*]?")
     match = re.fullmatch(
         rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){unit_pattern}(?:/(?:token|request))?\s*)?",
         str(text),
@@ -104,11 +106,13 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
 
 
 def check_metric(name: str) -> str:
-    """Return the name of a metric that can be compared.
+    """Return the name of a metric that can be compared, built in or possibly custom.
 
     Raises:
         PlanError: If there is no such metric, or it has one value for all rounds.
     """
+    if is_custom_name(name):
+        return name
     if name in DERIVED:
         energy, _ = DERIVED[name]
         raise PlanError(f"{name} is {energy} times a constant; use {energy} instead")
@@ -117,6 +121,22 @@ def check_metric(name: str) -> str:
     if name not in ROUND_METRICS:
         raise PlanError(f"{name} has one value per test and cannot be compared; limit it with a budget")
     return name
+
+
+def check_custom_metrics(criteria: Iterable[Criterion], records: Iterable[Record]) -> None:
+    """Raise ``PlanError`` for a metric that is neither built in nor in any of the records."""
+    known = custom_metrics_of(records)
+    for each in criteria:
+        if each.metric is not None and each.metric not in METRICS and each.metric not in known:
+            raise PlanError(
+                f"unknown metric {each.metric!r}; choose from: {', '.join((*ROUND_METRICS, *known))}"
+            )
+
+
+def common_rule(floor: float | None, agreement: float | None = None) -> Rule:
+    """Return the rule for metrics without a threshold; None leaves a default."""
+    rule = DEFAULT_RULE if floor is None else rule_with_floor(floor)
+    return rule if agreement is None else replace(rule, agreement=agreement)
 
 
 def rule_with_floor(floor: float) -> Rule:
@@ -246,7 +266,10 @@ def select_criteria(
 
 
 def parse_criteria(
-    fail_on: Sequence[str], metrics: Sequence[str], floor: float | None = None
+    fail_on: Sequence[str],
+    metrics: Sequence[str],
+    floor: float | None = None,
+    agreement: float | None = None,
 ) -> list[Criterion]:
     """Parse a command line: each metric once, with its threshold or the common rule.
 
@@ -254,11 +277,12 @@ def parse_criteria(
         fail_on: Values of ``--fail-on``.
         metrics: Values of ``--metric``.
         floor: Value of ``--floor``; None is the default.
+        agreement: Value of ``--agreement``; None is the default.
 
     Raises:
         PlanError: If a metric or a threshold is invalid, a threshold is below the floor, or a metric has two.
     """
-    common = DEFAULT_RULE if floor is None else rule_with_floor(floor)
+    common = common_rule(floor, agreement)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-#: Whether less is better (J, s, W, bytes) or more (tokens/s).
-Direction = Literal["less", "more"]
+from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.record import Record
 
 #: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -21,33 +21,31 @@ class MetricKind:
     better: Direction = "less"
 
 
-#: Every metric of a record that a gate can use.
+#: Every built-in metric of a record that a gate can use: those of rounds, and those with one value per test.
 METRICS = {
-    "energy_j": MetricKind("J"),
-    "net_energy_j": MetricKind("J"),
-    "prefill_energy_j": MetricKind("J"),
-    "decode_energy_j": MetricKind("J"),
-    "energy_per_output_token_j": MetricKind("J"),
-    "energy_per_request_j": MetricKind("J"),
-    "mean_power_w": MetricKind("W"),
-    "duration_s": MetricKind("s"),
-    "output_tokens_per_s": MetricKind("token/s", "more"),
-    "time_to_first_token_s": MetricKind("s"),
-    "inter_token_latency_s": MetricKind("s"),
+    **{
+        # The name of the metric says per what.
+        name: MetricKind("J" if figure.unit.startswith("J/") else figure.unit, figure.better)
+        for name, figure in ROUND_METRICS.items()
+    },
     "peak_memory_bytes": MetricKind("B"),
     "flops": MetricKind("FLOP"),
     "energy_per_flop_j": MetricKind("J"),
-    "steady_energy_per_output_token_j": MetricKind("J"),
-    "steady_output_tokens_per_s": MetricKind("token/s", "more"),
-    "requests_per_s": MetricKind("request/s", "more"),
-    "end_to_end_latency_s": MetricKind("s"),
-    "time_to_first_token_p50_s": MetricKind("s"),
-    "time_to_first_token_p90_s": MetricKind("s"),
-    "time_to_first_token_p99_s": MetricKind("s"),
-    "inter_token_latency_p50_s": MetricKind("s"),
-    "inter_token_latency_p90_s": MetricKind("s"),
-    "inter_token_latency_p99_s": MetricKind("s"),
-    "end_to_end_latency_p50_s": MetricKind("s"),
-    "end_to_end_latency_p90_s": MetricKind("s"),
-    "end_to_end_latency_p99_s": MetricKind("s"),
+    "mfu": MetricKind("1", "more"),
 }
+
+
+def unit_of(metric: str, *records: Record | None) -> str:
+    """Return the unit in which records have a metric, built-in or custom; empty if none has it."""
+    if metric in ROUND_METRICS:
+        return ROUND_METRICS[metric].unit
+    found = (record.metrics[metric].unit for record in records if record and metric in record.metrics)
+    return next(found, "")
+
+
+def direction_of(metric: str, *records: Record | None) -> Direction:
+    """Return the direction of a metric that is better; that of a custom metric is in the records."""
+    if metric in METRICS:
+        return METRICS[metric].better
+    found = (record.custom[metric].better for record in records if record and metric in record.custom)
+    return next(found, "less")

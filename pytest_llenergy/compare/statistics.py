@@ -28,7 +28,6 @@ from pytest_llenergy.compare.limits import (
     standard_error,
     widen_for_unequal_spread,
 )
-from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.rank_statistics import pairwise_differences
 from pytest_llenergy.compare.rule import (
     DEFAULT_RULE,
@@ -39,6 +38,7 @@ from pytest_llenergy.compare.rule import (
     decide_verdict,
     describe_far,
 )
+from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
 
 #: Fewest rounds of each side for a verdict. With three of each the limits are just the extremes.

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint, workload_key
 from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.compare.metrics import unit_of
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.store import (
@@ -113,18 +114,21 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
     device_key = fingerprint(device_facts(record, report.environment))
     device = describe_devices(record, report.environment)
     workload = workload_key(record)
-    for metric, figure in ROUND_METRICS.items():
-        values = [each.value for each in round_values(metric, record.rounds)[0]]
+    for metric in (*ROUND_METRICS, *record.custom):
+        recorded = record.value_of(metric)
+        if metric in ROUND_METRICS:
+            values = [each.value for each in round_values(metric, record.rounds)[0]]
+        else:
+            values = record.custom[metric].values or ([recorded] if recorded is not None else [])
         if not values:
             continue
-        recorded = record.value_of(metric)
         quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]
         positive = min(values) > 0
         yield Entry(
             schema_version=SCHEMA_VERSION,
             id=record.id,
             metric=metric,
-            unit=figure.unit,
+            unit=unit_of(metric, record),
             value=recorded if recorded is not None else median(values),
             low=quarters[0],
             high=quarters[2],
@@ -140,6 +144,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
             workload_key=workload,
             kind=record.kind,
             verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
+            better=record.custom[metric].better if metric in record.custom else None,
         )
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import MALFORMED, EnergyKind, Number, StoredStruct
+from pytest_llenergy.model.base import MALFORMED, Direction, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
 from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.report.remote import (
@@ -51,6 +51,7 @@ class Entry(StoredStruct, frozen=True):
     round), ``noise`` is their relative scatter (``None`` unless all are positive). ``time`` is the start of
     the run, RFC 3339 in UTC. Entries are comparable if ``device_key`` and ``workload_key`` are equal;
     ``device`` describes the devices. ``verdict`` is that of the run, if it was compared with a baseline.
+    ``better`` is the direction of a custom metric, whose values are those of rounds or items.
     """
 
     schema_version: ReadableVersion
@@ -72,6 +73,7 @@ class Entry(StoredStruct, frozen=True):
     workload_key: str
     kind: EnergyKind | None
     verdict: Verdict | None = None
+    better: Direction | None = None
 
 
 class Acceptance(StoredStruct, frozen=True):

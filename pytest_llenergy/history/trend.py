@@ -191,7 +191,7 @@ def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
         id=last.id,
         metric=last.metric,
         unit=last.unit,
-        better=METRICS[last.metric].better,
+        better=METRICS[last.metric].better if last.metric in METRICS else last.better or "less",
         device_key=last.device_key,
         device=last.device,
         sessions=len(entries),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -29,11 +29,16 @@ from pytest_llenergy.meters.uncertainty import (
     sum_energies,
 )
 from pytest_llenergy.meters.window_arithmetic import (
+    RESOLVABLE,
     energy_between,
     energy_between_readings,
 )
 from pytest_llenergy.model.record import Flag, Phase, Round, ServedRequests, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
+
+#: Relative standard uncertainty of the energy of a phase for which rounds are made long enough: half of what
+#: is resolvable, so that it is known too if less is used than in the round that told how long.
+RESOLVED_WELL = RESOLVABLE / 2
 
 
 def time_to_first_token_s(timeline: Timeline) -> float | None:
@@ -167,6 +172,47 @@ def account_round(
         ],
         reason=total.reason,
     )
+
+
+def required_lengths(
+    measured: MeasuredRound, trace: Trace, names: Collection[str], rounds: int
+) -> dict[str, float]:
+    """Return how much longer rounds must be for the energy of each phase to be known well, by name.
+
+    1 or less is long enough, and infinite is a phase that no length resolves. Phases that the round does not
+    have are left out. Decode without a second token of any sequence is no phase of the work.
+
+    Args:
+        measured: A round.
+        trace: One series for each domain.
+        names: Names of phases.
+        rounds: Number of rounds that will be measured.
+    """
+    timeline = measured.timeline
+    spans = phase_spans(timeline)
+    wanted = [
+        name
+        for name in names
+        if name in spans and (name != "decode" or any(each.output_tokens > 1 for each in timeline.requests))
+    ]
+    domains = [_domain_round(measured, series, {}) for series in trace] if wanted else []
+    return {
+        name: _required_length(sum_energies([each.phases[name] for each in domains]), rounds)
+        for name in wanted
+    }
+
+
+def _required_length(energy: Energy, rounds: int) -> float:
+    if energy.energy_j is None or energy.energy_j <= 0:
+        return math.inf
+    # These grow with the energy; the others with the root of the number of iterations.
+    shared = math.hypot(*(math.sqrt(each) for each in (energy.variances.shape, energy.variances.coverage)))
+    fixed = shared / energy.energy_j
+    if fixed >= RESOLVABLE:
+        return math.inf
+    goal = max(RESOLVED_WELL, (fixed + RESOLVABLE) / 2)
+    others = energy.variances.total / energy.energy_j**2 - fixed**2
+    return others / rounds / (goal**2 - fixed**2)
 
 
 def _doubts(domains: Sequence[DomainRound]) -> list[Flag]:

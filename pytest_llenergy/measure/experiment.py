@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,8 +20,13 @@ from pytest_llenergy.devices.condition import Condition, ConditionReader
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.metrics import compute_metrics, relative_uncertainty
+from pytest_llenergy.measure.accounting import account_round, required_lengths
+from pytest_llenergy.measure.metrics import (
+    PHASE_METRICS,
+    ROUND_METRICS,
+    compute_metrics,
+    relative_uncertainty,
+)
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
@@ -73,6 +78,7 @@ class RoundPlan:
         exact: Whether to measure ``rounds`` rounds and add none.
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
         is_estimate: Whether all meters estimate, so that fewer rounds are enough.
+        phases: Phases whose energy is asked for, so that rounds are long enough for it if the budget allows.
     """
 
     rounds: int
@@ -85,6 +91,7 @@ class RoundPlan:
     exact: bool = False
     floor: int | None = None
     is_estimate: bool = False
+    phases: frozenset[str] = frozenset()
 
     @property
     def least(self) -> int:
@@ -100,6 +107,10 @@ ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
 #: Standard uncertainty in watts that is enough for an estimate: a three-hundredth of a busy logical CPU. Work
 #: that only waits is estimated at so few joules that its relative uncertainty stays large.
 ESTIMATE_U_W = 0.01
+
+
+#: Rounds that are tried at most to find how long they must be for the energies of phases.
+PHASE_TRIALS = 2
 
 
 def plan_for_meters(plan: RoundPlan, trace: Trace) -> RoundPlan:
@@ -159,10 +170,24 @@ def measure(
         iterations = plan.iterations or calibrate_iterations(
             warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), sampler
         )
-        start_s = time.monotonic()
-        warmup_s = start_s - begin_s
         coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
+        unresolved: dict[str, str] = {}
+        if plan.phases and plan.iterations is None and warmup.phases_s:
+
+            def try_round(iterations: int) -> MeasuredRound:
+                return run_round(workload, iterations, gap_s, dither, sampler, watch, processes)
+
+            iterations, unresolved = lengthen_for_phases(
+                try_round,
+                iterations,
+                plan,
+                gap_s,
+                plan.budget_s - (time.monotonic() - begin_s),
+                sampler.series,
+            )
+        start_s = time.monotonic()
+        warmup_s = start_s - begin_s
         forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
@@ -188,11 +213,63 @@ def measure(
         *unread_meter_flags(selection.reasons),
     ]
     metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage, plan.rounds)
+    for name in PHASE_METRICS if unresolved else ():
+        why = unresolved.get(ROUND_METRICS[name].phase or "")
+        if why is not None and metrics[name].value is None:
+            reason = f"{metrics[name].reason}; {why}"
+            metrics[name] = msgspec.structs.replace(metrics[name], reason=reason)
     middle = median_round_index(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
     work_s = math.fsum(round_.duration_s for round_ in rounds)
     times = Times(load_s=load_s, warmup_s=warmup_s, rounds_s=work_s, gaps_s=max(0.0, measuring_s - work_s))
     return Experiment(rounds, metrics, infos, load, procedure, flags, course, times)
+
+
+def lengthen_for_phases(
+    try_round: Callable[[int], MeasuredRound],
+    iterations: int,
+    plan: RoundPlan,
+    gap_s: float,
+    left_s: float,
+    trace: Trace,
+) -> tuple[int, dict[str, str]]:
+    """Return how many iterations a round needs for the energies of the phases that are asked for.
+
+    Measures a round and, if that was too short, a longer one.
+
+    Args:
+        try_round: Measures a round of so many iterations.
+        iterations: Iterations that the energy of the whole needs.
+        plan: How to measure.
+        gap_s: Length of each quiet gap (seconds).
+        left_s: Time that is left of the budget (seconds).
+        trace: One series for each domain.
+
+    Returns:
+        The iterations, at most what the budget allows, and how long rounds would have to be for phases that
+        need more, by their names.
+    """
+    rounds = min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
+    unresolved: dict[str, str] = {}
+    for _ in range(PHASE_TRIALS):
+        begin_s = time.monotonic()
+        trial = try_round(iterations)
+        left_s -= time.monotonic() - begin_s
+        iteration_s = trial.timeline.duration_s / iterations
+        most = max(iterations, int((left_s / rounds - 2 * gap_s) / iteration_s))
+        lengths = required_lengths(trial, trace, plan.phases, rounds)
+        needed = {name: math.ceil(iterations * each) for name, each in lengths.items() if each < math.inf}
+        budget = f"the budget of {plan.budget_s:g} s (--energy-budget) allows {most * iteration_s:.2g} s"
+        unresolved = {
+            name: f"{name} needs rounds of {wanted * iteration_s:.2g} s, and {budget}"
+            for name, wanted in needed.items()
+            if wanted > most
+        }
+        longest = min(most, max(needed.values(), default=1))
+        if longest <= iterations:
+            break
+        iterations = longest
+    return iterations, unresolved
 
 
 def _forecast(

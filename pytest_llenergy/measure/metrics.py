@@ -18,8 +18,10 @@ from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.measure.carbon_and_cost import scale_metric
+from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
+from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
+from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms, is_attributed
 from pytest_llenergy.model.timeline import Flops
 
@@ -28,6 +30,9 @@ PERCENTILES = (50, 90, 99)
 
 #: Shortest time that a clock measures (seconds). In a file, a round may have any duration.
 CLOCK_RESOLUTION_S = 1e-9
+
+#: Why work may have no joules per input token.
+NO_INPUT = "the workload has no input tokens"
 
 #: Why a served load may have no metric of its steady state.
 NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
@@ -58,12 +63,14 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
 
 @dataclass(frozen=True)
 class RoundMetric:
-    """How a metric is computed from rounds.
+    """A metric that is computed from rounds: everything that tables, gates and comparisons need of it.
 
     Attributes:
         unit: Unit of the metric.
         value_of: Returns the value of one round; ``None`` if it is unavailable.
         missing: Why a workload may not have the metric.
+        heading: Heading of its column; empty for its name.
+        better: Direction that is better.
         applies: Returns whether a round has what the metric needs, apart from joules.
         phase: Phase that the metric describes, if any.
         pooled: Returns the metric of all valid rounds together, if it is not the median over rounds.
@@ -73,6 +80,8 @@ class RoundMetric:
     unit: str
     value_of: Callable[[Round], RoundValue | None]
     missing: str = "no valid round"
+    heading: str = ""
+    better: Direction = "less"
     applies: Callable[[Round], bool] = lambda _: True
     phase: str | None = None
     pooled: Callable[[Sequence[Round]], float] | None = None
@@ -108,10 +117,23 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
+    if values and figure.phase is not None and not _is_resolvable([value for _, value in values]):
+        mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
+        return [], f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds"
     if values:
         return values, None
     no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
     return [], no_energy or missing
+
+
+def _is_resolvable(values: Sequence[RoundValue]) -> bool:
+    """Return whether rounds together know the energy of a phase, although single ones may not.
+
+    Leaving out single rounds would leave out those that are too low by chance.
+    """
+    single = math.sqrt(fmean(each.meter**2 for each in values) / len(values))
+    shared = math.hypot(fmean(each.shape for each in values), fmean(each.unsampled for each in values))
+    return math.hypot(single, shared) <= RESOLVABLE * fmean(each.value for each in values)
 
 
 def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
@@ -207,6 +229,35 @@ def _per_token(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.tokens.output) if round_.tokens is not None else None
 
 
+def _per_input_token(round_: Round) -> RoundValue | None:
+    return _joules(round_, round_.tokens.input) if round_.tokens is not None else None
+
+
+def _per_any_token(round_: Round) -> RoundValue | None:
+    return _joules(round_, round_.tokens.input + round_.tokens.output) if round_.tokens is not None else None
+
+
+def _energy_delay(round_: Round) -> RoundValue | None:
+    energy = _energy(round_)
+    return energy.scale(round_.duration_s / round_.iterations) if energy is not None else None
+
+
+def decode_tokens(round_: Round) -> int:
+    """Return the output tokens of a round without the first of each sequence, which prefill produces."""
+    return round_.tokens.output - (round_.requests or 0) if round_.tokens is not None else 0
+
+
+def is_prefill_only(rounds: Sequence[Round]) -> bool:
+    """Return whether work reads tokens and produces at most one for each request, as embedding does too."""
+    return bool(rounds) and all(_has_input(each) and decode_tokens(each) <= 0 for each in rounds)
+
+
+def _phase_per_token(name: str, count: Callable[[Round], int], round_: Round) -> RoundValue | None:
+    energy, tokens = _phase_energy(name, round_), count(round_)
+    # The energy is per iteration; the tokens are of all iterations.
+    return energy.scale(round_.iterations / tokens) if energy is not None and tokens > 0 else None
+
+
 def _per_request(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.requests) if round_.requests is not None else None
 
@@ -275,6 +326,12 @@ def _phase(round_: Round, name: str) -> Phase | None:
     return next((phase for phase in round_.phases if phase.name == name), None)
 
 
+def _phase_duration_s(round_: Round, name: str) -> float:
+    """Return the mean length of a phase of a round (seconds)."""
+    phase = _phase(round_, name)
+    return phase.duration_s / round_.iterations if phase is not None else 0.0
+
+
 def _phase_energy(name: str, round_: Round) -> RoundValue | None:
     phase, whole = _phase(round_, name), _whole(round_)
     if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
@@ -290,7 +347,19 @@ def _phase_metric(name: str) -> RoundMetric:
         "J",
         partial(_phase_energy, name),
         "the workload has no phases",
+        f"{name} ± u",
         applies=lambda round_: _phase(round_, name) is not None,
+        phase=name,
+    )
+
+
+def _phase_token_metric(name: str, count: Callable[[Round], int], missing: str, heading: str) -> RoundMetric:
+    return RoundMetric(
+        "J/token",
+        partial(_phase_per_token, name, count),
+        missing,
+        heading,
+        applies=lambda round_: _phase(round_, name) is not None and count(round_) > 0,
         phase=name,
     )
 
@@ -301,11 +370,7 @@ def _steady_tokens(name: str, round_: Round) -> int | None:
 
 
 def _steady_per_token(round_: Round) -> RoundValue | None:
-    tokens, energy = _steady_tokens("steady", round_), _phase_energy("steady", round_)
-    if energy is None or not tokens:
-        return None
-    # The energy is per iteration; the tokens are of all iterations.
-    return energy.scale(round_.iterations / tokens)
+    return _phase_per_token("steady", lambda each: _steady_tokens("steady", each) or 0, round_)
 
 
 def _steady_throughput(round_: Round) -> RoundValue | None:
@@ -361,49 +426,95 @@ def _has_tokens(round_: Round) -> bool:
     return round_.tokens is not None and round_.tokens.output > 0
 
 
+def _input_tokens(round_: Round) -> int:
+    return round_.tokens.input if round_.tokens is not None else 0
+
+
+def _has_input(round_: Round) -> bool:
+    return _input_tokens(round_) > 0
+
+
 #: Every metric that is computed from rounds, in the order of the report.
 ROUND_METRICS: dict[str, RoundMetric] = {
-    "energy_j": RoundMetric("J", _energy),
+    "energy_j": RoundMetric("J", _energy, heading="energy ± u"),
     "energy_per_output_token_j": RoundMetric(
-        "J/token", _per_token, "the workload makes no output tokens", applies=_has_tokens
+        "J/token", _per_token, "the workload makes no output tokens", "per token ± u", applies=_has_tokens
+    ),
+    "energy_per_input_token_j": RoundMetric(
+        "J/token", _per_input_token, NO_INPUT, "per input token ± u", applies=_has_input
+    ),
+    "energy_per_token_j": RoundMetric(
+        "J/token", _per_any_token, "the workload has no tokens", "per in+out token ± u", applies=_has_input
     ),
     "energy_per_request_j": RoundMetric(
         "J/request",
         _per_request,
         "the workload has no requests",
+        "per request ± u",
         applies=lambda round_: round_.requests is not None,
     ),
-    "net_energy_j": RoundMetric("J", _net, "the idle power is unknown"),
-    "mean_power_w": RoundMetric("W", _mean_power),
-    "duration_s": RoundMetric("s", _duration),
+    "energy_delay_product_js": RoundMetric("J·s", _energy_delay, heading="J·s ± u"),
+    "net_energy_j": RoundMetric("J", _net, "the idle power is unknown", "net energy ± u"),
+    "mean_power_w": RoundMetric("W", _mean_power, heading="W ± u"),
+    "duration_s": RoundMetric("s", _duration, heading="s"),
     "output_tokens_per_s": RoundMetric(
-        "token/s", _throughput, "the workload makes no output tokens", applies=_has_tokens
+        "token/s", _throughput, "the workload makes no output tokens", "token/s", "more", applies=_has_tokens
     ),
     "time_to_first_token_s": RoundMetric(
         "s",
         lambda round_: _exact(round_.time_to_first_token_s),
         "no token timestamps",
+        "first token s",
         applies=lambda round_: round_.time_to_first_token_s is not None,
     ),
     "inter_token_latency_s": RoundMetric(
         "s",
         lambda round_: _exact(round_.inter_token_latency_s),
         "fewer than two tokens",
+        "inter token s",
         applies=lambda round_: round_.inter_token_latency_s is not None,
     ),
     "prefill_energy_j": _phase_metric("prefill"),
     "decode_energy_j": _phase_metric("decode"),
+    "prefill_energy_per_input_token_j": _phase_token_metric(
+        "prefill", _input_tokens, "the workload has no prefill phase", "prefill per input token ± u"
+    ),
+    "decode_energy_per_output_token_j": _phase_token_metric(
+        "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
+    ),
     "steady_energy_per_output_token_j": RoundMetric(
         "J/token", _steady_per_token, NO_STEADY, applies=_is_served, phase="steady", served=True
     ),
     "steady_output_tokens_per_s": RoundMetric(
-        "token/s", _steady_throughput, NO_STEADY, applies=_is_served, served=True
+        "token/s", _steady_throughput, NO_STEADY, better="more", applies=_is_served, served=True
     ),
-    "requests_per_s": RoundMetric("request/s", _request_throughput, applies=_is_served, served=True),
+    "requests_per_s": RoundMetric(
+        "request/s",
+        _request_throughput,
+        heading="request/s",
+        better="more",
+        applies=_is_served,
+        served=True,
+    ),
     "end_to_end_latency_s": RoundMetric(
-        "s", partial(_mean_latency, "end_to_end_latency_s"), applies=_is_served, served=True
+        "s",
+        partial(_mean_latency, "end_to_end_latency_s"),
+        heading="end to end s",
+        applies=_is_served,
+        served=True,
     ),
     **_percentiles("time_to_first_token_s"),
     **_percentiles("inter_token_latency_s"),
     **_percentiles("end_to_end_latency_s"),
 }
+
+#: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.
+PHASE_METRICS = frozenset(
+    name for name, figure in ROUND_METRICS.items() if figure.phase in ("prefill", "decode")
+)
+
+#: Metrics that have one value for all rounds.
+METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", "mfu", *DERIVED)
+
+#: All built-in metrics, in the order of columns.
+METRIC_NAMES: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)

@@ -17,7 +17,7 @@ from pytest_llenergy.meters.joint_solution import (
 from pytest_llenergy.meters.quiet_gaps import Quiet
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
-from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
+from pytest_llenergy.meters.window_arithmetic import energy_between
 from pytest_llenergy.model.timeline import Timeline
 
 #: Shortest phase that is solved, in ticks, if the sensor sees only a part of each tick.
@@ -107,7 +107,8 @@ def phase_energies(
             )
             for name, parts in spans.items()
         }
-    return {name: require_resolvable(energy, series, means_s[name]) for name, energy in energies.items()}
+    # Whether they are resolvable is decided for all rounds together: see ``metrics.values_of_rounds``.
+    return energies
 
 
 def solved_together(series: Series, timeline: Timeline) -> bool:

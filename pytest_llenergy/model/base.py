@@ -14,6 +14,9 @@ import msgspec
 
 EnergyKind = Literal["measured", "attributed", "estimated"]
 
+#: Whether less of a metric is better (J, s, W, bytes) or more (tokens/s).
+Direction = Literal["less", "more"]
+
 #: What became of a test.
 Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 

@@ -35,8 +35,11 @@ CORRECTED = "corrected for "
 SESSIONS_DIFFER = "sessions in the history differ"
 FEW_ROUNDS_OFF = "a few rounds are far off: "
 
+#: Beginning of a note or reason that outputs differ.
+OUTPUTS_DIFFER = "outputs differ: "
+
 #: Beginnings of notes without which a verdict may be misunderstood.
-ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER, FEW_ROUNDS_OFF)
+ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER, FEW_ROUNDS_OFF, OUTPUTS_DIFFER)
 
 #: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})

@@ -11,6 +11,9 @@ FLOOR = 0.01
 #: Largest floor. Where the same code differs by more, no gate means anything.
 MAX_FLOOR = 0.25
 
+#: Smallest share of equal greedy tokens, or of the baseline's score, with which outputs count as the same.
+AGREEMENT = 0.95
+
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 
@@ -34,4 +37,12 @@ MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 #: Columns of the summary unless ``--energy-columns`` is given. Empty ones are left out, and the device where
 #: there is only one.
-COLUMNS = ("backend", "device", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
+COLUMNS = (
+    "backend",
+    "device",
+    "energy_j",
+    "energy_per_output_token_j",
+    "energy_per_input_token_j",
+    "output_tokens_per_s",
+    "meter",
+)

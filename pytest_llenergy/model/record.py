@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pytest_llenergy.model.base import Count, EnergyKind, Number, Primitive, Status, StoredStruct
+from pytest_llenergy.model.base import (
+    Count,
+    Direction,
+    EnergyKind,
+    Number,
+    Primitive,
+    Status,
+    StoredStruct,
+)
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 
@@ -49,6 +57,18 @@ class Metric(StoredStruct, frozen=True):
     n: Count = 0
     reason: str | None = None
     source: str | None = None
+
+
+class CustomMetric(StoredStruct, frozen=True):
+    """What a metric that a test or a hook has added needs beside its value in ``metrics``.
+
+    Attributes:
+        better: Direction that is better.
+        values: Values of single rounds or items, whose mean is the value; empty if only the mean is known.
+    """
+
+    better: Direction
+    values: list[Number] = []
 
 
 class Terms(StoredStruct, frozen=True):
@@ -339,6 +359,10 @@ class Record(StoredStruct, frozen=True):
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
         extra_info: What the test wrote into ``extra_info`` of its fixture, as JSON values.
+        custom: The metrics that the test or a hook has added, by their names in ``metrics``.
+        outputs: For each request of greedy work, a digest of each output token and all before it, as two
+            hexadecimal digits. Equal beginnings have equal digits; without the prompts they reveal no text.
+            Empty for other work, and where the backend does not report tokens.
         source_digest: Hash of the test function's code, without its name, comments and formatting. Null in
             reports of versions that did not record it, and without source code.
     """
@@ -369,6 +393,8 @@ class Record(StoredStruct, frozen=True):
     power_trace: PowerTrace | None = None
     windows: list[Window] = []
     metrics: dict[str, Metric] = {}
+    custom: dict[str, CustomMetric] = {}
+    outputs: list[str] = []
     comparisons: list[Comparison] = []
     failed_gate: bool = False
     flags: list[Flag] = []

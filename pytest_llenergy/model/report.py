@@ -163,6 +163,8 @@ class _Unread(msgspec.Struct, frozen=True, gc=False):
 class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
     value: float | None
     unit: str
+    # Of custom metrics, which have no rounds.
+    uncertainty: float | None = None
 
 
 class _LeanComparison(msgspec.Struct, frozen=True, gc=False):

@@ -17,6 +17,7 @@ from pytest_llenergy.options.values import seconds, share, whole_number
 
 if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.
+    from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.measure.experiment import RoundPlan
 
 #: What ``energy.pedantic`` does without a mark: one round of one call, as with pytest-benchmark.
@@ -65,12 +66,13 @@ def _converted(name: str, value: Any, read: Any, kinds: tuple[type, ...]) -> flo
         raise PlanError(f"{name} is {value!r}, {error}") from None
 
 
-def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
+def plan_rounds(settings: Settings, changes: Mapping[str, Any], gate: Gate | None = None) -> RoundPlan:
     """Return how a test is measured.
 
     Args:
         settings: Options of the run.
         changes: Fields that the test sets itself.
+        gate: The gate of the test.
     """
     from pytest_llenergy.measure.experiment import RoundPlan
 
@@ -83,8 +85,19 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
         budget_s=settings.budget,
         # A number that somebody gave is kept, whatever it takes, as with pytest-benchmark.
         floor=FLOOR_ROUNDS if rounds is None else None,
+        phases=_asked_phases(settings, gate),
     )
     return replace(plan, **changes)
+
+
+def _asked_phases(settings: Settings, gate: Gate | None) -> frozenset[str]:
+    """Return the phases whose energy a column, the order of the table or a gate needs."""
+    from pytest_llenergy.measure.metrics import PHASE_METRICS, ROUND_METRICS
+
+    gated = [each for each in (gate.budget, gate.threshold) if each is not None] if gate is not None else []
+    named = [*(settings.columns or ()), (settings.sort or "").removeprefix("-")]
+    named += [each.metric for each in (*settings.fail_on, *gated)]
+    return frozenset(ROUND_METRICS[name].phase or "" for name in named if name in PHASE_METRICS)
 
 
 def plan_pedantic_rounds(

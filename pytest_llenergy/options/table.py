@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model import defaults
 from pytest_llenergy.options.values import (
+    agreement,
     auto_or,
     backend_python,
     carbon,
@@ -32,6 +33,7 @@ from pytest_llenergy.options.values import (
     meters,
     names,
     output_file,
+    peak_flops,
     price,
     saved_name,
     seconds,
@@ -322,6 +324,13 @@ class Settings:
         "PERCENT",
         "Difference between two runs of the same code on this machine: smaller changes do not count",
     )
+    agreement: float = option(
+        f"{defaults.AGREEMENT * 100:g}%",
+        agreement,
+        "PERCENT",
+        "Smallest share of greedy tokens that must be as in the baseline, or of its accuracy, for an "
+        "improvement: a saving with other outputs is none; 0 turns this off",
+    )
     inconclusive: defaults.Inconclusive = option(
         "warn",
         word(*get_args(defaults.Inconclusive)),
@@ -340,6 +349,12 @@ class Settings:
         "{on,off}",
         "Count floating-point operations in a separate pass after the rounds. Without a value: on",
         bare="on",
+    )
+    peak_flops: float | None = option(
+        None,
+        peak_flops,
+        "FLOPS",
+        "Peak of one device in FLOP/s for the metric mfu, such as 989T. Without it: that of the data sheet",
     )
     carbon: float | None = option(
         None,

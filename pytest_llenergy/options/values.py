@@ -77,6 +77,13 @@ def floor(text: str) -> float:
     return value
 
 
+def agreement(text: str) -> float:
+    value = _share(text)
+    if not 0 <= value <= 1:
+        raise ValueError("needs a share from 0 to 100%, such as 95% or 0.95")
+    return value
+
+
 def _share(text: str) -> float:
     """Parse a share or a percentage; the result is NaN if it is neither."""
     number, _, rest = text.strip().partition("%")
@@ -197,6 +204,12 @@ def carbon(text: str) -> float:
     from pytest_llenergy.measure.carbon_and_cost import parse_carbon
 
     return parse_carbon(text)
+
+
+def peak_flops(text: str) -> float:
+    from pytest_llenergy.measure.peak_flops import parse_peak
+
+    return parse_peak(text)
 
 
 def price(text: str) -> Price:

@@ -5,36 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
-from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
+from pytest_llenergy.measure.metrics import METRIC_NAMES, ROUND_METRICS, is_prefill_only
 from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
 
-#: Metrics of a test that its rounds do not have.
-METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", *DERIVED)
-
 #: Headings of metrics, if they differ from the name.
 HEADINGS = {
-    "energy_j": "energy ± u",
-    "energy_per_output_token_j": "per token ± u",
-    "energy_per_request_j": "per request ± u",
-    "net_energy_j": "net energy ± u",
-    "mean_power_w": "W ± u",
-    "duration_s": "s",
-    "output_tokens_per_s": "token/s",
-    "requests_per_s": "request/s",
-    "prefill_energy_j": "prefill ± u",
-    "decode_energy_j": "decode ± u",
-    "time_to_first_token_s": "first token s",
-    "inter_token_latency_s": "inter token s",
-    "end_to_end_latency_s": "end to end s",
+    **{name: figure.heading for name, figure in ROUND_METRICS.items() if figure.heading},
     "peak_memory_bytes": "peak MiB",
     "energy_per_flop_j": "per FLOP ± u",
     "flops": "FLOP",
+    "mfu": "MFU ± u",
     "carbon_g": "CO2e ± u",
     "carbon_per_million_output_tokens_g": "CO2e per Mtoken ± u",
     "cost": "cost ± u",
@@ -44,8 +31,8 @@ HEADINGS = {
 #: Longest currency that is shown (characters): a report may come from anywhere.
 MAX_CURRENCY = 12
 
-#: All metrics of a record.
-METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
+#: Metrics per output token, which mean little for work that only reads its input, and the one that does.
+OF_OUTPUT, OF_INPUT = ("energy_per_output_token_j", "output_tokens_per_s"), "energy_per_input_token_j"
 
 #: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
@@ -96,7 +83,7 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
         if not with_u:
             # Three digits, and thousands without a power of ten.
             return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
-        if name == "mean_power_w":
+        if name not in DERIVED and metric.unit.partition("/")[0] != "J":
             return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
         # The heading says per what.
         unit = "J"
@@ -116,16 +103,50 @@ def _columns() -> dict[str, Column]:
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
     energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy}
-    energies |= {"energy_per_flop_j", *DERIVED}
+    energies |= {"energy_per_flop_j", "mfu", *DERIVED}
     metrics = {
         name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
-        for name in METRICS
+        for name in METRIC_NAMES
     }
     return {**facts, **metrics}
 
 
-#: Columns by their names in ``--energy-columns``.
+#: Built-in columns by their names in ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()
+
+
+def column_of(name: str) -> Column:
+    """Return a built-in column, or that of a custom metric."""
+    return COLUMNS[name] if name in COLUMNS else Column(one_line(name), _custom_metric(name), is_number=True)
+
+
+def default_column(name: str) -> Column:
+    """Return a column as it is shown if nobody asked for it.
+
+    Joules per output token of work that only reads its input would be the joules of its whole prompt. Such
+    work has joules per input token in their place, and other work has none of these.
+    """
+    column = column_of(name)
+    if name not in (*OF_OUTPUT, OF_INPUT):
+        return column
+    of_prefill = name == OF_INPUT
+    return replace(
+        column,
+        cell=lambda record: column.cell(record) if is_prefill_only(record.rounds) == of_prefill else "-",
+    )
+
+
+def _custom_metric(name: str) -> Callable[[Record], str]:
+    def cell(record: Record) -> str:
+        metric = record.metrics.get(name)
+        if metric is None or metric.value is None:
+            return "-"
+        # "1" is the unit of numbers without one.
+        unit = "" if metric.unit == "1" else one_line(metric.unit)
+        return format_quantity(metric.value, metric.uncertainty_absolute, unit)
+
+    return cell
+
 
 #: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
 GROUP_KEYS: dict[str, Callable[[Record], str]] = {
@@ -150,8 +171,8 @@ class Layout:
     """Layout of the summary.
 
     Attributes:
-        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS``, and of emissions and cost, that have a
-            value.
+        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS``, of emissions and cost, and of custom
+            metrics, that have a value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
         group_by: Keys that divide the table. Groups keep the order of their first tests.
         with_device: Whether the host has other devices than those of the tests.
@@ -165,12 +186,23 @@ class Layout:
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
         """Return the columns for these records."""
         if self.columns:
-            return [COLUMNS[name] for name in self.columns]
+            return [column_of(name) for name in self.columns]
         *others, meter = DEFAULT_COLUMNS
         with_device = self.with_device or _devices_differ(records)
-        names = [name for name in (*others, *DERIVED, meter) if name != "device" or with_device]
-        columns = [COLUMNS[name] for name in names]
+        added = custom_metrics_of(records)
+        names = [name for name in (*others, *DERIVED, *added, meter) if name != "device" or with_device]
+        columns = [default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
+
+    def missing_metrics(self, records: Sequence[Record]) -> list[str]:
+        """Return a line for each option that names a metric that is not built in and that no test has."""
+        known = {name for record in records for name in record.metrics}
+        if not known:
+            return []
+        named = [("--energy-columns", name) for name in self.columns if name not in COLUMNS]
+        word = self.sort.removeprefix("-")
+        named += [("--energy-sort", word)] if word and is_custom_name(word) else []
+        return [f"no test has the metric {name} ({option})" for option, name in named if name not in known]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""
@@ -208,21 +240,23 @@ def parse_columns(text: str) -> tuple[str, ...]:
     """Parse ``--energy-columns``.
 
     Raises:
-        ValueError: If a name is unknown.
+        ValueError: If a name is neither a column nor possibly a custom metric.
     """
-    return _check_names(_words(text), COLUMNS)
+    words = _words(text)
+    _check_names([word for word in words if not is_custom_name(word)], COLUMNS)
+    return tuple(words)
 
 
 def parse_sort(text: str) -> str:
     """Parse ``--energy-sort``.
 
     Raises:
-        ValueError: If a name is unknown.
+        ValueError: If a name is neither a key nor possibly a custom metric.
     """
     word = text.strip()
-    _check_names(
-        [word.removeprefix("-")], (*NAME_SORT_KEYS, *METRICS), "; with - before it the largest comes first"
-    )
+    if not is_custom_name(word.removeprefix("-")):
+        known = (*NAME_SORT_KEYS, *METRIC_NAMES)
+        _check_names([word.removeprefix("-")], known, "; with - before it the largest comes first")
     return word
 
 

@@ -15,9 +15,9 @@ from pytest_llenergy.compare.limits import (
     shift_of_pairs,
     student_quantile,
 )
-from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import ONE_SESSION, PAIRS, STORED, Design, Sample, compare_samples
+from pytest_llenergy.model.base import Direction
 
 LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02, 10.03, 9.99, 10.0, 10.01, 9.98, 10.02)
 

@@ -145,7 +145,7 @@ class TestAction:
         assert token["range"].startswith("± 0.00")
         assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
         # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
-        assert {each["unit"] for each in entries} == {"J", "J/token", "J/request", "W", "s"}
+        assert {each["unit"] for each in entries} == {"J", "J·s", "J/token", "J/request", "W", "s"}
 
 
 class TestBencher:

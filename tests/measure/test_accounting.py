@@ -9,9 +9,18 @@ from random import Random
 
 import pytest
 
-from pytest_llenergy.measure.accounting import account_round, inter_token_latency_s, time_to_first_token_s
+from pytest_llenergy.measure.accounting import (
+    RESOLVED_WELL,
+    _required_length,
+    account_round,
+    inter_token_latency_s,
+    required_lengths,
+    time_to_first_token_s,
+)
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.meters.quiet_gaps import quiet_power
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy, Variances
 from pytest_llenergy.meters.window_arithmetic import energy_between
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
@@ -84,18 +93,42 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
         assert phase.energy_u_j < 0.1 * true_j
 
 
-def test_a_phase_too_short_to_resolve_has_no_energy() -> None:
+def test_a_phase_too_short_to_resolve_has_its_uncertainty_and_no_metric() -> None:
     border = START + 2 * MS
     result = account_round(
         measured_round(iteration(START, END, border)), [read_at(Sensor(WAVE, LATCH), READS)]
     )
     prefill, decode = result.phases
-    assert prefill.energy_j is None
-    assert prefill.energy_u_j is None
+    assert prefill.energy_j is not None
+    assert prefill.energy_u_j is not None
+    assert prefill.energy_u_j > prefill.energy_j / 3
     assert prefill.duration_s == pytest.approx(0.002)
-    assert prefill.reason == "not resolvable: 2 ms window, 20 ms tick"
     assert decode.energy_j is not None
     assert result.energy_j == pytest.approx(320, abs=1)
+    metrics = compute_metrics([result, result], None)
+    assert metrics["prefill_energy_j"].reason == "not resolvable: 2 ms phase in 2 rounds"
+    assert metrics["decode_energy_j"].value == pytest.approx(decode.energy_j)
+
+
+def test_longer_rounds_help_a_phase_whose_uncertainties_are_independent() -> None:
+    """A phase known to a half needs 9 times the goal's variance; one that rounds share it no length helps."""
+    known = Energy(2.0, Variances(edges=1.0))
+    assert _required_length(known, rounds=1) == pytest.approx(0.25 / RESOLVED_WELL**2)
+    assert _required_length(known, rounds=4) == pytest.approx(0.25 / 4 / RESOLVED_WELL**2)
+    assert _required_length(Energy(2.0, Variances(edges=1e-4)), rounds=1) < 1
+    assert _required_length(Energy(2.0, Variances(shape=1.0)), rounds=9) == math.inf
+    assert _required_length(Energy(0.0, Variances(edges=1.0)), rounds=9) == math.inf
+    assert _required_length(Energy(None, reason="lost"), rounds=9) == math.inf
+
+
+@pytest.mark.parametrize(("tokens", "names"), [(1, {"prefill"}), (2, {"prefill", "decode"})])
+def test_decode_without_a_second_token_needs_nothing(tokens: int, names: set[str]) -> None:
+    request = RequestTimeline(input_tokens=5, output_tokens=tokens, first_token_ns=START + 300 * MS)
+    part = Iteration(start_ns=START, end_ns=END, requests=(request,))
+    trace = [read_at(Sensor(WAVE, LATCH), READS)]
+    found = required_lengths(measured_round(part), trace, {"prefill", "decode"}, rounds=3)
+    assert set(found) == names
+    assert all(0 < length < 1 for length in found.values())
 
 
 def test_a_phase_below_a_twentieth_of_a_tick_has_no_energy_however_often_it_is_repeated() -> None:

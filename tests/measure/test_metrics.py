@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from random import Random
 from statistics import NormalDist, fmean
+from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.measure import round_statistics
-from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, flops_metrics
+from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, flops_metrics, is_prefill_only
 from pytest_llenergy.model.record import Flag, Metric, Phase, Round, Terms, Tokens
 from pytest_llenergy.model.timeline import Flops
 
@@ -219,12 +220,16 @@ def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
     metrics = compute_metrics([bare], None)
     assert {name: metric.reason for name, metric in metrics.items() if metric.value is None} == {
         "energy_per_output_token_j": "the workload makes no output tokens",
+        "energy_per_input_token_j": "the workload has no input tokens",
+        "energy_per_token_j": "the workload has no tokens",
         "energy_per_request_j": "the workload has no requests",
         "output_tokens_per_s": "the workload makes no output tokens",
         "time_to_first_token_s": "no token timestamps",
         "inter_token_latency_s": "fewer than two tokens",
         "prefill_energy_j": "the workload has no phases",
         "decode_energy_j": "the workload has no phases",
+        "prefill_energy_per_input_token_j": "the workload has no prefill phase",
+        "decode_energy_per_output_token_j": "no sequence has a second output token",
         "peak_memory_bytes": "this system does not report the peak",
     }
 
@@ -385,3 +390,93 @@ def test_random_scatter_is_rarely_called_drift() -> None:
     rng = Random(3)
     found = [round_statistics.linear_drift([rng.gauss(10, 1) for _ in range(6)]) for _ in range(2000)]
     assert fmean(abs(each[1]) >= 4 for each in found if each) < 0.03
+
+
+def served_round(output: int, requests: int = 2, **changes: Any) -> Round:
+    phases = [
+        Phase(name="prefill", duration_s=0.5, energy_j=2.0, energy_u_j=0.2),
+        Phase(name="decode", duration_s=1.5, energy_j=6.0, energy_u_j=0.3),
+    ]
+    made = msgspec.structs.replace(
+        round_of(8.0, 0.4, 0.8), tokens=Tokens(input=40, output=output), requests=requests, phases=phases
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_joules_are_given_for_each_kind_of_token() -> None:
+    """Two sequences of 11 tokens: prefill makes the first of each, decode the other 20."""
+    rounds = [served_round(22)] * 3
+    metrics = compute_metrics(rounds, None)
+    expected = {
+        "energy_per_input_token_j": 8 / 40,
+        "energy_per_output_token_j": 8 / 22,
+        "energy_per_token_j": 8 / 62,
+        "prefill_energy_per_input_token_j": 2 / 40,
+        "decode_energy_per_output_token_j": 6 / 20,
+        "energy_delay_product_js": 8 * 2.0,
+    }
+    assert {name: metrics[name].value for name in expected} == pytest.approx(expected)
+    assert {metrics[name].unit for name in expected} == {"J/token", "J·s"}
+    for name, value in expected.items():
+        phase = name.partition("_")[0]
+        u = {"prefill": 0.1, "decode": 0.05}.get(phase, 0.05) / math.sqrt(3) * math.sqrt(math.pi / 2)
+        assert metrics[name].uncertainty == pytest.approx(u * value), name
+        assert metrics[name].uncertainty_absolute == pytest.approx(math.hypot(u, 0.1) * value), name
+
+
+def test_the_metrics_of_tokens_do_not_depend_on_the_number_of_iterations() -> None:
+    names = (
+        "energy_per_input_token_j",
+        "prefill_energy_per_input_token_j",
+        "decode_energy_per_output_token_j",
+    )
+    once = compute_metrics([served_round(22)] * 3, None)
+    thrice = served_round(
+        66,
+        requests=6,
+        iterations=3,
+        tokens=Tokens(input=120, output=66),
+        duration_s=6.0,
+        energy_j=24.0,
+        phases=[
+            Phase(
+                name=each.name,
+                duration_s=3 * each.duration_s,
+                energy_j=3 * (each.energy_j or 0),
+                energy_u_j=0.1,
+            )
+            for each in served_round(22).phases
+        ],
+    )
+    often = compute_metrics([thrice] * 3, None)
+    assert [often[name].value for name in names] == pytest.approx([once[name].value for name in names])
+    assert often["energy_delay_product_js"].value == pytest.approx(16.0)
+
+
+def test_one_token_for_each_request_leaves_nothing_for_decode() -> None:
+    metrics = compute_metrics([served_round(2)] * 3, None)
+    assert metrics["decode_energy_per_output_token_j"].value is None
+    assert metrics["decode_energy_per_output_token_j"].reason == "no sequence has a second output token"
+    assert metrics["prefill_energy_per_input_token_j"].value == pytest.approx(0.05)
+    assert is_prefill_only([served_round(2)])
+    assert is_prefill_only([served_round(0)])
+    assert not is_prefill_only([served_round(3)])
+    assert not is_prefill_only([])
+
+
+def with_prefill(energy_j: float, **terms: float) -> Round:
+    u_j = math.hypot(*terms.values())
+    split = Terms(**{**dict.fromkeys(("edges_j", "outside_j", "resolution_j", "coverage_j"), 0.0), **terms})
+    phase = Phase(name="prefill", duration_s=0.01, energy_j=energy_j, energy_u_j=u_j, terms=split)
+    return msgspec.structs.replace(ROUNDS[0], phases=[phase])
+
+
+def test_a_phase_is_resolved_by_all_rounds_together() -> None:
+    """Each of six rounds knows 1 J to 0.5 J, all know it to 0.2 J; what they share does not shrink."""
+    scattered = [with_prefill(1 + 0.1 * (-1) ** index, edges_j=0.5) for index in range(6)]
+    metric = compute_metrics(scattered, None)["prefill_energy_j"]
+    assert metric.value == pytest.approx(1.0)
+    assert metric.uncertainty == pytest.approx(0.5 / math.sqrt(6) * math.sqrt(math.pi / 2), rel=0.01)
+    assert compute_metrics(scattered[:1], None)["prefill_energy_j"].value is None
+    shared = compute_metrics([with_prefill(1.0, shape_j=0.5)] * 6, None)["prefill_energy_j"]
+    assert (shared.value, shared.reason) == (None, "not resolvable: 10 ms phase in 6 rounds")

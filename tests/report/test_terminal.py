@@ -12,13 +12,13 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
+from pytest_llenergy.measure.metrics import METRIC_NAMES
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times, Window
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import (
     COLUMNS,
     GROUP_KEYS,
-    METRICS,
     Layout,
     parse_columns,
     parse_group_by,
@@ -194,7 +194,7 @@ def test_no_line_ends_with_spaces(width: int) -> None:
 
 
 def test_every_metric_can_be_shown() -> None:
-    assert set(METRICS) == {*COMPARED, *DERIVED}
+    assert set(METRIC_NAMES) == {*COMPARED, *DERIVED}
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 

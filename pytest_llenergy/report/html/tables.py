@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
+from pytest_llenergy.measure.custom_metrics import custom_metrics_of
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT
+from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT, column_of, default_column
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.remote import redact_urls
@@ -31,6 +32,7 @@ from pytest_llenergy.report.verdicts import (
 MEASURED_COLUMNS = (
     "energy_j",
     "energy_per_output_token_j",
+    "energy_per_input_token_j",
     "output_tokens_per_s",
     "mean_power_w",
     "duration_s",
@@ -100,7 +102,7 @@ def _pair(comparison: Comparison) -> tuple[str, str]:
 def measured(cases: Sequence[Case], shown: int) -> Table:
     """List every test of one report that has a value, and its windows, in columns of the terminal."""
     records = [case.records["head"] for case in cases]
-    names = list(MEASURED_COLUMNS)
+    names = [*MEASURED_COLUMNS, *custom_metrics_of(records)]
     if COLUMNS["device"] in DEFAULT_LAYOUT.columns_of(records):
         names.insert(0, "device")
     mixed = len({record.kind for record in records} - {None}) > 1
@@ -110,7 +112,7 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
         state = state_cell(record.status) if record.status != "measured" else ""
         kind = (record.kind or "-") if mixed else ""
         if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
-            cells = [COLUMNS[each].cell(record) for each in names]
+            cells = [default_column(each).cell(record) for each in names]
             noise = format_round_spread(record.rounds)
             rows.append([Cell(name, "name", target), state, *cells, noise, kind])
         for window in record.windows:
@@ -124,7 +126,8 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
                 }
                 cells = [values.get(each, "-") for each in names]
                 rows.append([Cell(f"{name} · {window.name}", "name", target), state, *cells, "-", kind])
-    heads = [f"#{COLUMNS[each].head}" if COLUMNS[each].is_number else COLUMNS[each].head for each in names]
+    columns = [column_of(each) for each in names]
+    heads = [f"#{each.head}" if each.is_number else each.head for each in columns]
     # Wide tables scroll, and a failure must be seen before.
     return table("Tests", ("test", "status", *heads, "#noise", "kind"), rows)
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare a custom metric: two values with their uncertainties, or values of rounds or items in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import expm1, hypot, log, sqrt
+from statistics import stdev
+
+from pytest_llenergy.compare.limits import normal_quantile
+from pytest_llenergy.compare.rule import AbsoluteChange, Rule, RuleVerdict, decide_verdict
+from pytest_llenergy.measure.round_statistics import half_student
+from pytest_llenergy.model.base import Direction
+
+#: Smallest share of the larger value for which a ratio is computed: below, it is a change to or from zero.
+SMALLEST = 1e-9
+
+
+@dataclass(frozen=True)
+class Value:
+    """A custom metric of one side.
+
+    Attributes:
+        value: The value.
+        uncertainty: Its standard uncertainty; None if unknown.
+        values: Values of single rounds or items; may be empty.
+    """
+
+    value: float
+    uncertainty: float | None = None
+    values: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class ValueChange:
+    """The verdict on two values, with head over base and its limits; None without a ratio."""
+
+    verdict: RuleVerdict
+    reason: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> ValueChange:
+    """Compare two values of a custom metric.
+
+    As many values on both sides are taken as pairs: the same rounds, or the same items, such as prompts.
+    Without an uncertainty, the values themselves are compared.
+
+    Args:
+        base: The baseline.
+        head: The value to compare with it.
+        rule: When a change counts.
+        better: Direction that is better.
+    """
+    sign = 1 if better == "less" else -1
+    change, largest = head.value - base.value, max(base.value, head.value)
+    width = normal_quantile(1 - rule.alpha) * _standard_error(base, head)
+    if change == width == 0:
+        return ValueChange("unchanged", "both sides have the same value", 1.0 if base.value else None)
+    if min(base.value, head.value) < 0 or base.value < SMALLEST * largest:
+        return _compare_differences(base.value, sign * change, width, rule)
+    ratio = head.value / base.value
+    logs = [log(max(each, SMALLEST * largest) / base.value) for each in _around(head.value, width)]
+    low, middle, high = logs if sign > 0 else [-each for each in reversed(logs)]
+    absolute = None
+    if rule.threshold_absolute:
+        absolute = AbsoluteChange(abs(change), sign * change + width, base.value)
+    verdict, reason = decide_verdict(
+        middle, low, high, rule, absolute=absolute, meter=0.0, drift=None, level=None, better=better
+    )
+    if not width:
+        reason = f"{expm1(logs[1]):+.1%}, from values without an uncertainty"
+    return ValueChange(
+        verdict, reason, ratio, (head.value - width) / base.value, (head.value + width) / base.value
+    )
+
+
+def _around(value: float, width: float) -> tuple[float, float, float]:
+    return value - width, value, value + width
+
+
+def _compare_differences(base: float, worse: float, width: float, rule: Rule) -> ValueChange:
+    """Decide on a change that has no ratio, by the absolute threshold; ``worse`` is negative if better."""
+    least = rule.threshold_absolute
+    if not least and base:
+        reason = "values below zero have no relative change; add an absolute one, such as 3%+0.1"
+        return ValueChange("invalid", reason)
+    amount = f"from {base:g}, {'worse' if worse > 0 else 'better'} by {abs(worse):.3g}"
+    if worse >= least and worse > width:
+        return ValueChange("regressed", amount)
+    if -worse >= least and -worse > width:
+        return ValueChange("improved", amount)
+    if worse + width < least or worse == 0:
+        return ValueChange("unchanged", f"{amount}, at most {least:g} worse")
+    return ValueChange("inconclusive", f"{amount}, known to {width:.3g}")
+
+
+def _standard_error(base: Value, head: Value) -> float:
+    """Return the standard uncertainty of the difference."""
+    n = len(head.values)
+    if n > 1 and len(base.values) == n:
+        differences = [after - before for before, after in zip(base.values, head.values, strict=True)]
+        return stdev(differences) / sqrt(n) * half_student(n - 1)
+    return hypot(base.uncertainty or 0.0, head.uncertainty or 0.0)

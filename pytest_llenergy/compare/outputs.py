@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two sides produced the same outputs: a saving whose outputs changed is no improvement.
+
+Scores decide if both sides have them; otherwise the share of greedy tokens that are equal. A token counts as
+equal if all before it are: after the first that differs, a model continues another text.
+"""
+
+from __future__ import annotations
+
+from pytest_llenergy.measure.scoring import ACCURACY
+from pytest_llenergy.model.comparison import OUTPUTS_DIFFER
+from pytest_llenergy.model.outputs import agreement_of
+from pytest_llenergy.model.record import Record
+
+
+def explain_difference(base: Record, head: Record, least: float) -> str | None:
+    """Return how the outputs of two records differ, or None if they agree or cannot be compared.
+
+    Args:
+        base: The baseline.
+        head: The record to compare with it.
+        least: Smallest share of equal tokens, or of the baseline's score, with which they agree.
+    """
+    scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
+    if scores[0] is not None and scores[1] is not None:
+        if scores[1] >= least * scores[0]:
+            return None
+        return f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {least:g} × {scores[0]:.3g}"
+    if explain_unchecked(base, head) is not None:
+        return None
+    agreement = agreement_of(base.outputs, head.outputs)
+    return f"{OUTPUTS_DIFFER}agreement {_below(agreement, least)} < {least:g}" if agreement < least else None
+
+
+def explain_unchecked(base: Record, head: Record) -> str | None:
+    """Return why the tokens of two records cannot be compared, or None if they can."""
+    for side, record in (("base", base), ("head", head)):
+        if record.backend is not None and record.backend.generation.get("do_sample"):
+            return f"outputs not compared: {side} sampled"
+        if not record.outputs:
+            return f"outputs not compared: {side} has no tokens of outputs"
+    if base.backend is None or head.backend is None:
+        return "outputs not compared: no backend"
+    if base.backend.prompts_digest != head.backend.prompts_digest:
+        return "outputs not compared: the prompts differ"
+    return None
+
+
+def _below(agreement: float, least: float) -> str:
+    """Format an agreement so that it does not look like the limit that it is below."""
+    text = f"{agreement:.2f}"
+    return f"{agreement:.4f}" if float(text) >= least else text

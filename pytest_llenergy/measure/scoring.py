@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score outputs against references: accuracy, and accuracy per joule."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.measure.carbon_and_cost import scale_metric
+from pytest_llenergy.measure.custom_metrics import make_metric
+from pytest_llenergy.model.record import CustomMetric, Metric
+
+#: Names of the metrics.
+ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
+
+#: Precedes the name of a metric of lm-eval where a scorer is named.
+LM_EVAL = "lm_eval:"
+
+#: Scores one output against one reference, from 0 (wrong) to 1 (right).
+Scorer = Callable[[str, str], float]
+
+
+def exact_match(output: str, reference: str) -> float:
+    """Return 1 if an output is the reference, apart from white space around it, otherwise 0."""
+    return float(output.strip() == reference.strip())
+
+
+def find_scorer(scorer: Scorer | str) -> Scorer:
+    """Return a scorer: a function, or ``"exact_match"``, or ``"lm_eval:NAME"`` if lm-eval is installed.
+
+    Raises:
+        LLEnergyError: There is no such scorer.
+    """
+    if callable(scorer):
+        return scorer
+    if scorer == "exact_match":
+        return exact_match
+    if not isinstance(scorer, str) or not scorer.startswith(LM_EVAL):
+        raise LLEnergyError(
+            f'score: scorer is {scorer!r}, needs a function, "exact_match" or "{LM_EVAL}NAME"'
+        )
+    return _lm_eval_scorer(scorer.removeprefix(LM_EVAL))
+
+
+def _lm_eval_scorer(name: str) -> Scorer:
+    """Return a metric of lm-eval that takes predictions and references, such as ``exact_match``."""
+    try:
+        # Its import registers the metrics.
+        importlib.import_module("lm_eval.api.metrics")
+        registry = importlib.import_module("lm_eval.api.registry")
+    except ImportError as error:
+        raise LLEnergyError(f"score: {LM_EVAL}{name} needs lm-eval ({error}); pip install lm_eval") from None
+    try:
+        metric = registry.get_metric(name)
+    except KeyError:
+        metric = None
+    if metric is None:
+        raise LLEnergyError(f"score: lm-eval has no metric {name!r}")
+
+    def score(output: str, reference: str) -> float:
+        try:
+            return float(metric(predictions=[output], references=[reference])[name])
+        except (TypeError, KeyError, IndexError):
+            raise LLEnergyError(
+                f"score: the metric {name} of lm-eval does not score single outputs against references"
+            ) from None
+
+    return score
+
+
+def score_outputs(
+    outputs: Sequence[str], references: Sequence[str | Sequence[str]], scorer: Scorer | str
+) -> list[float]:
+    """Return the score of each output; of several references for an output, the best counts.
+
+    Raises:
+        LLEnergyError: There are more or fewer references than outputs, or no such scorer.
+    """
+    if isinstance(references, str) or len(references) != len(outputs):
+        count = 1 if isinstance(references, str) else len(references)
+        raise LLEnergyError(f"score: {count} references for {len(outputs)} outputs; give one for each")
+    score = find_scorer(scorer)
+    return [
+        max(score(output, each) for each in ([reference] if isinstance(reference, str) else reference))
+        for output, reference in zip(outputs, references, strict=True)
+    ]
+
+
+def accuracy_metrics(
+    scores: Sequence[float], energy: Metric | None
+) -> dict[str, tuple[Metric, CustomMetric]]:
+    """Return accuracy, the mean score, and accuracy per joule, if the joules of an iteration are known.
+
+    The uncertainty is that of the choice of items: binomial for scores of 0 and 1, otherwise from their
+    scatter.
+
+    Args:
+        scores: The score of each output, from 0 to 1.
+        energy: The energy of an iteration (J).
+
+    Raises:
+        LLEnergyError: A score is not a number from 0 to 1, or there is none.
+    """
+    values = list(scores)
+    if any(isinstance(each, str) or not 0 <= float(each) <= 1 for each in values):
+        raise LLEnergyError("score: a score is not a number from 0 to 1")
+    metric, custom = make_metric(ACCURACY, [float(each) for each in values], unit="1", better="more")
+    assert metric.value is not None
+    u = _item_uncertainty(values)
+    accuracy = _with_uncertainty(metric, u)
+    found = {ACCURACY: (accuracy, custom)}
+    if energy is None or not energy.value or energy.value <= 0:
+        return found
+    per_joule = scale_metric(accuracy, 1 / energy.value, "1/J", None)
+    relative = math.hypot(
+        u / metric.value if metric.value else 0.0, (energy.uncertainty_absolute or 0.0) / energy.value
+    )
+    assert per_joule.value is not None
+    combined = per_joule.value * relative if metric.value else u / energy.value
+    found[PER_JOULE] = _with_uncertainty(per_joule, combined), CustomMetric(better="more")
+    return found
+
+
+def _with_uncertainty(metric: Metric, u: float) -> Metric:
+    return Metric(value=metric.value, unit=metric.unit, uncertainty=u, uncertainty_absolute=u, n=metric.n)
+
+
+def _item_uncertainty(scores: Sequence[float]) -> float:
+    """Return the standard uncertainty of a mean score over other items of the same kind.
+
+    For a proportion, the standard deviation of Jeffreys' posterior (Brown, Cai and DasGupta, "Interval
+    estimation for a binomial proportion", 2001), which is not zero where all items are right, or none.
+    """
+    n = len(scores)
+    if all(each in (0, 1) for each in scores):
+        right, wrong = sum(scores) + 0.5, n - sum(scores) + 0.5
+        return math.sqrt(right * wrong / (n + 1) ** 2 / (n + 2))
+    return stdev(scores) / math.sqrt(n) if n > 1 else max(fmean(scores), 1 - fmean(scores))

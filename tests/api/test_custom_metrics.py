@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custom metrics in a run: table, gates, comparisons, history, page and exports; scores from a hook."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.history.add import add_run
+from pytest_llenergy.history.store import open_store, read_entries
+from pytest_llenergy.model.report import json_schema
+from pytest_llenergy.report.store import read_report as load_report
+
+pytestmark = pytest.mark.clock
+
+Read = Callable[..., dict[str, Any]]
+
+TEST = """
+    import os
+    def test_it(energy):
+        energy(int)
+        energy.metric("wer", float(os.environ["WER"]), unit="err", better="less")
+        energy.metric("overlap", [0.5, 0.7], better="more")
+
+    def test_other(energy):
+        energy(int)
+"""
+
+HOOK = """
+from pytest_llenergy.api import add_metric
+
+def pytest_llenergy_record(item, record):
+    return add_metric(record, "lines", 12, better="less")
+"""
+
+
+@pytest.fixture
+def suite(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Return a pytester with a test that adds metrics; WER is the value of one of them."""
+    monkeypatch.setenv("WER", "0.2")
+    monkeypatch.setenv("COLUMNS", "160")
+    quick.makepyfile(test_some=TEST)
+    return quick
+
+
+def test_they_are_in_table_report_page_and_exports(
+    suite: pytest.Pytester, read_report: Read, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = suite.runpytest("--energy-report", "--energy-html", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines([r"test +.* wer +overlap +meter", r"test_it .* 0.2 err +0.60 ± 0.70 +"])
+    report = read_report()
+    jsonschema.validate(report, json_schema())
+    record = next(each for each in report["records"] if each["id"].endswith("test_it"))
+    assert (record["metrics"]["wer"]["value"], record["metrics"]["wer"]["unit"]) == (0.2, "err")
+    assert record["custom"]["overlap"] == {"better": "more", "values": [0.5, 0.7]}
+    assert "overlap" in (suite.path / "energy.html").read_text()
+    assert 'name="llenergy.wer" value="0.2"' in (suite.path / "junit.xml").read_text()
+    capsys.readouterr()
+    assert main(["export", str(suite.path / "energy.json"), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))
+    assert [(row["value"], row["unit"]) for row in rows if row["metric"] == "wer"] == [("0.2", "err")]
+
+
+def test_options_name_them(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("--energy-columns=wer,energy_j", "--energy-sort=-wer")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
+
+
+def test_a_column_that_no_test_has_is_named(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("--energy-columns=wer,bleu")
+    result.stdout.fnmatch_lines(["no test has the metric bleu (--energy-columns)*"])
+
+
+@pytest.mark.parametrize(
+    "option", ["--energy-columns=enrgy_j", "--energy-sort=-energyj", "--energy-fail-on=energy:3%"]
+)
+def test_a_slip_in_a_built_in_name_stops_the_run(suite: pytest.Pytester, option: str) -> None:
+    result = suite.runpytest(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]}*unknown*"])
+
+
+def test_a_gate_compares_them(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    gate = ("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-removed=pass")
+    suite.runpytest(*gate).assert_outcomes(passed=2)
+    monkeypatch.setenv("WER", "0.3")
+    result = suite.runpytest(*gate)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*energy_gate: wer regressed, 0.2 -> 0.3 err: +50.0%*"])
+    result = suite.runpytest("--energy-compare=base.json", "--energy-fail-on=bleu:5%")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*nothing was gated*"])
+
+
+def test_commands_compare_them(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    monkeypatch.setenv("WER", "0.1")
+    suite.runpytest("--energy-report=head.json").assert_outcomes(passed=2)
+    capsys.readouterr()
+    assert main(["compare", "base.json", "head.json", "--metric=wer", "--format=json"]) == 0
+    found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["comparisons"]}
+    assert found["test_some.py::test_it"]["verdict"] == "improved"
+    assert found["test_some.py::test_it"]["ratio"] == pytest.approx(0.5)
+    assert main(["compare", "base.json", "head.json", "--metric=bleu"]) == 2
+    assert "unknown metric 'bleu'; choose from: energy_j, " in capsys.readouterr().err
+
+
+def test_the_history_has_them(suite: pytest.Pytester) -> None:
+    suite.runpytest("--energy-report").assert_outcomes(passed=2)
+    store = open_store("history")
+    add_run(load_report(suite.path / "energy.json"), "energy.json", store, allow_dirty=True)
+    entries = {each.metric: each for each in read_entries(store) if each.id.endswith("test_it")}
+    assert (entries["wer"].value, entries["wer"].unit, entries["wer"].better) == (0.2, "err", "less")
+    assert (entries["overlap"].n, entries["overlap"].better) == (2, "more")
+    assert entries["duration_s"].better is None
+
+
+def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
+    suite.makeconftest((suite.path / "conftest.py").read_text() + HOOK)
+    result = suite.runpytest("--energy-report")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines([r"test +.* lines +"])
+    assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
+
+
+def test_a_built_in_name_fails_the_test_in_one_line(quick: pytest.Pytester) -> None:
+    quick.makepyfile("""
+        def test_it(energy):
+            energy(int)
+            energy.metric("duration_s", 1, better="less")
+    """)
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    line = "LLEnergyError: metric 'duration_s': the name is built in; choose another one"
+    result.stdout.fnmatch_lines([line])
+
+
+def test_windows_have_metrics_and_gates_too(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
+) -> None:
+    quick.makepyfile("""
+        import os, time
+        def test_it(energy_meter):
+            with energy_meter("a"):
+                time.sleep(0.2)
+            energy_meter.metric("wer", float(os.environ["WER"]), better="less")
+    """)
+    monkeypatch.setenv("WER", "0.2")
+    quick.runpytest("--energy-report=base.json")
+    monkeypatch.setenv("WER", "0.4")
+    result = quick.runpytest("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-report")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*energy_gate: wer regressed, 0.2 -> 0.4: +100.0%*"])
+    assert read_report()["records"][0]["metrics"]["wer"]["value"] == 0.4
+
+
+def test_xdist_brings_them_to_the_controller(suite: pytest.Pytester, read_report: Read) -> None:
+    suite.runpytest("--energy-report", "-n1").assert_outcomes(passed=2)
+    found = {each["id"]: each["custom"] for each in read_report()["records"]}
+    assert set(found["test_some.py::test_it"]) == {"wer", "overlap"}

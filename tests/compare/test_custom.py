@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custom metrics in comparisons: verdicts from values, and every reason for having none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.custom import Value, compare_values
+from pytest_llenergy.compare.gate import list_void_gates
+from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.measure.custom_metrics import add_metric
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Record
+
+from .runs import record_of, report_of
+
+RULE = Rule(threshold=0.05, threshold_absolute=0.0)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "better", "verdict"),
+    [
+        (2.0, 2.2, "less", "regressed"),
+        (2.0, 1.8, "less", "improved"),
+        (2.0, 2.08, "less", "worse"),
+        (2.0, 2.01, "less", "unchanged"),
+        (2.0, 2.0, "less", "unchanged"),
+        (0.8, 0.7, "more", "regressed"),
+        (0.8, 0.9, "more", "improved"),
+        (0.8, 0.0, "more", "regressed"),
+        (0.0, 0.5, "more", "improved"),
+        (0.0, 0.5, "less", "regressed"),
+        (0.0, 0.0, "less", "unchanged"),
+        (-1.0, -2.0, "less", "invalid"),
+    ],
+)
+def test_values_without_uncertainty_are_compared_as_they_are(
+    base: float, head: float, better: Any, verdict: str
+) -> None:
+    assert compare_values(Value(base), Value(head), RULE, better).verdict == verdict
+
+
+def test_an_uncertainty_widens_the_limits() -> None:
+    """+10 % with a standard uncertainty of 1 % is certain, and with one of 8 % it is not."""
+    sure = compare_values(Value(2.0, 0.02), Value(2.2, 0.0), RULE, "less")
+    assert sure.verdict == "regressed"
+    assert (sure.low, sure.high) == pytest.approx((1.1 - 1.645 * 0.01, 1.1 + 1.645 * 0.01), abs=1e-4)
+    unsure = compare_values(Value(2.0, 0.16), Value(2.2, 0.0), RULE, "less")
+    assert unsure.verdict == "inconclusive"
+
+
+def test_values_of_the_same_items_are_compared_in_pairs() -> None:
+    """Prompts differ a lot and the head is better by 0.1 at each: only pairs show it."""
+    items = [0.1, 0.9, 0.3, 0.7, 0.5]
+    better = [each + 0.1 + 0.001 * place for place, each in enumerate(items)]
+    base, head = Value(0.5, 0.14, items), Value(0.602, 0.14, better)
+    assert compare_values(base, head, RULE, "more").verdict == "improved"
+    assert compare_values(base, Value(0.602, 0.14, better[1:]), RULE, "more").verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("head", "verdict"), [(-3.0, "improved"), (-1.05, "unchanged"), (1.0, "regressed")])
+def test_an_absolute_threshold_decides_where_there_is_no_ratio(head: float, verdict: str) -> None:
+    rule = Rule(threshold=0.05, threshold_absolute=0.1)
+    assert compare_values(Value(-1.0), Value(head), rule, "less").verdict == verdict
+
+
+def test_both_parts_of_a_threshold_must_be_exceeded() -> None:
+    rule = Rule(threshold=0.05, threshold_absolute=0.5)
+    assert compare_values(Value(2.0), Value(2.2), rule, "less").verdict == "unchanged"
+    assert compare_values(Value(2.0), Value(2.6), rule, "less").verdict == "regressed"
+
+
+def with_wer(value: float | list[float] | None, **how: Any) -> Record:
+    made = record_of()
+    return made if value is None else add_metric(made, "wer", value, **{"better": "less", **how})
+
+
+def one(base: Record, head: Record) -> Comparison:
+    criterion = Criterion("wer", RULE, gated=True)
+    (found,) = compare_reports(report_of(base), report_of(head), ("base", "head"), [criterion]).comparisons
+    return found
+
+
+def test_a_comparison_of_records_has_values_unit_and_direction() -> None:
+    found = one(with_wer(0.2, unit="err"), with_wer(0.3, unit="err"))
+    assert (found.verdict, found.base, found.head, found.unit) == ("regressed", 0.2, 0.3, "err")
+    assert (found.better, found.kind, found.gated) == ("less", None, True)
+    assert found.ratio == pytest.approx(1.5)
+    assert found.reason == "+50.0%, from values without an uncertainty"
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict", "reason"),
+    [
+        (with_wer(None), with_wer(0.2), "new", "the baseline has no wer"),
+        (with_wer(0.2), with_wer(None), "invalid", "head has no wer"),
+        (with_wer(None), with_wer(None), "invalid", "neither side has it"),
+        (with_wer(0.2, unit="%"), with_wer(0.2), "invalid", "head has wer in no unit, expected %"),
+        (
+            with_wer(0.2, better="more"),
+            with_wer(0.2),
+            "not comparable",
+            "wer: more is better in the baseline, less on the head",
+        ),
+    ],
+)
+def test_every_reason_for_no_verdict(base: Record, head: Record, verdict: str, reason: str) -> None:
+    found = one(base, head)
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
+    (line,) = list_void_gates([one(with_wer(None), with_wer(None))])
+    assert line == "nothing was gated by wer: no test has it (neither side has it)"

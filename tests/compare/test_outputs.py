@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A saving whose outputs changed is no improvement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.rule import DEFAULT_RULE
+from pytest_llenergy.measure.scoring import accuracy_metrics
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.outputs import digest_outputs
+from pytest_llenergy.model.record import BackendInfo, Record
+
+from .runs import record_of, report_of, scaled
+
+PROMPTS = ["Name three rivers."]
+TOKENS = list(range(100, 140))
+
+BACKEND = BackendInfo(
+    name="tiny", version="1", model="m", task="generate", generation={"do_sample": False}, prompts_digest="p"
+)
+
+
+def generated(tokens: list[int] | None, factor: float = 1.0, **changes: Any) -> Record:
+    outputs = [] if tokens is None else digest_outputs(PROMPTS, [tokens])
+    return record_of(joules=scaled(factor), **{"backend": BACKEND, "outputs": outputs, **changes})
+
+
+def scored(record: Record, *scores: float) -> Record:
+    found = accuracy_metrics(scores, None)
+    metrics = {**record.metrics, **{name: metric for name, (metric, _) in found.items()}}
+    return msgspec.structs.replace(
+        record, metrics=metrics, custom={n: each for n, (_, each) in found.items()}
+    )
+
+
+def one(base: Record, head: Record, agreement: float | None = None, **how: Any) -> Comparison:
+    rule = DEFAULT_RULE if agreement is None else replace(DEFAULT_RULE, agreement=agreement)
+    asked = [Criterion("energy_j", rule, gated=True)]
+    (found,) = compare_reports(report_of(base), report_of(head), ("b", "h"), asked, **how).comparisons
+    return found
+
+
+CHANGED = [*TOKENS[:16], *range(500, 524)]  # 16 of 40 tokens agree
+
+
+def test_a_saving_with_the_same_outputs_is_an_improvement() -> None:
+    found = one(generated(TOKENS), generated(TOKENS, 0.8))
+    assert (found.verdict, found.notes) == ("improved", [])
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_saving_with_other_outputs_is_not(across: bool) -> None:
+    found = one(generated(TOKENS), generated(CHANGED, 0.8), across=across)
+    assert found.verdict == "not comparable"
+    assert found.reason.startswith("outputs differ: agreement 0.40 < 0.95, so it is no improvement (-20.0%")
+    assert found.differences == ["outputs differ: agreement 0.40 < 0.95"]
+    # What was measured stays in the report.
+    assert found.ratio == pytest.approx(0.8, rel=0.01)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.2, "regressed"), (1.0, "unchanged")])
+def test_other_outputs_are_noted_beside_other_verdicts(factor: float, verdict: str) -> None:
+    found = one(generated(TOKENS), generated(CHANGED, factor))
+    assert (found.verdict, found.notes) == (verdict, ["outputs differ: agreement 0.40 < 0.95"])
+
+
+@pytest.mark.parametrize(
+    ("agreement", "verdict"), [(0.0, "improved"), (0.4, "improved"), (0.41, "not comparable")]
+)
+def test_the_tolerance_is_the_users(agreement: float, verdict: str) -> None:
+    assert one(generated(TOKENS), generated(CHANGED, 0.8), agreement).verdict == verdict
+
+
+def test_an_agreement_just_below_the_tolerance_does_not_look_like_it() -> None:
+    almost = [*range(1000), 1]
+    found = one(generated([*range(1000), 2]), generated(almost, 0.8), 0.9995)
+    assert found.differences == ["outputs differ: agreement 0.9990 < 0.9995"]
+
+
+def test_scores_decide_if_both_sides_have_them() -> None:
+    good, bad = [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]
+    base, other = scored(generated(TOKENS), *good), generated(CHANGED, 0.8)
+    assert one(base, scored(other, *good)).verdict == "improved"
+    found = one(base, scored(generated(TOKENS, 0.8), *bad))
+    assert found.verdict == "not comparable"
+    assert found.differences == ["outputs differ: accuracy 0.4 < 0.95 × 0.8"]
+    assert one(base, other).verdict == "not comparable"
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "note"),
+    [
+        (generated(None), generated(TOKENS, 0.8), "base has no tokens of outputs"),
+        (generated(TOKENS), generated(None, 0.8), "head has no tokens of outputs"),
+        (
+            generated(None, backend=msgspec.structs.replace(BACKEND, generation={"do_sample": True})),
+            generated(None, 0.8, backend=msgspec.structs.replace(BACKEND, generation={"do_sample": True})),
+            "base sampled",
+        ),
+    ],
+)
+def test_where_the_guard_does_not_apply_it_is_noted(base: Record, head: Record, note: str) -> None:
+    found = one(base, head)
+    assert (found.verdict, found.notes) == ("improved", [f"outputs not compared: {note}"])
+
+
+def test_outputs_of_other_prompts_are_not_compared() -> None:
+    other = generated(CHANGED, 0.8, backend=msgspec.structs.replace(BACKEND, prompts_digest="q"))
+    found = one(generated(TOKENS), other, across=True)
+    assert found.verdict == "improved"
+    assert "outputs not compared: the prompts differ" in found.notes
+
+
+def test_work_without_outputs_needs_no_note() -> None:
+    assert one(record_of(), record_of(joules=scaled(0.8))).notes == []

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of outputs: accuracy with its uncertainty, and accuracy per joule."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.measure.scoring import accuracy_metrics, exact_match, score_outputs
+from pytest_llenergy.model.record import Metric
+
+ENERGY = Metric(value=4.0, unit="J", uncertainty=0.2, uncertainty_absolute=0.4, n=6)
+
+
+def test_exact_match_ignores_white_space_around_both() -> None:
+    assert exact_match(" 42\n", "42") == 1.0
+    assert exact_match("42", "43") == 0.0
+    assert exact_match("Paris", "paris") == 0.0
+
+
+def test_the_best_of_several_references_counts() -> None:
+    assert score_outputs(["two", "4"], [["2", "two"], "3"], "exact_match") == [1.0, 0.0]
+    assert score_outputs(["The answer is 4"], ["4"], lambda text, ref: float(ref in text)) == [1.0]
+
+
+def test_accuracy_has_a_binomial_uncertainty() -> None:
+    """Jeffreys' posterior for 8 of 10: Beta(8.5, 2.5)."""
+    metric, custom = accuracy_metrics([1] * 8 + [0] * 2, ENERGY)["accuracy"]
+    u = math.sqrt(8.5 * 2.5 / (11**2 * 12))
+    assert (metric.value, metric.unit, metric.n) == (pytest.approx(0.8), "1", 10)
+    assert metric.uncertainty == metric.uncertainty_absolute == pytest.approx(u)
+    assert (custom.better, custom.values) == ("more", [1.0] * 8 + [0.0] * 2)
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_perfect_score_of_few_items_is_not_certain(score: float) -> None:
+    metric, _ = accuracy_metrics([score] * 3, ENERGY)["accuracy"]
+    assert metric.uncertainty is not None
+    assert 0.1 < metric.uncertainty < 0.3
+
+
+def test_accuracy_per_joule_has_both_uncertainties() -> None:
+    found = accuracy_metrics([1, 1, 1, 0], ENERGY)
+    accuracy, per_joule = found["accuracy"][0], found["accuracy_per_joule"][0]
+    assert accuracy.value == 0.75
+    assert (per_joule.value, per_joule.unit) == (pytest.approx(0.75 / 4), "1/J")
+    assert accuracy.uncertainty is not None
+    relative = math.hypot(accuracy.uncertainty / 0.75, 0.1)
+    assert per_joule.uncertainty == pytest.approx(0.75 / 4 * relative)
+
+
+def test_without_joules_there_is_only_accuracy() -> None:
+    assert set(accuracy_metrics([1, 0], None)) == {"accuracy"}
+    assert set(accuracy_metrics([1, 0], Metric(value=None, unit="J", reason="no meter"))) == {"accuracy"}
+
+
+@pytest.mark.parametrize("scores", [[], [1.1], [-0.1], ["1"], [math.nan]])
+def test_scores_outside_0_to_1_are_refused(scores: list[Any]) -> None:
+    with pytest.raises(LLEnergyError, match=r"^(score|metric accuracy): "):
+        accuracy_metrics(scores, None)
+
+
+@pytest.mark.parametrize(
+    ("references", "scorer", "message"),
+    [
+        (["a"], "exact_match", "score: 1 references for 2 outputs; give one for each"),
+        ("ab", "exact_match", "score: 1 references for 2 outputs; give one for each"),
+        (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),
+    ],
+)
+def test_what_cannot_be_scored_is_one_line(references: Any, scorer: str, message: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        score_outputs(["a", "b"], references, scorer)
+    assert str(caught.value) == message
+
+
+def test_lm_eval_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(
+        LLEnergyError, match=r"^score: lm_eval:exact_match needs lm-eval .*pip install lm_eval$"
+    ):
+        score_outputs(["a"], ["a"], "lm_eval:exact_match")
+
+
+def test_a_metric_of_lm_eval_scores_single_outputs() -> None:
+    pytest.importorskip("lm_eval")
+    assert score_outputs(["42", " 42"], ["42", "42"], "lm_eval:exact_match") == [1.0, 0.0]
+    with pytest.raises(LLEnergyError, match="lm-eval has no metric 'nonsense'"):
+        score_outputs(["42"], ["42"], "lm_eval:nonsense")
+
+
+def test_a_metric_of_lm_eval_that_needs_more_than_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the two names of lm-eval that are used, and a metric of its kind that takes log-likelihoods."""
+    metrics, registry = ModuleType("lm_eval.api.metrics"), ModuleType("lm_eval.api.registry")
+    registry.get_metric = lambda _: lambda items: items  # type: ignore[attr-defined]
+    for name, module in (("lm_eval", ModuleType("lm_eval")), ("lm_eval.api", ModuleType("lm_eval.api"))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.metrics", metrics)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", registry)
+    with pytest.raises(LLEnergyError, match="perplexity of lm-eval does not score single outputs"):
+        score_outputs(["a"], ["a"], "lm_eval:perplexity")
