@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
@@ -90,7 +91,8 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
     def cell(record: Record) -> str:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
-            return "-"
+            saturated = name.startswith("steady_") and any(flag.name == SATURATED for flag in record.flags)
+            return SATURATED if saturated else "-"
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
         if not with_u:

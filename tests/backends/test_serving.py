@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.load_phases import phase_spans, steady_span
 from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
 from pytest_llenergy.backends.server.stream import Answer, read_answer
-from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, phase_spans, steady_span
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.timeline import RequestTimeline

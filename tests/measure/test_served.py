@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.tasks import phase_spans
+from pytest_llenergy.backends.load_phases import phase_spans
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
-from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.record import Flag, Round, TokenGaps
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at
@@ -109,13 +109,17 @@ def test_latencies_match_the_values_computed_by_hand() -> None:
     assert round_.served is not None
     assert round_.served.sent_s == [0.0, 0.4, 0.8, 1.5]
     assert round_.served.time_to_first_token_s == [0.2, 0.3, 0.2, 0.2]
-    assert round_.served.inter_token_latency_s == [0.3, 0.2, 0.6, 0.2]
+    assert round_.served.time_per_output_token_s == [0.3, 0.2, 0.6, 0.2]
+    assert round_.served.token_gaps == TokenGaps(gap_s=[0.2, 0.3, 0.6], count=[2, 1, 1])
     assert round_.served.end_to_end_latency_s == [0.5, 0.5, 0.8, 0.4]
     metrics = compute_metrics([round_], None)
     assert metrics["time_to_first_token_s"].value == pytest.approx(0.225)
     assert metrics["end_to_end_latency_s"].value == pytest.approx(0.55)
     assert metrics["end_to_end_latency_p50_s"].value == pytest.approx(0.5)
+    # One gap in each request, so that both are the same.
     assert metrics["inter_token_latency_p90_s"].value == pytest.approx(0.51)
+    assert metrics["time_per_output_token_p90_s"].value == pytest.approx(0.51)
+    assert metrics["inter_token_latency_max_s"].value == pytest.approx(0.6)
 
 
 def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
@@ -124,7 +128,7 @@ def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
     rounds = [round_of(served()), round_of(served(slow))]
     p50 = compute_metrics(rounds, None)["end_to_end_latency_p50_s"]
     assert p50.value == pytest.approx(1.0)
-    assert p50.n == 2
+    assert (p50.n, p50.rounds) == (9, 2)
     assert p50.uncertainty is not None
     assert p50.uncertainty > 0
     flag = Flag(name="foreign-process", severity="invalid", detail="x")
