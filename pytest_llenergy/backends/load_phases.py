@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median
 
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.record import Flag, Severity
 from pytest_llenergy.model.timeline import RequestTimeline, Span
 
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"
 
-#: A server keeps up if it achieves this share of the rate that was asked for.
-KEEPS_UP = 0.9
+#: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
+#: latencies are enough to call it saturated, however they scatter.
+KEEPS_UP, FAR_BEHIND = 0.9, 0.8
 
 #: Fewest requests in which a rise can be seen.
 MIN_REQUESTS = 9
@@ -58,6 +59,19 @@ class _Load:
         return [first - due for first, due in zip(self.first_s, self.due_s, strict=True)]
 
     @property
+    def latencies_s(self) -> list[float]:
+        """Time to the last token of each request."""
+        return [done - due for done, due in zip(self.done_s, self.due_s, strict=True)]
+
+    def rise_of(self, values_s: Sequence[float]) -> float:
+        """Rise of latencies in seconds for each second: the slope of Tukey's resistant line (Exploratory Data
+        Analysis, 1977, ch. 5). It is the rate asked for over that achieved, minus one.
+        """
+        over_s = median(self.due_s[-self.third :]) - median(self.due_s[: self.third])
+        rise_s = median(values_s[-self.third :]) - median(values_s[: self.third])
+        return rise_s / over_s if over_s > 0 else 0.0
+
+    @property
     def asked_per_s(self) -> float:
         return (len(self.due_s) - 1) / (self.due_s[-1] - self.due_s[0])
 
@@ -89,42 +103,47 @@ def load_phases(
         end_ns: End of the load (monotonic nanoseconds).
         due_ns: When each request of an open loop was due; empty if each was sent on time.
     """
-    saturation = describe_saturation(requests, due_ns) if concurrency is None else None
-    if saturation is not None:
-        return [], [Flag(name=SATURATED, severity="warning", detail=saturation)]
-    shortness = _describe_shortness(requests, concurrency)
-    if shortness is not None:
-        return [], [Flag(name=SHORT_LOAD, severity="note", detail=shortness)]
+    load = _stamps(requests, due_ns)
+    if load is None:
+        return [], [Flag(name=SHORT_LOAD, severity="note", detail="the times of the requests are unknown")]
+    short = _describe_shortness(load, requests, concurrency)
+    behind = _describe_lag(load) if concurrency is None else None
+    if behind is not None and _overloads(load, is_short=short is not None):
+        return [], [Flag(name=SATURATED, severity="warning", detail=f"{behind}; lower the rate")]
+    if short is not None:
+        detail = f"{short}; or the rate is too high: {behind}" if behind is not None else short
+        severity: Severity = "warning" if behind is not None else "note"
+        return [], [Flag(name=SHORT_LOAD, severity=severity, detail=detail)]
     return phase_spans(requests, concurrency, start_ns, end_ns), []
 
 
-def describe_saturation(requests: Sequence[RequestTimeline], due_ns: Sequence[int] = ()) -> str | None:
-    """Return how an open loop overloaded the server; None if the server kept up, or if that is unknown.
-
-    The rate of completions must fall below ``KEEPS_UP`` of the rate asked for, and a queue must grow: of
-    requests that wait for their first token, as in front of a server with a fixed number of slots, or of
-    requests in flight, if a server takes all at once and becomes slower. Rates alone would be wrong for short
-    loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
-    (github.com/vllm-project/guidellm, its over-saturation constraint).
-
-    Args:
-        requests: The requests in the order of their send times.
-        due_ns: When each was due (monotonic nanoseconds); empty if each was sent on time.
-    """
-    load = _stamps(requests, due_ns)
-    if load is None or len(requests) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
+def _describe_lag(load: _Load) -> str | None:
+    """Return by how much the server fell behind the rate that was asked for; None if it kept up."""
+    if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
         return None
-    if not (_waits_rise(load) or _in_flight_rises(load)):
-        return None
-    waits_s, third = load.waits_s, load.third
-    before_s, after_s = median(waits_s[:third]), median(waits_s[-third:])
+    before_s, after_s = median(load.waits_s[: load.third]), median(load.waits_s[-load.third :])
     return (
         f"asked for {load.asked_per_s:.3g} requests/s, achieved {load.achieved_per_s:.3g}; time to first "
         f"token {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
-        f"{max(load.in_flight, default=0)} requests in flight; lower the rate"
+        f"{max(load.in_flight, default=0)} requests in flight"
     )
+
+
+def _overloads(load: _Load, *, is_short: bool) -> bool:
+    """Return whether a load that the server fell behind has a growing queue.
+
+    Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
+    requests in flight, if a server takes all at once and becomes slower. Rates alone would be wrong for short
+    loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
+    (github.com/vllm-project/guidellm, its over-saturation constraint).
+    """
+    if _waits_rise(load) or _in_flight_rises(load):
+        return True
+    far_behind = load.achieved_per_s < FAR_BEHIND * load.asked_per_s
+    rise = max(load.rise_of(load.waits_s), load.rise_of(load.latencies_s))
+    return far_behind and not is_short and rise > 1 / KEEPS_UP - 1
 
 
 def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int]) -> _Load | None:
@@ -136,18 +155,12 @@ def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int]) -> _Load
 
 
 def _waits_rise(load: _Load) -> bool:
-    """Return whether the time to the first token rises through the load.
-
-    The slope of Tukey's resistant line (Exploratory Data Analysis, 1977, ch. 5) is the growth of the queue in
-    seconds for each second, which is the rate asked for over that achieved, minus one.
-    """
+    """Return whether the time to the first token rises through the load."""
     waits_s, third = load.waits_s, load.third
-    rise_s = median(waits_s[-third:]) - median(waits_s[:third])
-    over_s = median(load.due_s[-third:]) - median(load.due_s[:third])
-    if over_s <= 0 or rise_s <= (1 / KEEPS_UP - 1) * over_s or kendall_z(waits_s) <= RISE_Z:
+    if load.rise_of(waits_s) <= 1 / KEEPS_UP - 1 or kendall_z(waits_s) <= RISE_Z:
         return False
     # One in ten is shorter, so that the wait in the queue hardly counts.
-    took_s = sorted(done - due for done, due in zip(load.done_s, load.due_s, strict=True))[len(waits_s) // 10]
+    took_s = sorted(load.latencies_s)[len(waits_s) // 10]
     return min(waits_s[-third:]) - median(waits_s[:third]) > RISE_SHARE * took_s
 
 
@@ -181,22 +194,21 @@ def kendall_z(values: Sequence[float]) -> float:
     return score / sqrt(n * (n - 1) * (2 * n + 5) / 18) if n > 1 else 0.0
 
 
-def _describe_shortness(requests: Sequence[RequestTimeline], concurrency: int | None) -> str | None:
+def _describe_shortness(
+    load: _Load, requests: Sequence[RequestTimeline], concurrency: int | None
+) -> str | None:
     """Return why a load is too short for a steady state; None if it is not."""
-    load = _stamps(requests, ())
-    if load is None:
-        return "the times of the requests are unknown"
     if concurrency is not None and concurrency > len(requests):
         return f"{len(requests)} requests never fill {concurrency} places; send more"
     steady = steady_span(requests, concurrency)
     lasts_s = (steady[1] - steady[0]) / 1e9 if steady is not None else 0.0
-    took_s = median(done - sent for done, sent in zip(load.done_s, load.due_s, strict=True))
+    took_s = median(load.latencies_s)
     times = OPEN_SERVICE_TIMES if concurrency is None else CLOSED_SERVICE_TIMES
     if steady is not None and lasts_s >= times * took_s:
         return None
     return (
-        f"the steady state lasts {lasts_s:.2g} s, and a request {took_s:.2g} s; "
-        f"send more requests, so that it lasts {times:g} times as long"
+        f"the steady state lasts {lasts_s:.2g} s, and a request {took_s:.2g} s; send more requests, so "
+        f"that it lasts {times:g} times as long"
     )
 
 

@@ -27,6 +27,8 @@ HEADINGS = {
     "mean_power_w": "W ± u",
     "duration_s": "s",
     "output_tokens_per_s": "token/s",
+    "steady_energy_per_output_token_j": "steady per token ± u",
+    "steady_output_tokens_per_s": "steady token/s",
     "requests_per_s": "request/s",
     "prefill_energy_j": "prefill ± u",
     "decode_energy_j": "decode ± u",
