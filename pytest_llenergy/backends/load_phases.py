@@ -148,7 +148,7 @@ def _overloads(load: _Load, *, is_short: bool) -> bool:
 
 def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int]) -> _Load | None:
     """Return the times of all requests; None if one is unknown."""
-    sent = list(due_ns) or [each.start_ns for each in requests]
+    sent: Sequence[int | None] = due_ns or [each.start_ns for each in requests]
     columns = sent, [each.first_token_ns for each in requests], [each.last_token_ns for each in requests]
     known = [[time_ns / 1e9 for time_ns in column if time_ns is not None] for column in columns]
     return _Load(*known) if requests and all(len(each) == len(requests) for each in known) else None

@@ -100,21 +100,20 @@ def token_gaps(requests: Sequence[RequestTimeline]) -> TokenGaps | None:
 
     Tokens of one chunk arrive together. The gap is that between chunks, as in ``vllm bench serve``
     (vllm/benchmarks/serve.py: ``itl``): nobody waits within a chunk, and gaps of zero would make the median
-    depend on how a server cuts its stream.
+    depend on how a server cuts its stream. Chunks that a busy client reads at once have a gap of zero.
     """
     if any(len(request.token_ns) != request.output_tokens for request in requests):
         return None
     counts: Counter[int] = Counter()
     for request in requests:
-        arrivals = sorted(set(request.token_ns))
-        counts.update(_three_digits(round((b - a) / 1e3)) for a, b in pairwise(arrivals))
+        arrivals_ns = request.chunk_ns or request.token_ns
+        counts.update(_three_digits(round((b - a) / 1e3)) for a, b in pairwise(arrivals_ns))
     ordered = sorted(counts)
     return TokenGaps(gap_s=[each / 1e6 for each in ordered], count=[counts[each] for each in ordered])
 
 
 def _three_digits(number: int) -> int:
-    step = 10 ** max(0, len(str(number)) - 3)
-    return round(number / step) * step
+    return round(float(f"{number:.3g}"))
 
 
 def _time_per_output_token_s(request: RequestTimeline, span_ns: int) -> float | None:

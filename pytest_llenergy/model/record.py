@@ -111,7 +111,7 @@ class Phase(StoredStruct, frozen=True):
 class TokenGaps(StoredStruct, frozen=True):
     """Times between consecutive tokens of all requests of a round, as a histogram.
 
-    Tokens that arrive together, in one chunk, have no gap between them.
+    Tokens of one chunk have no gap between them.
 
     Attributes:
         gap_s: Each gap that occurred, ascending, to three significant digits and at best a microsecond. A

@@ -178,6 +178,7 @@ class TestStreams:
         )
         assert not got.exact
         assert got.request.token_ns == (120 * MS, 120 * MS, 160 * MS, 160 * MS)
+        assert got.request.chunk_ns == (120 * MS, 160 * MS)
 
     def test_two_tokens_per_chunk_without_server_counts_have_no_timestamps(self) -> None:
         last = event(finish="length", **usage(3, 4))

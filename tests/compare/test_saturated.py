@@ -42,9 +42,11 @@ def load_record(saturated: Sequence[bool] = (False,) * 6) -> Record:
 STEADILY, OVERLOADED = load_record(), load_record((True,) * 6)
 
 
-def compared(base: Record, head: Record, metric: str | None = STEADY, **options: bool) -> ComparedReports:
+def compared(
+    base: Record, head: Record, metric: str | None = STEADY, *, across: bool = False
+) -> ComparedReports:
     criteria = [Criterion(metric, gated=True)]
-    return compare_reports(report_of(base), report_of(head), ("base", "head"), criteria, **options)
+    return compare_reports(report_of(base), report_of(head), ("base", "head"), criteria, across=across)
 
 
 def test_a_gate_on_a_steady_metric_passes_while_both_sides_keep_up() -> None:

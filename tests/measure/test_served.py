@@ -160,12 +160,16 @@ def test_percentiles_of_gaps_are_those_of_numpy() -> None:
 
 def test_tokens_of_one_chunk_have_no_gap_between_them() -> None:
     pair = request(0, 100, 100, 150, 150)
+    # Two chunks that were read at once.
+    assert token_gaps([pair]) == TokenGaps(gap_s=[0.0, 0.05], count=[2, 1])
+    pair = msgspec.structs.replace(pair, chunk_ns=(pair.token_ns[0], pair.token_ns[2]))
     found = token_gaps([pair])
     assert found == TokenGaps(gap_s=[0.05], count=[1])
     # Four tokens in 50 ms after the first.
-    metrics = compute_metrics([round_of(served((pair, *REQUESTS)))], None)
-    assert metrics["time_per_output_token_p50_s"].value == pytest.approx(0.2)
-    assert metrics["inter_token_latency_p50_s"].n == 5
+    metrics = compute_metrics([round_of(served((pair, pair)))], None)
+    assert metrics["time_per_output_token_p50_s"].value == pytest.approx(0.05 / 3, abs=1e-6)
+    assert metrics["inter_token_latency_p50_s"].value == pytest.approx(0.05)
+    assert metrics["inter_token_latency_p50_s"].n == 2
 
 
 def test_unknown_chunks_in_one_round_leave_the_gaps_without_a_value() -> None:
