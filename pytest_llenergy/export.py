@@ -120,7 +120,11 @@ def render_github_action_benchmark(side: ExportSide) -> str:
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
             if metric.uncertainty is not None:
                 entry["range"] = f"± {metric.uncertainty:.3g}"
-            extra = [f"{metric.n} rounds", record.kind, f"commit {commit}" if commit else None]
+            extra = [
+                f"{metric.n if metric.rounds is None else metric.rounds} rounds",
+                record.kind,
+                f"commit {commit}" if commit else None,
+            ]
             entries.append({**entry, "extra": "\n".join(filter(None, extra))})
     return json.dumps(entries, indent=2) + "\n"
 

@@ -295,7 +295,8 @@ class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
 
     Attributes:
         exact: Whether each token arrived in its own chunk.
-        spans: Ramp-up, steady state and ramp-down; empty if the load had no steady state.
+        spans: Ramp-up, steady state and ramp-down; empty if the load had no steady state, of which ``flags``
+            have the reason.
     """
 
     exact: bool
@@ -307,59 +308,6 @@ class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
         if len(parts) != 1 or not isinstance(parts[0], ServedLoad):
             raise BackendError(f"serve: a load is served by one rank, not by {len(parts)}")
         return parts[0]
-
-
-def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) -> tuple[int, int] | None:
-    """Return start and end of the steady state (monotonic nanoseconds); None if there was none.
-
-    It ends when the last request is sent. In a closed loop it begins when ``concurrency`` requests have
-    produced their first token, as in ML.ENERGY's benchmark (github.com/ml-energy/benchmark,
-    mlenergy/llm/benchmark.py: from the first token of request B to that of request N - B, for N requests
-    queued at a server of batch size B). An open loop has no such number; there it begins when the first
-    request is done: with Poisson arrivals and equal service times the number in service is stationary from
-    then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue, 1993).
-    """
-    stamps = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
-    sent = [start_ns for start_ns, _, _ in stamps if start_ns is not None]
-    first = sorted(first_ns for _, first_ns, _ in stamps if first_ns is not None)
-    done = [last_ns for _, _, last_ns in stamps if last_ns is not None]
-    if not requests or not len(sent) == len(first) == len(done) == len(requests):
-        return None
-    if concurrency is not None and concurrency > len(first):
-        return None
-    start_ns = min(done) if concurrency is None else first[concurrency - 1]
-    return (start_ns, max(sent)) if start_ns < max(sent) else None
-
-
-def phase_spans(
-    requests: Sequence[RequestTimeline], concurrency: int | None, start_ns: int, end_ns: int
-) -> list[Span]:
-    """Return ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
-
-    A token counts in the span in which it arrived. Without a timestamp for every token no counts are given.
-
-    Args:
-        requests: The requests in the order of their send times.
-        concurrency: Requests in flight of a closed loop; None for an open loop.
-        start_ns: Start of the load (monotonic nanoseconds).
-        end_ns: End of the load (monotonic nanoseconds).
-    """
-    steady = steady_span(requests, concurrency)
-    if steady is None:
-        return []
-    stamps = [stamp for request in requests for stamp in request.token_ns]
-    all_stamped = all(len(request.token_ns) == request.output_tokens for request in requests)
-    edges = ("ramp-up", start_ns, steady[0]), ("steady", *steady), ("ramp-down", steady[1], end_ns)
-    return [
-        Span(
-            name=name,
-            start_ns=start,
-            end_ns=end,
-            # A token on a boundary counts in the later span.
-            output_tokens=sum(start <= stamp < end for stamp in stamps) if all_stamped else None,
-        )
-        for name, start, end in edges
-    ]
 
 
 class Result(Protocol):

@@ -20,6 +20,7 @@ from statistics import median
 
 import msgspec
 
+from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
 from pytest_llenergy.model.record import MeterInfo, Record, Round
 
@@ -260,7 +261,8 @@ def workload_key(record: Record) -> str:
 
 
 def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
-    """Return why equal workloads may be different work: an edited test, or answers of another length.
+    """Return why equal workloads may be different work: an edited test, a saturated server on one side, or
+    answers of another length.
 
     Args:
         base: The record of the baseline.
@@ -271,11 +273,22 @@ def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
     # Reports of earlier versions have none.
     if base.source_digest is not None and base.source_digest != head.source_digest:
         differences.append("the benchmark itself changed")
+    saturated = [_describe_saturation(side, record) for side, record in (("base", base), ("head", head))]
+    if (saturated[0] is None) != (saturated[1] is None):
+        differences += [each for each in saturated if each is not None]
     before, after = _output_tokens(base), _output_tokens(head)
     if before and after and abs(log(after / before)) > log1p(tolerance):
         change = after / before - 1
         differences.append(f"output tokens per iteration: {before:g} -> {after:g} ({change:+.0%})")
     return differences
+
+
+def _describe_saturation(side: str, record: Record) -> str | None:
+    """Return that the load of a side was saturated in most rounds, and how; ``None`` if it was not."""
+    details = [flag.detail for each in record.rounds for flag in each.flags if flag.name == SATURATED]
+    if not details or len(details) <= MAJORITY * len(record.rounds):
+        return None
+    return f"only {side} is saturated, in {len(details)} of {len(record.rounds)} rounds ({details[0]})"
 
 
 def _output_tokens(record: Record) -> float | None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 
 from pytest_llenergy.measure.phases import (
@@ -33,7 +35,7 @@ from pytest_llenergy.meters.window_arithmetic import (
     energy_between,
     energy_between_readings,
 )
-from pytest_llenergy.model.record import Flag, Phase, Round, ServedRequests, Tokens
+from pytest_llenergy.model.record import Flag, Phase, Round, ServedRequests, TokenGaps, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
 #: Relative standard uncertainty of the energy of a phase for which rounds are made long enough: half of what
@@ -54,8 +56,9 @@ def time_to_first_token_s(timeline: Timeline) -> float | None:
 
 
 def inter_token_latency_s(timeline: Timeline) -> float | None:
-    """Return the mean over requests of the time between consecutive output tokens (seconds).
+    """Return the mean over requests of their mean time between output tokens (seconds).
 
+    That of a request is the time from its first token to its last, over the number of tokens after the first.
     Requests with one output token are left out; ``None`` if no request remains.
     """
     gaps: list[float] = []
@@ -72,7 +75,7 @@ def served_requests(timeline: Timeline) -> ServedRequests | None:
     """Return the latencies of each request of a served load, to the microsecond; ``None`` for other work."""
     if not timeline.served:
         return None
-    served: list[tuple[float, float, float | None, float, int]] = []
+    served: list[tuple[float, float, float, int, float | None]] = []
     for request in timeline.requests:
         sent_ns, first_ns, last_ns = request.start_ns, request.first_token_ns, request.last_token_ns
         if sent_ns is None or first_ns is None or last_ns is None:
@@ -81,22 +84,44 @@ def served_requests(timeline: Timeline) -> ServedRequests | None:
             (
                 _seconds(sent_ns - timeline.start_ns),
                 _seconds(first_ns - sent_ns),
-                _gap_s(request, last_ns - first_ns),
                 _seconds(last_ns - sent_ns),
                 request.output_tokens,
+                _time_per_output_token_s(request, last_ns - first_ns),
             )
         )
     served.sort(key=lambda each: each[0])
     return ServedRequests(
         sent_s=[each[0] for each in served],
         time_to_first_token_s=[each[1] for each in served],
-        inter_token_latency_s=[each[2] for each in served],
-        end_to_end_latency_s=[each[3] for each in served],
-        output_tokens=[each[4] for each in served],
+        end_to_end_latency_s=[each[2] for each in served],
+        output_tokens=[each[3] for each in served],
+        time_per_output_token_s=[each[4] for each in served],
+        token_gaps=token_gaps(timeline.requests),
     )
 
 
-def _gap_s(request: RequestTimeline, span_ns: int) -> float | None:
+def token_gaps(requests: Sequence[RequestTimeline]) -> TokenGaps | None:
+    """Return the times between consecutive tokens of all requests; ``None`` if a token has no time.
+
+    Tokens of one chunk arrive together. The gap is that between chunks, as in ``vllm bench serve``
+    (vllm/benchmarks/serve.py: ``itl``): nobody waits within a chunk, and gaps of zero would make the median
+    depend on how a server cuts its stream. Chunks that a busy client reads at once have a gap of zero.
+    """
+    if any(len(request.token_ns) != request.output_tokens for request in requests):
+        return None
+    counts: Counter[int] = Counter()
+    for request in requests:
+        arrivals_ns = request.chunk_ns or request.token_ns
+        counts.update(_three_digits(round((b - a) / 1e3)) for a, b in pairwise(arrivals_ns))
+    ordered = sorted(counts)
+    return TokenGaps(gap_s=[each / 1e6 for each in ordered], count=[counts[each] for each in ordered])
+
+
+def _three_digits(number: int) -> int:
+    return round(float(f"{number:.3g}"))
+
+
+def _time_per_output_token_s(request: RequestTimeline, span_ns: int) -> float | None:
     return _seconds(span_ns / (request.output_tokens - 1)) if request.output_tokens > 1 else None
 
 

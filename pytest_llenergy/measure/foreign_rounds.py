@@ -20,10 +20,10 @@ import msgspec
 from pytest_llenergy.measure.metrics import (
     ROUND_METRICS,
     compute_metrics,
-    is_valid,
     round_values,
 )
 from pytest_llenergy.measure.quality import stretch_flags
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import weighted_median
 from pytest_llenergy.measure.rounds import (
     MeasuredRound,

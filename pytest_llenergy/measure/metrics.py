@@ -4,38 +4,36 @@
 A metric is the median over the valid rounds (see ``round_statistics``). Tables, verdicts, the history and
 JSON all show this value. A rate, such as tokens per second, is the inverse of the median time for one token.
 
-A percentile of latencies is taken over all requests of all valid rounds; its uncertainty comes from the
-scatter of the percentiles of single rounds.
+Metrics of served loads are in ``served_metrics``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
 import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
-from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
+from pytest_llenergy.measure.round_metric import (
+    CLOCK_RESOLUTION_S,
+    RoundMetric,
+    find_phase,
+    is_valid,
+    joules,
+    phase_energy,
+    rate,
+)
+from pytest_llenergy.measure.round_statistics import RoundValue, summarize_rounds
+from pytest_llenergy.measure.served_metrics import SERVED_METRICS
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.record import Metric, Phase, Round, Terms, is_attributed
+from pytest_llenergy.model.record import Metric, Round, is_attributed
 from pytest_llenergy.model.timeline import Flops
-
-#: Percentiles of each latency of a served load.
-PERCENTILES = (50, 90, 99)
-
-#: Shortest time that a clock measures (seconds). In a file, a round may have any duration.
-CLOCK_RESOLUTION_S = 1e-9
 
 #: Why work may have no joules per input token.
 NO_INPUT = "the workload has no input tokens"
-
-#: Why a served load may have no metric of its steady state.
-NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -61,48 +59,6 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
     return scale_metric(energy, 1 / flops.value, "J", flops.source)
 
 
-@dataclass(frozen=True)
-class RoundMetric:
-    """A metric that is computed from rounds: everything that tables, gates and comparisons need of it.
-
-    Attributes:
-        unit: Unit of the metric.
-        value_of: Returns the value of one round; ``None`` if it is unavailable.
-        missing: Why a workload may not have the metric.
-        heading: Heading of its column; empty for its name.
-        better: Direction that is better.
-        applies: Returns whether a round has what the metric needs, apart from joules.
-        phase: Phase that the metric describes, if any.
-        pooled: Returns the metric of all valid rounds together, if it is not the median over rounds.
-        served: Whether only served loads have the metric.
-    """
-
-    unit: str
-    value_of: Callable[[Round], RoundValue | None]
-    missing: str = "no valid round"
-    heading: str = ""
-    better: Direction = "less"
-    applies: Callable[[Round], bool] = lambda _: True
-    phase: str | None = None
-    pooled: Callable[[Sequence[Round]], float] | None = None
-    served: bool = False
-
-    @property
-    def is_energy(self) -> bool:
-        """Whether the metric is computed from joules."""
-        return "J" in self.unit or self.unit == "W"
-
-    @property
-    def is_rate(self) -> bool:
-        """Whether the metric is a count over a time."""
-        return self.unit.endswith("/s")
-
-
-def is_valid(round_: Round) -> bool:
-    """Return whether a round counts in metrics."""
-    return not any(flag.severity == "invalid" for flag in round_.flags)
-
-
 def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int, RoundValue]], str | None]:
     """Return the values of a metric in valid rounds with the indices of these; without any, also the reason.
 
@@ -111,10 +67,12 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     figure = ROUND_METRICS[name]
     valid = [(index, each) for index, each in enumerate(rounds) if not each.flags or is_valid(each)]
     missing = figure.missing
-    unresolved = _unresolved([each for _, each in valid], figure.phase) if figure.phase is not None else []
-    if unresolved:
-        # The median over only the rounds whose phase was resolved would be too high.
-        missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
+    lacks = figure.lacks
+    lacking = [why for _, each in valid if (why := lacks(each)) is not None] if lacks is not None else []
+    if lacking:
+        if any(figure.applies(each) for _, each in valid):
+            missing = f"{len(lacking)} of {len(valid)} rounds: {lacking[0]}"
+        values = []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
     if values and figure.phase is not None and not _is_resolvable([value for _, value in values]):
@@ -174,8 +132,10 @@ def compute_metrics(
                 values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
             )
             if figure.pooled is not None:
-                pooled = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
-                metrics[name] = msgspec.structs.replace(metrics[name], value=pooled)
+                pooled, n = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
+                metrics[name] = msgspec.structs.replace(
+                    metrics[name], value=pooled, n=n, rounds=metrics[name].n
+                )
         else:
             metrics[name] = Metric(value=None, unit=figure.unit, reason=reason)
     reason = None if peak_memory_bytes is not None else "this system does not report the peak"
@@ -218,23 +178,19 @@ def relative_uncertainty(
 
 
 def _energy(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.iterations)
-
-
-def _whole(round_: Round) -> RoundValue | None:
-    return _joules(round_, 1)
+    return joules(round_, round_.iterations)
 
 
 def _per_token(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.tokens.output) if round_.tokens is not None else None
+    return joules(round_, round_.tokens.output) if round_.tokens is not None else None
 
 
 def _per_input_token(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.tokens.input) if round_.tokens is not None else None
+    return joules(round_, round_.tokens.input) if round_.tokens is not None else None
 
 
 def _per_any_token(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.tokens.input + round_.tokens.output) if round_.tokens is not None else None
+    return joules(round_, round_.tokens.input + round_.tokens.output) if round_.tokens is not None else None
 
 
 def _energy_delay(round_: Round) -> RoundValue | None:
@@ -253,35 +209,17 @@ def is_prefill_only(rounds: Sequence[Round]) -> bool:
 
 
 def _phase_per_token(name: str, count: Callable[[Round], int], round_: Round) -> RoundValue | None:
-    energy, tokens = _phase_energy(name, round_), count(round_)
+    energy, tokens = phase_energy(name, round_), count(round_)
     # The energy is per iteration; the tokens are of all iterations.
     return energy.scale(round_.iterations / tokens) if energy is not None and tokens > 0 else None
 
 
 def _per_request(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.requests) if round_.requests is not None else None
+    return joules(round_, round_.requests) if round_.requests is not None else None
 
 
 def _mean_power(round_: Round) -> RoundValue | None:
-    return _joules(round_, round_.duration_s) if round_.duration_s >= CLOCK_RESOLUTION_S else None
-
-
-def _joules(round_: Round, over: float) -> RoundValue | None:
-    """Divide a round's energy by ``over``. Returns ``None`` if either is missing."""
-    energy_j, u_j, u_absolute_j = round_.energy_j, round_.energy_u_j, round_.energy_u_absolute_j
-    if energy_j is None or u_j is None or u_absolute_j is None or not over:
-        return None
-    accuracy = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
-    meter, unsampled, shape = _split_uncertainty(u_j, round_.terms)
-    return RoundValue(energy_j / over, meter / over, unsampled / over, accuracy, round_.phase, shape / over)
-
-
-def _split_uncertainty(u_j: float, terms: Terms | None) -> tuple[float, float, float]:
-    """Return an uncertainty (J) without, and from, what a sensor did not sample and the course of power."""
-    if terms is None:
-        return u_j, 0.0, 0.0
-    independent = math.sqrt(max(0.0, u_j**2 - terms.coverage_j**2 - terms.shape_j**2))
-    return independent, terms.coverage_j, terms.shape_j
+    return joules(round_, round_.duration_s) if round_.duration_s >= CLOCK_RESOLUTION_S else None
 
 
 def _net(round_: Round) -> RoundValue | None:
@@ -302,11 +240,7 @@ def _net(round_: Round) -> RoundValue | None:
 def _throughput(round_: Round) -> RoundValue | None:
     if round_.tokens is None or not round_.tokens.output:
         return None
-    return _rate(round_.tokens.output, round_.duration_s)
-
-
-def _rate(count: int, duration_s: float) -> RoundValue | None:
-    return RoundValue(count / duration_s) if duration_s >= CLOCK_RESOLUTION_S else None
+    return rate(round_.tokens.output, round_.duration_s)
 
 
 def _exact(value: float | None) -> RoundValue | None:
@@ -317,39 +251,21 @@ def _duration(round_: Round) -> RoundValue:
     return RoundValue(round_.duration_s / round_.iterations)
 
 
-def _unresolved(valid: Sequence[Round], name: str) -> list[str]:
-    phases = [_phase(round_, name) for round_ in valid]
-    return [each.reason for each in phases if each is not None and each.reason]
-
-
-def _phase(round_: Round, name: str) -> Phase | None:
-    return next((phase for phase in round_.phases if phase.name == name), None)
-
-
 def _phase_duration_s(round_: Round, name: str) -> float:
     """Return the mean length of a phase of a round (seconds)."""
-    phase = _phase(round_, name)
+    phase = find_phase(round_, name)
     return phase.duration_s / round_.iterations if phase is not None else 0.0
-
-
-def _phase_energy(name: str, round_: Round) -> RoundValue | None:
-    phase, whole = _phase(round_, name), _whole(round_)
-    if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
-        return None
-    meter, unsampled, shape = _split_uncertainty(phase.energy_u_j, phase.terms)
-    accuracy = whole.accuracy * phase.energy_j / whole.value if whole.value else 0.0
-    value = RoundValue(phase.energy_j, meter, unsampled, accuracy, round_.phase, shape)
-    return value.scale(1 / round_.iterations)
 
 
 def _phase_metric(name: str) -> RoundMetric:
     return RoundMetric(
         "J",
-        partial(_phase_energy, name),
+        partial(phase_energy, name),
         "the workload has no phases",
         f"{name} ± u",
-        applies=lambda round_: _phase(round_, name) is not None,
+        applies=lambda round_: find_phase(round_, name) is not None,
         phase=name,
+        lacks=partial(_lacks_phase, name),
     )
 
 
@@ -359,67 +275,15 @@ def _phase_token_metric(name: str, count: Callable[[Round], int], missing: str, 
         partial(_phase_per_token, name, count),
         missing,
         heading,
-        applies=lambda round_: _phase(round_, name) is not None and count(round_) > 0,
+        applies=lambda round_: find_phase(round_, name) is not None and count(round_) > 0,
         phase=name,
+        lacks=partial(_lacks_phase, name),
     )
 
 
-def _steady_tokens(name: str, round_: Round) -> int | None:
-    phase = _phase(round_, name)
-    return phase.output_tokens if phase is not None else None
-
-
-def _steady_per_token(round_: Round) -> RoundValue | None:
-    return _phase_per_token("steady", lambda each: _steady_tokens("steady", each) or 0, round_)
-
-
-def _steady_throughput(round_: Round) -> RoundValue | None:
-    phase, tokens = _phase(round_, "steady"), _steady_tokens("steady", round_)
-    return _rate(tokens, phase.duration_s) if phase is not None and tokens is not None else None
-
-
-def _request_throughput(round_: Round) -> RoundValue | None:
-    served = round_.served is not None and round_.requests is not None
-    return _rate(round_.requests, round_.duration_s) if served and round_.requests else None
-
-
-def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
-    """Return a latency of every request that has it."""
-    served = [getattr(round_.served, column) for round_ in rounds if round_.served is not None]
-    return [value for values in served for value in values if value is not None]
-
-
-def _latency_percentile(column: str, percent: int, rounds: Sequence[Round]) -> float:
-    return percentile(_latencies(column, rounds), percent)
-
-
-def _latency_of_round(column: str, percent: int, round_: Round) -> RoundValue | None:
-    latencies = _latencies(column, [round_])
-    return RoundValue(percentile(latencies, percent)) if latencies else None
-
-
-def _mean_latency(column: str, round_: Round) -> RoundValue | None:
-    latencies = _latencies(column, [round_])
-    return RoundValue(fmean(latencies)) if latencies else None
-
-
-def _percentiles(column: str) -> dict[str, RoundMetric]:
-    """Return the percentiles of one latency by name: ``time_to_first_token_p50_s`` and so on."""
-    return {
-        f"{column.removesuffix('_s')}_p{percent}_s": RoundMetric(
-            "s",
-            partial(_latency_of_round, column, percent),
-            "no request has this latency",
-            applies=_is_served,
-            pooled=partial(_latency_percentile, column, percent),
-            served=True,
-        )
-        for percent in PERCENTILES
-    }
-
-
-def _is_served(round_: Round) -> bool:
-    return round_.served is not None
+def _lacks_phase(name: str, round_: Round) -> str | None:
+    phase = find_phase(round_, name)
+    return phase.reason if phase is not None else f"no phase {name}"
 
 
 def _has_tokens(round_: Round) -> bool:
@@ -482,30 +346,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "decode_energy_per_output_token_j": _phase_token_metric(
         "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
     ),
-    "steady_energy_per_output_token_j": RoundMetric(
-        "J/token", _steady_per_token, NO_STEADY, applies=_is_served, phase="steady", served=True
-    ),
-    "steady_output_tokens_per_s": RoundMetric(
-        "token/s", _steady_throughput, NO_STEADY, better="more", applies=_is_served, served=True
-    ),
-    "requests_per_s": RoundMetric(
-        "request/s",
-        _request_throughput,
-        heading="request/s",
-        better="more",
-        applies=_is_served,
-        served=True,
-    ),
-    "end_to_end_latency_s": RoundMetric(
-        "s",
-        partial(_mean_latency, "end_to_end_latency_s"),
-        heading="end to end s",
-        applies=_is_served,
-        served=True,
-    ),
-    **_percentiles("time_to_first_token_s"),
-    **_percentiles("inter_token_latency_s"),
-    **_percentiles("end_to_end_latency_s"),
+    **SERVED_METRICS,
 }
 
 #: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.phases import phase_spans
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace

@@ -15,7 +15,7 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.attribution import is_busy

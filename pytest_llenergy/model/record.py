@@ -38,7 +38,7 @@ class Flag(StoredStruct, frozen=True):
 
 
 class Metric(StoredStruct, frozen=True):
-    """One value of a test over ``n`` rounds.
+    """One value of a test.
 
     Attributes:
         uncertainty: Standard uncertainty (k = 1) for comparing runs on the same devices. Twice as much covers
@@ -46,6 +46,8 @@ class Metric(StoredStruct, frozen=True):
         spread: Part of ``uncertainty`` that comes from the scatter of the rounds.
         uncertainty_absolute: ``uncertainty`` plus what all runs have in common, such as the gain of the meter
             or the model of an estimate.
+        n: Number of rounds; of a percentile, that of the requests or gaps that it is taken over.
+        rounds: Number of rounds if ``n`` is another; the uncertainty comes from these.
         source: Where a value that does not come from rounds was obtained.
     """
 
@@ -55,6 +57,7 @@ class Metric(StoredStruct, frozen=True):
     spread: Number | None = None
     uncertainty_absolute: Number | None = None
     n: Count = 0
+    rounds: Count | None = None
     reason: str | None = None
     source: str | None = None
 
@@ -125,21 +128,39 @@ class Phase(StoredStruct, frozen=True):
     output_tokens: Count | None = None
 
 
+class TokenGaps(StoredStruct, frozen=True):
+    """Times between consecutive tokens of all requests of a round, as a histogram.
+
+    Tokens of one chunk have no gap between them.
+
+    Attributes:
+        gap_s: Each gap that occurred, ascending, to three significant digits and at best a microsecond. A
+            round of thousands of tokens then has a few hundred, with an error of 0.5 % at most.
+        count: How often each occurred.
+    """
+
+    gap_s: list[Number]
+    count: list[Count]
+
+
 class ServedRequests(StoredStruct, frozen=True):
     """The requests of a served load in the order of sending, one list per field.
 
     Attributes:
         sent_s: Seconds from the start of the round.
         time_to_first_token_s: Latency from sending a request to its first token.
-        inter_token_latency_s: Mean gap between tokens; None for a request with one token.
         end_to_end_latency_s: Latency from sending a request to its last token.
+        time_per_output_token_s: Time from the first token to the last, over the number of tokens after the
+            first; None for a request with one token.
+        token_gaps: None if the number of tokens in a chunk is unknown.
     """
 
     sent_s: list[Number]
     time_to_first_token_s: list[Number]
-    inter_token_latency_s: list[Number | None]
     end_to_end_latency_s: list[Number]
     output_tokens: list[Count]
+    time_per_output_token_s: list[Number | None] = []
+    token_gaps: TokenGaps | None = None
 
 
 class Tokens(StoredStruct, frozen=True):

@@ -27,6 +27,7 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
         start_ns: When the backend received it; None for the start of the iteration.
         first_token_ns: None if the backend does not report token times; ``last_token_ns`` likewise.
         token_ns: Time of each token, or empty if they are not known one by one.
+        chunk_ns: When each chunk of a stream arrived, if one of them held several tokens.
     """
 
     input_tokens: int
@@ -35,6 +36,7 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     token_ns: tuple[int, ...] = ()
+    chunk_ns: tuple[int, ...] = ()
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

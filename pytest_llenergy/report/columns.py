@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.measure.metrics import METRIC_NAMES, ROUND_METRICS, is_prefill_only
@@ -77,7 +78,8 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
     def cell(record: Record) -> str:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
-            return "-"
+            saturated = name.startswith("steady_") and any(flag.name == SATURATED for flag in record.flags)
+            return SATURATED if saturated else "-"
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
         if not with_u:

@@ -56,7 +56,7 @@ PARAMS_WITH_COLUMN = frozenset({"backend"})
 MAX_NOTES = 3
 
 #: Flags in the order in which their notes are shown; others follow in the order of the tests.
-FIRST_FLAGS = ("outlying-rounds",)
+FIRST_FLAGS = ("saturated", "outlying-rounds")
 
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40

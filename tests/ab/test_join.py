@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
-from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report, SideName
 

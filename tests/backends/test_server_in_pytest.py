@@ -27,8 +27,8 @@ Read = Callable[..., dict[str, Any]]
 
 SERVES = """
 def test_it(energy, backend):
-    run = energy(backend.serve, ["abc", "hello"], request_rate=20.0, num_requests=6, max_new_tokens=4)
-    assert run.result.output_tokens == 24
+    run = energy(backend.serve, ["abc", "hello"], request_rate=20.0, num_requests=12, max_new_tokens=4)
+    assert run.result.output_tokens == 48
 """
 QUICK = ["--energy-report", "--energy-backend=server"]
 
@@ -41,14 +41,14 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
     assert record["launch"] == "backend"
     assert record["backend"]["task"] == "serve"
     asked = record["backend"]["generation"]
-    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 6, "poisson")
+    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 12, "poisson")
     (rank,) = record["ranks"]
     assert len(rank["workers"]) == 1
     assert rank["workers"] != [rank["pid"]]
     for round_ in record["rounds"]:
-        assert round_["requests"] == 6
-        assert round_["tokens"] == {"input": 24, "output": 24}
-        assert len(round_["served"]["sent_s"]) == 6
+        assert round_["requests"] == 12
+        assert round_["tokens"] == {"input": 48, "output": 48}
+        assert len(round_["served"]["sent_s"]) == 12
         assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
         steady = round_["phases"][1]
         # The ten-watt meter ticks at every reading.
@@ -59,12 +59,72 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
     first, second = (round_["served"]["sent_s"] for round_ in record["rounds"])
     # The same arrivals in each round, each sent on time.
     gaps_s = [b - a for a, b in zip(first, second, strict=True)]
-    assert gaps_s == pytest.approx([0.0] * 6, abs=0.2)
+    assert gaps_s == pytest.approx([0.0] * 12, abs=0.2)
     metrics = record["metrics"]
     per_token = metrics["steady_energy_per_output_token_j"]
     assert per_token["unit"] == "J/token"
     assert per_token["value"] > 0
     assert metrics["time_to_first_token_p99_s"]["value"] >= metrics["time_to_first_token_p50_s"]["value"]
+
+
+def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    """One request takes 60 ms, so that 17 requests/s are possible; 50 are asked for."""
+    quick.makepyfile(
+        """
+        import pytest
+        @pytest.mark.energy_gate(metric="steady_energy_per_output_token_j", budget="1 kJ")
+        def test_it(energy, backend):
+            energy(backend.serve, ["abc"], request_rate=50.0, num_requests=24, max_new_tokens=2)
+        """
+    )
+    columns = "--energy-columns=energy_j,steady_energy_per_output_token_j,steady_output_tokens_per_s"
+    command = scripted(slots=1, first=0.03, step=0.03)
+    options = [*QUICK, columns, f"--energy-server-command={command}", "--energy-html=page.html"]
+    result = quick.runpytest(*options)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"test_it \(failed\) .* J +saturated +saturated$"])
+    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: asked for 50 requests/s, achieved 1*"])
+    result.stdout.fnmatch_lines(
+        ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: asked for 50 *"]
+    )
+    (record,) = read_report()["records"]
+    for round_ in record["rounds"]:
+        assert round_["phases"] == []
+        assert "saturated" in [flag["name"] for flag in round_["flags"]]
+    for name in ("steady_energy_per_output_token_j", "steady_output_tokens_per_s"):
+        assert record["metrics"][name]["value"] is None
+        assert "saturated: asked for 50 requests/s, achieved 1" in record["metrics"][name]["reason"]
+    assert record["metrics"]["energy_per_output_token_j"]["value"] > 0
+    assert "saturated: asked for 50 requests/s" in (quick.path / "page.html").read_text()
+
+
+def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    """Every fourth request pauses once for 150 ms: one gap in 76."""
+    quick.makepyfile(
+        """
+        def test_it(energy, backend):
+            energy(backend.serve, ["abc"], concurrency=8, num_requests=32, max_new_tokens=20)
+        """
+    )
+    command = scripted(first=0.01, step=0.01, stall=0.14)
+    quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    metrics = record["metrics"]
+    number = len(record["rounds"])
+    gaps = {each: metrics[f"inter_token_latency_{each}_s"] for each in ("p50", "p99", "max")}
+    # The server sleeps at least this long; on a busy host it sleeps longer.
+    assert gaps["p50"]["value"] >= 0.0099
+    assert gaps["max"]["value"] >= gaps["p99"]["value"] >= 0.145
+    assert (gaps["p99"]["n"], gaps["p99"]["rounds"]) == (32 * 19 * number, number)
+    per_token = metrics["time_per_output_token_p99_s"]
+    assert per_token["value"] < gaps["p99"]["value"] / 2
+    assert (per_token["n"], per_token["rounds"]) == (32 * number, number)
+    assert metrics["time_to_first_token_p99_s"]["n"] == 32 * number
+    assert metrics["requests_per_s"]["n"] == number
 
 
 def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None:

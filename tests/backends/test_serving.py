@@ -11,23 +11,12 @@ import pytest
 
 from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
 from pytest_llenergy.backends.server.stream import Answer, read_answer
-from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, phase_spans, steady_span
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.timeline import RequestTimeline
 
 MS = 1_000_000
-
-
-def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
-    return RequestTimeline(
-        input_tokens=3,
-        output_tokens=len(token_ms),
-        start_ns=sent_ms * MS,
-        first_token_ns=token_ms[0] * MS,
-        last_token_ns=token_ms[-1] * MS,
-        token_ns=tuple(each * MS for each in token_ms),
-    )
 
 
 class TestArrivals:
@@ -116,42 +105,11 @@ def test_no_suggestion_for_a_name_unlike_any_other() -> None:
         ServeParams.parse({"rate": 1.0})
 
 
-class TestSteadyState:
-    #: Three requests of three tokens each; the second and third overlap.
-    LOAD = (request(0, 100, 200, 300), request(250, 350, 450, 550), request(500, 560, 620, 680))
-
-    def test_an_open_loop_is_steady_from_the_first_completion_to_the_last_send(self) -> None:
-        assert steady_span(self.LOAD, None) == (300 * MS, 500 * MS)
-
-    def test_a_closed_loop_is_steady_once_all_slots_have_a_token(self) -> None:
-        assert steady_span(self.LOAD, 2) == (350 * MS, 500 * MS)
-
-    def test_tokens_count_in_the_span_of_their_arrival(self) -> None:
-        """The third token arrives at 300 ms, as the steady state begins, and counts in it."""
-        ramp_up, steady, ramp_down = phase_spans(self.LOAD, None, -10 * MS, 700 * MS)
-        assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
-        assert (ramp_up.start_ns, ramp_down.end_ns) == (-10 * MS, 700 * MS)
-        assert [span.output_tokens for span in (ramp_up, steady, ramp_down)] == [2, 3, 4]
-
-    def test_too_few_requests_have_no_steady_state(self) -> None:
-        assert steady_span(self.LOAD[:1], None) is None
-        assert steady_span(self.LOAD, 3) is None
-        assert steady_span((), None) is None
-        assert phase_spans(self.LOAD, 4, 0, 700 * MS) == []
-
-    def test_tokens_without_timestamps_are_not_counted_in_spans(self) -> None:
-        unknown = RequestTimeline(
-            input_tokens=1, output_tokens=4, start_ns=0, first_token_ns=5 * MS, last_token_ns=9 * MS
-        )
-        assert {span.output_tokens for span in phase_spans((*self.LOAD, unknown), None, 0, 700 * MS)} == {
-            None
-        }
-
-    def test_a_load_of_several_ranks_is_refused(self) -> None:
-        load = ServedLoad(texts=[], token_ids=[], requests=[], exact=True)
-        assert ServedLoad.merge([load]) is load
-        with pytest.raises(BackendError, match="served by one rank, not by 2"):
-            ServedLoad.merge([load, load])
+def test_a_load_of_several_ranks_is_refused() -> None:
+    load = ServedLoad(texts=[], token_ids=[], requests=[], exact=True)
+    assert ServedLoad.merge([load]) is load
+    with pytest.raises(BackendError, match="served by one rank, not by 2"):
+        ServedLoad.merge([load, load])
 
 
 def test_percentiles_match_numpy() -> None:
@@ -220,6 +178,7 @@ class TestStreams:
         )
         assert not got.exact
         assert got.request.token_ns == (120 * MS, 120 * MS, 160 * MS, 160 * MS)
+        assert got.request.chunk_ns == (120 * MS, 160 * MS)
 
     def test_two_tokens_per_chunk_without_server_counts_have_no_timestamps(self) -> None:
         last = event(finish="length", **usage(3, 4))

@@ -22,7 +22,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore
-from pytest_llenergy.model.record import ServedRequests, Terms
+from pytest_llenergy.model.record import ServedRequests, Terms, TokenGaps
 from pytest_llenergy.model.report import (
     PairedReport,
     Session,
@@ -144,9 +144,10 @@ def full_record(name: str, factor: float = 1.0) -> Any:
     served = ServedRequests(
         sent_s=[0.0, 0.1],
         time_to_first_token_s=[0.1, 0.2],
-        inter_token_latency_s=[0.01, None],
         end_to_end_latency_s=[0.5, 0.6],
         output_tokens=[8, 8],
+        time_per_output_token_s=[0.01, None],
+        token_gaps=TokenGaps(gap_s=[0.01, 0.02], count=[6, 1]),
     )
     record = record_of(name, scaled(factor))
     rounds = [

@@ -176,6 +176,12 @@ def test_a_phase_resolved_in_only_some_rounds_has_no_value() -> None:
     assert (metric.value, metric.reason) == (None, "1 of 4 rounds: not resolvable: y")
 
 
+def test_a_phase_that_some_rounds_do_not_have_has_no_value() -> None:
+    without = msgspec.structs.replace(ROUNDS[0], phases=[])
+    metric = compute_metrics([without, without, ROUNDS[1]], None)["prefill_energy_j"]
+    assert (metric.value, metric.reason) == (None, "2 of 3 rounds: no phase prefill")
+
+
 def test_invalid_rounds_are_left_out() -> None:
     impossible = msgspec.structs.replace(
         round_of(1e9, 0.1), flags=[Flag(name="impossible", severity="invalid", detail="x")]

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.tasks import phase_spans
-from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.backends.load_phases import phase_spans
+from pytest_llenergy.measure.accounting import account_round, token_gaps
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
-from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.measure.round_statistics import percentile
+from pytest_llenergy.model.record import Flag, Round, TokenGaps
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at
@@ -109,13 +113,100 @@ def test_latencies_match_the_values_computed_by_hand() -> None:
     assert round_.served is not None
     assert round_.served.sent_s == [0.0, 0.4, 0.8, 1.5]
     assert round_.served.time_to_first_token_s == [0.2, 0.3, 0.2, 0.2]
-    assert round_.served.inter_token_latency_s == [0.3, 0.2, 0.6, 0.2]
+    assert round_.served.time_per_output_token_s == [0.3, 0.2, 0.6, 0.2]
+    assert round_.served.token_gaps == TokenGaps(gap_s=[0.2, 0.3, 0.6], count=[2, 1, 1])
     assert round_.served.end_to_end_latency_s == [0.5, 0.5, 0.8, 0.4]
     metrics = compute_metrics([round_], None)
     assert metrics["time_to_first_token_s"].value == pytest.approx(0.225)
     assert metrics["end_to_end_latency_s"].value == pytest.approx(0.55)
     assert metrics["end_to_end_latency_p50_s"].value == pytest.approx(0.5)
+    # One gap in each request, so that both are the same.
     assert metrics["inter_token_latency_p90_s"].value == pytest.approx(0.51)
+    assert metrics["time_per_output_token_p90_s"].value == pytest.approx(0.51)
+    assert metrics["inter_token_latency_max_s"].value == pytest.approx(0.6)
+
+
+def stalling(every: int) -> tuple[RequestTimeline, ...]:
+    """Return 32 requests with a token each 10 ms, of which some pause for 150 ms before their last."""
+    tokens = [10 * number for number in range(20)]
+    return tuple(
+        request(10 * number, *tokens[:-1], tokens[-1] + (142 if number % every == 0 else 0))
+        for number in range(32)
+    )
+
+
+def test_stalls_show_in_the_gaps_and_not_in_the_means_of_requests() -> None:
+    """Every fourth request stalls: 8 gaps of 152 ms among 608, more than one in a hundred."""
+    metrics = compute_metrics([round_of(served(stalling(4)))] * 3, None)
+    gaps = metrics["inter_token_latency_p99_s"]
+    assert gaps.value == pytest.approx(0.152)
+    assert (gaps.n, gaps.rounds) == (3 * 32 * 19, 3)
+    assert metrics["inter_token_latency_p50_s"].value == pytest.approx(0.010)
+    assert metrics["inter_token_latency_max_s"].value == pytest.approx(0.152)
+    per_token = metrics["time_per_output_token_p99_s"]
+    assert per_token.value == pytest.approx((18 * 0.010 + 0.152) / 19, abs=1e-6)
+    assert (per_token.n, per_token.rounds) == (3 * 32, 3)
+
+
+def test_percentiles_of_gaps_are_those_of_numpy() -> None:
+    """Between the same order statistics: gaps of 10 ms, and one of 110 ms in each ten."""
+    requests = tuple(request(0, *(10 * number for number in range(10)), 200) for _ in range(3))
+    metrics = compute_metrics([round_of(served(requests))], None)
+    gaps_s = sorted([0.01] * 9 + [0.11]) * 3
+    for percent in (50, 90, 99):
+        found = metrics[f"inter_token_latency_p{percent}_s"].value
+        assert found == pytest.approx(percentile(sorted(gaps_s), percent))
+
+
+def test_tokens_of_one_chunk_have_no_gap_between_them() -> None:
+    pair = request(0, 100, 100, 150, 150)
+    # Two chunks that were read at once.
+    assert token_gaps([pair]) == TokenGaps(gap_s=[0.0, 0.05], count=[2, 1])
+    pair = msgspec.structs.replace(pair, chunk_ns=(pair.token_ns[0], pair.token_ns[2]))
+    found = token_gaps([pair])
+    assert found == TokenGaps(gap_s=[0.05], count=[1])
+    # Four tokens in 50 ms after the first.
+    metrics = compute_metrics([round_of(served((pair, pair)))], None)
+    assert metrics["time_per_output_token_p50_s"].value == pytest.approx(0.05 / 3, abs=1e-6)
+    assert metrics["inter_token_latency_p50_s"].value == pytest.approx(0.05)
+    assert metrics["inter_token_latency_p50_s"].n == 2
+
+
+def test_unknown_chunks_in_one_round_leave_the_gaps_without_a_value() -> None:
+    without_times = tuple(msgspec.structs.replace(each, token_ns=()) for each in REQUESTS)
+    metrics = compute_metrics([round_of(served()), round_of(served(without_times))], None)
+    for name in ("inter_token_latency_p99_s", "inter_token_latency_max_s"):
+        reason = "1 of 2 rounds: the number of tokens in a chunk is unknown"
+        assert (metrics[name].value, metrics[name].reason) == (None, reason)
+    # The first and the last token have times.
+    assert metrics["time_per_output_token_p99_s"].value is not None
+
+
+def test_requests_of_one_token_have_no_time_per_output_token() -> None:
+    metrics = compute_metrics([round_of(served((request(0, 100), request(50, 200))))], None)
+    for name in ("inter_token_latency_p50_s", "time_per_output_token_p50_s"):
+        assert (metrics[name].value, metrics[name].reason) == (None, "no request has two tokens")
+
+
+def test_gaps_of_ten_thousands_of_tokens_stay_small_in_a_report() -> None:
+    """Three digits of each gap: 0.5 % at most, and a few kilobytes in place of 45."""
+    draw = random.Random(0)
+    requests = []
+    for number in range(32):
+        times_us, now = [], 0.0
+        for _ in range(257):
+            now += draw.lognormvariate(math.log(17.5e3), 0.2)
+            times_us.append(round(now))
+        token_ns = tuple(START + 1000 * each for each in times_us)
+        requests.append(msgspec.structs.replace(request(number, 0), output_tokens=257, token_ns=token_ns))
+    found = token_gaps(requests)
+    assert found is not None
+    assert sum(found.count) == 32 * 256
+    assert len(msgspec.json.encode(found)) < 6000
+    exact = [(b - a) / 1e9 for each in requests for a, b in pairwise(each.token_ns)]
+    pooled = [gap_s for gap_s, count in zip(found.gap_s, found.count, strict=True) for _ in range(count)]
+    for percent in (50, 90, 99):
+        assert percentile(pooled, percent) == pytest.approx(percentile(sorted(exact), percent), rel=0.005)
 
 
 def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
@@ -124,7 +215,7 @@ def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
     rounds = [round_of(served()), round_of(served(slow))]
     p50 = compute_metrics(rounds, None)["end_to_end_latency_p50_s"]
     assert p50.value == pytest.approx(1.0)
-    assert p50.n == 2
+    assert (p50.n, p50.rounds) == (9, 2)
     assert p50.uncertainty is not None
     assert p50.uncertainty > 0
     flag = Flag(name="foreign-process", severity="invalid", detail="x")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.server.client import Client, Dialect, Stream
 from pytest_llenergy.backends.server.process import is_port_closed
 from pytest_llenergy.backends.server.settings import Address
@@ -18,7 +19,6 @@ from pytest_llenergy.backends.tasks import (
     ServedGeneration,
     ServedLoad,
     ServeParams,
-    phase_spans,
 )
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
 from pytest_llenergy.errors import BackendError
@@ -158,7 +158,10 @@ class LoadJob:
         answers = self.endpoint.parse_answers(outcome.streams, self.params)
         requests = [answer.request for answer in answers]
         flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
-        spans = phase_spans(requests, self.params.concurrency, outcome.start_ns, outcome.end_ns)
+        due_ns = [outcome.start_ns + round(offset_s * 1e9) for offset_s in self.params.offsets_s()]
+        spans, phase_flags = load_phases(
+            requests, self.params.concurrency, outcome.start_ns, outcome.end_ns, due_ns
+        )
         return ServedLoad(
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
@@ -166,7 +169,7 @@ class LoadJob:
             cached_tokens=_sum_cached_tokens(answers),
             exact=all(answer.exact for answer in answers),
             spans=spans,
-            flags=[*self.endpoint.flags, *flags, *self._late(outcome.late_s)],
+            flags=[*self.endpoint.flags, *flags, *self._late(outcome.late_s), *phase_flags],
         )
 
     def _late(self, late_s: float) -> list[Flag]:

@@ -99,9 +99,12 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
     if counts is None and not stamps:
         raise BackendError(f"server: {name}: {produced} tokens but no text")
     token_ns: tuple[int, ...] = ()
+    chunk_ns: tuple[int, ...] = ()
     if counts is not None:
-        pairs = zip(events, counts, strict=True)
+        pairs = list(zip(events, counts, strict=True))
         token_ns = tuple(event.time_ns for event, count in pairs for _ in range(count))
+        if max(counts) > 1:
+            chunk_ns = tuple(event.time_ns for event, count in pairs if count)
     first_ns, last_ns = (token_ns[0], token_ns[-1]) if token_ns else (stamps[0], stamps[-1])
     details = (usage or {}).get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens")
@@ -118,6 +121,7 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
             first_token_ns=first_ns,
             last_token_ns=last_ns,
             token_ns=token_ns,
+            chunk_ns=chunk_ns,
         ),
         exact=counts is not None and all(count <= 1 for count in counts),
         cached_tokens=cached,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import CLOCK_RESOLUTION_S, ROUND_METRICS, is_valid
+from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.measure.round_metric import CLOCK_RESOLUTION_S, is_valid
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.quantity import format_quantity

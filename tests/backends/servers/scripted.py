@@ -3,21 +3,58 @@
 
 It counts a token for each letter of a prompt. Each chunk of ``chunk`` tokens takes ``step`` seconds, the
 first one ``first``. ``fault`` is what it does wrong.
+
+With ``slots``, so many requests are served at once and the others wait, first come, first served: the
+capacity is ``slots / (first + step * (chunks - 1))`` requests per second. Every fourth request that makes
+several chunks waits ``stall`` seconds before its last.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import threading
 import time
+from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SETTINGS = {
     **{"fault": "", "owner": "scripted", "chunk": "1", "first": "0", "step": "0"},
-    **{"cached": "0", "short": "0", "wait": "0"},
+    **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0"},
 }
 STARTED_S = time.monotonic()
+
+
+class Slots:
+    """Serves so many requests at once, in the order of their arrival."""
+
+    def __init__(self, number: int) -> None:
+        self.free = number
+        self.waiting: deque[threading.Event] = deque()
+        self.lock = threading.Lock()
+
+    def take(self) -> None:
+        turn = threading.Event()
+        with self.lock:
+            if self.free:
+                self.free -= 1
+                return
+            self.waiting.append(turn)
+        turn.wait()
+
+    def give(self) -> None:
+        with self.lock:
+            if self.waiting:
+                self.waiting.popleft().set()
+            else:
+                self.free += 1
+
+
+SLOTS = Slots(10**6)
+#: Numbers the requests that make several chunks.
+NUMBERS = itertools.count(1)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -43,7 +80,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.stream(asked)
+        SLOTS.take()
+        try:
+            self.stream(asked)
+        finally:
+            SLOTS.give()
 
     def stream(self, asked: dict[str, Any]) -> None:
         total = asked["max_tokens"] - (int(SETTINGS["short"]) if asked.get("ignore_eos") else 0)
@@ -52,8 +93,11 @@ class Handler(BaseHTTPRequestHandler):
             usage["prompt_tokens_details"] = {"cached_tokens": int(SETTINGS["cached"])}
         counted = asked["stream_options"].get("continuous_usage_stats")
         made = 0
+        stalls = total > int(SETTINGS["chunk"]) and next(NUMBERS) % 4 == 0
         while made < total:
             time.sleep(float(SETTINGS["step" if made else "first"]))
+            if stalls and made + int(SETTINGS["chunk"]) >= total:
+                time.sleep(float(SETTINGS["stall"]))
             now = min(int(SETTINGS["chunk"]), total - made)
             made += now
             event: dict[str, Any] = {"choices": [{"text": "ab"[:now], "finish_reason": None}]}
@@ -93,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
 def main(port: str, *settings: str) -> None:
     for name, _, value in (setting.partition("=") for setting in settings):
         SETTINGS[name] = value
+    if SETTINGS["slots"] != "0":
+        SLOTS.free = int(SETTINGS["slots"])
     print("scripted server", flush=True)
     if SETTINGS["fault"] == "dies":
         sys.exit("no memory for the model")
