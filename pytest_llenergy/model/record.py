@@ -113,6 +113,11 @@ class ServedRequests(StoredStruct, frozen=True):
         time_to_first_token_s: Latency from sending a request to its first token.
         inter_token_latency_s: Mean gap between tokens; None for a request with one token.
         end_to_end_latency_s: Latency from sending a request to its last token.
+        input_tokens: Tokens of the prompt, as the server counts them.
+        waited_s: Time for which a limit on requests in flight held a request back before it was sent.
+        cached_tokens: Tokens of the prompt found in the server's prefix cache; empty if it does not report
+            them.
+        failures: Why requests failed, one message each. These requests are in no other list.
     """
 
     sent_s: list[Number]
@@ -120,6 +125,10 @@ class ServedRequests(StoredStruct, frozen=True):
     inter_token_latency_s: list[Number | None]
     end_to_end_latency_s: list[Number]
     output_tokens: list[Count]
+    input_tokens: list[Count] = []
+    waited_s: list[Number] = []
+    cached_tokens: list[Count] = []
+    failures: list[str] = []
 
 
 class Tokens(StoredStruct, frozen=True):

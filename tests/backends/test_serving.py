@@ -66,8 +66,16 @@ class TestArrivals:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({}, "request_rate is None, needs one of request_rate, concurrency and arrivals='trace'"),
-            ({"request_rate": 1.0, "concurrency": 2}, "needs one of request_rate, concurrency"),
+            ({}, "request_rate is None, needs one of request_rate, arrivals='trace' and concurrency"),
+            (
+                {"request_rate": 1.0, "arrivals": "trace", "trace": [0.0]},
+                "request_rate is 1.0, needs one of request_rate, arrivals='trace' and concurrency",
+            ),
+            ({"request_rate": 1.0, "burstiness": 0.0}, "burstiness is 0.0, needs more than 0"),
+            ({"concurrency": 1, "burstiness": 2.0}, "burstiness is 2.0, needs a request_rate"),
+            ({"concurrency": 1, "max_failures": -1}, "max_failures is -1, needs 0 or more"),
+            ({"concurrency": 1, "request_timeout_s": 0}, "request_timeout_s is 0.0, needs more than 0"),
+            ({"concurrency": 1, "endpoint": "chats"}, "endpoint is 'chats', needs one of completions, chat"),
             ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
             ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
@@ -102,7 +110,7 @@ class TestArrivals:
                 "num_requests is 2, needs to be left out",
             ),
             ({"rate": 1.0}, "serve: unknown argument rate; known: max_new_tokens"),
-            ({"concurency": 1}, "trace, prefix_cache; did you mean concurrency?"),
+            ({"concurency": 1}, "request_timeout_s; did you mean concurrency?"),
         ],
     )
     def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:
@@ -112,7 +120,7 @@ class TestArrivals:
 
 
 def test_no_suggestion_for_a_name_unlike_any_other() -> None:
-    with pytest.raises(BackendError, match=r"known: .*, prefix_cache$"):
+    with pytest.raises(BackendError, match=r"known: .*, request_timeout_s$"):
         ServeParams.parse({"rate": 1.0})
 
 
@@ -199,6 +207,7 @@ class TestStreams:
             first_token_ns=120 * MS,
             last_token_ns=150 * MS,
             token_ns=(120 * MS, 150 * MS),
+            cached_tokens=0,
         )
         assert got.cached_tokens == 0
         assert got.token_ids == []
