@@ -61,7 +61,7 @@ class Writer:
                 f"{backend}: cannot write prompts of a number of tokens: one word has {one} and three have "
                 f"{three}; give texts"
             )
-        self.added = one - self._each
+        self.added = max(0, one - self._each)
         counted = zip(WORDS, once, thrice, strict=True)
         self.words = tuple(word for word, *tokens in counted if tokens == [one, three])
 
@@ -106,12 +106,12 @@ class Writer:
         total = sum(tokens for _, tokens in blocks)
         if total < self._first:
             raise BackendError(
-                f"{self._backend}: a prompt of {total} tokens: the shortest has {self._first}, of which "
-                f"{self.added} are added to every prompt"
+                f"{self._backend}: a prompt of {total} tokens: one word has {self._first}, with what is "
+                "added to every prompt"
             )
         words: list[str] = []
         for (name, _), end in zip(blocks, accumulate(tokens for _, tokens in blocks), strict=True):
-            size = max(0, (end - self.added) // self._each)
+            size = max(0, (end - self._first) // self._each + 1)
             words += random.Random(name).choices(self.words, k=max(0, size - len(words)))
         return " ".join(words)
 

@@ -75,7 +75,7 @@ class TestArrivals:
             ({"concurrency": 1, "burstiness": 2.0}, "burstiness is 2.0, needs a request_rate"),
             ({"concurrency": 1, "max_failures": -1}, "max_failures is -1, needs 0 or more"),
             ({"concurrency": 1, "request_timeout_s": 0}, "request_timeout_s is 0.0, needs more than 0"),
-            ({"concurrency": 1, "endpoint": "chats"}, "endpoint is 'chats', needs one of completions, chat"),
+            ({"concurrency": 1, "endpoint": "chats"}, "endpoint is 'chats', needs one of chat, completions"),
             ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
             ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
