@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -53,6 +54,24 @@ class TestArrivals:
         spread_s = (sum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)) ** 0.5
         assert mean_s == pytest.approx(0.1)
         assert spread_s == pytest.approx(0.1, rel=0.05)
+
+    @pytest.mark.parametrize("burstiness", [0.25, 4.0])
+    def test_burstiness_is_the_shape_of_a_gamma_distribution(self, burstiness: float) -> None:
+        """Its coefficient of variation is one over the root of the shape."""
+        params = {"request_rate": 10.0, "num_requests": 4001, "burstiness": burstiness}
+        offsets_s = ServeParams.parse(params).offsets_s()
+        gaps_s = [b - a for a, b in pairwise(offsets_s)]
+        assert offsets_s[-1] == pytest.approx(400)
+        assert stdev(gaps_s) / 0.1 == pytest.approx(burstiness**-0.5, rel=0.1)
+
+    def test_a_long_trace_is_recorded_by_its_digest(self) -> None:
+        def recorded(*trace: float) -> object:
+            return ServeParams.parse({"arrivals": "trace", "trace": trace}).primitives()["trace"]
+
+        assert recorded(0.0, 1.5) == "0.0,1.5"
+        times = [n / 8 for n in range(1000)]
+        assert str(recorded(*times)).startswith("1000 values to 124.875, digest ")
+        assert recorded(*times) == recorded(*times) != recorded(*times[:-2], 124.8, 124.875)
 
     def test_a_trace_is_used_unchanged(self) -> None:
         params = ServeParams.parse({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})

@@ -158,7 +158,7 @@ class TestRecord:
             "seed": 0,
             "requests": "synthetic(count=2, input_tokens=64, output_tokens=8, seed=0)",
         }
-        mixed = [made[0], "text"]
+        mixed: list[str | Request] = [made[0], "text"]
         assert describe_inputs("serve", mixed, {"max_new_tokens": 64})["max_new_tokens"] == (
             "of each request, else 64"
         )

@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
             if "!drop" in prompt or (SETTINGS["fault"] == "drops" and asked["max_tokens"] > 1):
                 self.close_connection = True
                 return
-        last = {"delta": {}} if "messages" in asked else {"text": ""}
+        last: dict[str, Any] = {"delta": {}} if "messages" in asked else {"text": ""}
         self.event({"choices": [{**last, "finish_reason": "length"}]})
         if SETTINGS["fault"] != "no-usage":
             self.event({"choices": [], "usage": {**usage, "completion_tokens": total}})
