@@ -16,7 +16,7 @@ PACKAGE = Path(pytest_llenergy.__file__).parent
 TIERS = [
     {"errors", "scratch"},
     {"model"},
-    {"devices", "backends"},
+    {"devices", "traffic", "backends"},
     {"meters", "workers"},
     {"measure", "compare"},
     {"report", "doctor", "forges"},

@@ -67,7 +67,7 @@ OBJECTS = (
     ),
     Object(Generation, ("texts", "token_ids", "requests", "output_tokens")),
     Object(Embedding, ("vectors", "requests", "dimension")),
-    Object(ServedLoad, ("requests", "output_tokens")),
+    Object(ServedLoad, ("requests", "output_tokens", "exact", "failures", "cached_tokens")),
     Object(Measuring, ("window", "begin", "end", "total", "windows", "reasons")),
 )
 

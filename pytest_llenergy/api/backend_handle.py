@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +24,16 @@ from pytest_llenergy.backends.tasks import (
     Task,
 )
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.prompts import digest_prompts
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.session import diagnose_failed_start
+from pytest_llenergy.traffic.requests import (
+    Inputs,
+    check_inputs,
+    complete_arguments,
+    describe_inputs,
+    digest_inputs,
+)
 from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import RankWorkload, task_workload
 
@@ -71,7 +76,7 @@ class BackendHandle:
             raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {message}")
         return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})
 
-    def generate(self, prompts: Sequence[str], **params: Any) -> Generation:
+    def generate(self, prompts: Inputs, **params: Any) -> Generation:
         """Generate text for a batch of prompts, unmeasured. ``energy(backend.generate, ...)`` measures it.
 
         Args:
@@ -87,7 +92,7 @@ class BackendHandle:
         done: Generation = self._run(GENERATE, prompts, params)
         return done
 
-    def embed(self, texts: Sequence[str], **params: Any) -> Embedding:
+    def embed(self, texts: Inputs, **params: Any) -> Embedding:
         """Embed a batch of texts, unmeasured. ``energy(backend.embed, ...)`` measures it.
 
         Args:
@@ -103,11 +108,11 @@ class BackendHandle:
         done: Embedding = self._run(EMBED, texts, params)
         return done
 
-    def serve(self, prompts: Sequence[str], **params: Any) -> ServedLoad:
+    def serve(self, prompts: Inputs, **params: Any) -> ServedLoad:
         """Send a load of requests, unmeasured. ``energy(backend.serve, ...)`` measures it.
 
         Args:
-            prompts: One prompt per request.
+            prompts: Texts or requests, used in turn.
             **params: Fields of ``ServeParams``, such as ``request_rate=2.0`` (requests per second) or
                 ``concurrency=4`` (requests at a time).
 
@@ -126,15 +131,15 @@ class BackendHandle:
             return None
         return TASKS.get(method.__func__.__name__)
 
-    def workload(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> RankWorkload:
+    def workload(self, task: Task, inputs: Inputs, params: dict[str, Any]) -> RankWorkload:
         """Load the model in the ranks and return the batch as their workload.
 
         Raises:
-            BackendError: The inputs are not a list of strings, or the backend does not support the task.
+            BackendError: The inputs are not a list of strings or requests, or the backend does not support
+                the task.
         """
-        if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
-            raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
-        checked = task.params.parse(params)
+        check_inputs(task.name, inputs)
+        checked = task.params.parse(complete_arguments(task.name, inputs, params))
         self._check(task, checked)
         plan = self.context.plan_ranks(self.spec.capabilities, self.spec.python)
         if len(inputs) < plan.parallel.data:
@@ -150,7 +155,7 @@ class BackendHandle:
             self.context.draft.backend = _with_task(info, inputs, checked)
         return task_workload(group, inputs, checked, self.context.settings.timeout)
 
-    def _run(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
+    def _run(self, task: Task, inputs: Inputs, params: dict[str, Any]) -> Any:
         with self.context.lock, raise_rank_outcomes():
             workload = self.workload(task, inputs, params)
             workload.run_round()
@@ -166,7 +171,8 @@ class BackendHandle:
             raise BackendError(f"{self.name} has no {params.cache} cache; it offers: {offered}")
 
 
-def _with_task(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
+def _with_task(info: BackendInfo, inputs: Inputs, params: Params) -> BackendInfo:
+    generation = describe_inputs(params.task, inputs, params.primitives())
     return msgspec.structs.replace(
-        info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
+        info, task=params.task, generation=generation, prompts_digest=digest_inputs(inputs)
     )

@@ -200,6 +200,13 @@ class FlopCounter(Protocol):
         """
 
 
+class TokenCounter(Protocol):
+    """Optional: a backend for which prompts of a number of tokens can be written."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens of each text, as ``prepare`` would count it."""
+
+
 class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A process in which a backend holds a part of the model, as reported by that process.
 

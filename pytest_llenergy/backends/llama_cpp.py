@@ -411,6 +411,9 @@ class LlamaCppBackend:
     def _serve(self, capacity: Capacity) -> Server:
         return Server(self._file, self._label, capacity, self._threads, self._scratch)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(self._tokens(text)) for text in texts]
+
     def synchronize(self) -> None:
         """The answer arrives when the CPU has finished."""
 

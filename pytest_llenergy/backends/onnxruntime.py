@@ -284,6 +284,9 @@ class OnnxRuntimeBackend:
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(row) for row in encode_prompts("onnxruntime", self._tokenizer, texts)]
+
     def synchronize(self) -> None:
         """Each step returns when the CPU has finished."""
 

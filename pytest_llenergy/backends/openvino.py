@@ -180,6 +180,9 @@ class OpenVinoBackend:
         # The scheduler packs sequences without padding and ends each by itself.
         return estimate_flops_from_file(self._source, done, padded=False)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [int(self._tokenizer.encode(text).attention_mask.data.sum()) for text in texts]
+
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""
 

@@ -206,6 +206,9 @@ class SglangBackend:
         ]
         return SglangJob(self._engine, self._tokenizer, ids, [{**shared, **seed} for seed in seeds])
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(row) for row in encode_prompts("sglang", self._tokenizer, texts)]
+
     def synchronize(self) -> None:
         """``generate`` returns when the tokens are in this process."""
 

@@ -7,6 +7,7 @@ per input, in the order of the inputs.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import re
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Number of requests when a test gives none.
 DEFAULT_REQUESTS = 32
+
+#: Longest tuple that is recorded value by value, such as a trace.
+MAX_RECORDED_VALUES = 16
 
 #: Longest accepted arrival schedule (seconds). A longer one is a mistake and would look like a hang.
 MAX_ARRIVALS_S = 24 * 3600.0
@@ -79,10 +83,16 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def primitives(self) -> dict[str, Primitive]:
         """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
+        return {name: _join(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _join(values: tuple[object, ...]) -> str:
+    """Return a tuple as text; of a long one its number, last value and digest."""
+    text = ",".join(map(str, values))
+    if len(values) <= MAX_RECORDED_VALUES:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{len(values)} values to {values[-1]:g}, digest {digest}"
 
 
 def _shorten(value: object) -> str:
@@ -205,17 +215,24 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServeParams(GenerationParams, frozen=True):
-    """Parameters of ``serve``. Exactly one of ``request_rate``, ``concurrency`` and a trace is given.
+    """Parameters of ``serve``: ``request_rate``, a trace, or ``concurrency`` alone.
 
-    Prompts are used in turn. Arrivals are the same in each round; a schedule of more than a day is refused.
+    Prompts are used in turn; a conversation counts as one of them, here and below. Arrivals are the same in
+    each round; a schedule of more than a day is refused.
 
     Attributes:
         request_rate: Open loop: requests per second, sent on schedule whatever the server does.
-        concurrency: Closed loop: number of requests always in flight.
-        num_requests: Total number of requests; default 32, or the length of the trace.
+        concurrency: Closed loop: number of requests always in flight. With a rate or a trace: the most
+            requests in flight; others wait their turn.
+        num_requests: Total number of requests; default 32, or as many as there are ``Request`` objects.
         arrivals: ``poisson``, seeded by ``seed``, or ``trace``.
+        burstiness: With a rate: shape of the gamma distribution of the gaps. 1 is a Poisson process, less is
+            burstier, more is more even.
         trace: Open loop: send times in seconds from the start.
         prefix_cache: Let the server keep prefixes, and count cache hits as part of the measured work.
+        endpoint: ``completions`` sends texts, ``chat`` messages.
+        max_failures: Most requests of a round that may fail without failing the test.
+        request_timeout_s: Longest time of a request (seconds), after which it has failed; None for any.
     """
 
     task: ClassVar[str] = "serve"
@@ -224,20 +241,21 @@ class ServeParams(GenerationParams, frozen=True):
     concurrency: int | None = None
     num_requests: int | None = None
     arrivals: Literal["poisson", "trace"] = "poisson"
+    burstiness: float = 1.0
     trace: tuple[float, ...] = ()
     prefix_cache: bool = False
+    endpoint: Literal["completions", "chat"] = "completions"
+    max_failures: int = 0
+    request_timeout_s: float | None = None
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()
         is_trace = self.arrivals == "trace"
         # Checked first, since a test that gives a trace expects it to be used.
         yield "trace", is_trace or not self.trace, "arrivals='trace'"
-        one = "one of request_rate, concurrency and arrivals='trace', and no other"
-        yield (
-            "request_rate",
-            (self.request_rate is not None) + (self.concurrency is not None) + is_trace == 1,
-            one,
-        )
+        paced = (self.request_rate is not None) + is_trace
+        one = "one of request_rate, arrivals='trace' and concurrency; concurrency may limit the other two"
+        yield "request_rate", paced == 1 or (paced == 0 and self.concurrency is not None), one
         yield "request_rate", self.request_rate is None or 0 < self.request_rate < float("inf"), "more than 0"
         yield "concurrency", self.concurrency is None or self.concurrency >= 1, "1 or more"
         ordered = all(a <= b < math.inf for a, b in pairwise((0.0, *self.trace)))
@@ -246,14 +264,24 @@ class ServeParams(GenerationParams, frozen=True):
         yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
         yield "num_requests", of_trace, "to be left out: the trace says how many"
+        yield "burstiness", 0 < self.burstiness < math.inf, "more than 0"
+        yield "burstiness", self.burstiness == 1 or self.request_rate is not None, "a request_rate"
+        yield "max_failures", self.max_failures >= 0, "0 or more"
+        ends = self.request_timeout_s is None or 0 < self.request_timeout_s < math.inf
+        yield "request_timeout_s", ends, "more than 0"
         last_s = self._last_s()
         in_time = f"arrivals within a day ({MAX_ARRIVALS_S:g} s), and the last one is after {last_s:g} s"
         yield "trace" if is_trace else "request_rate", last_s <= MAX_ARRIVALS_S, in_time
 
     @property
     def requests(self) -> int:
-        """Total number of requests."""
+        """Total number of requests; a conversation counts as one."""
         return len(self.trace) if self.trace else self.num_requests or DEFAULT_REQUESTS
+
+    @property
+    def slots(self) -> int | None:
+        """Requests always in flight of a closed loop; None for an open loop."""
+        return None if self.trace or self.request_rate is not None else self.concurrency
 
     def _last_s(self) -> float:
         """Send time of the last request; 0 in a closed loop."""
@@ -264,14 +292,14 @@ class ServeParams(GenerationParams, frozen=True):
     def offsets_s(self) -> tuple[float, ...]:
         """Return the send time of each request in seconds from the start; empty in a closed loop.
 
-        Gaps of a Poisson process are exponential. They are scaled so that the last of n requests is sent
-        after (n - 1) / rate seconds: the rate is then the requested one, not the one of 32 random draws. The
-        benchmarks of vLLM and ML.ENERGY do the same.
+        Gaps follow a gamma distribution, which is exponential for a ``burstiness`` of 1. They are scaled so
+        that the last of n requests is sent after (n - 1) / rate seconds: the rate is then the requested one,
+        not the one of 32 random draws. The benchmarks of vLLM and ML.ENERGY do the same.
         """
         if self.trace or self.request_rate is None:
             return self.trace
         draw = random.Random(self.seed)
-        gaps = [draw.expovariate(1.0) for _ in range(self.requests - 1)]
+        gaps = [draw.gammavariate(self.burstiness, 1.0) for _ in range(self.requests - 1)]
         scale = self._last_s() / sum(gaps) if gaps else 0.0
         return (0.0, *(each * scale for each in accumulate(gaps)))
 
@@ -297,10 +325,12 @@ class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
         exact: Whether each token arrived in its own chunk.
         spans: Ramp-up, steady state and ramp-down; empty if the load had no steady state, of which ``flags``
             have the reason.
+        failures: Why requests failed, one message each. They are in no other list.
     """
 
     exact: bool
     spans: list[Span] = []
+    failures: list[str] = []
 
     @staticmethod
     def merge(parts: Sequence[Generation]) -> ServedLoad:

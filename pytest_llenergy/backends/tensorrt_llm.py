@@ -218,6 +218,9 @@ class TensorRtLlmBackend:
         ]
         return TensorRtLlmJob(self._llm, self._tokenizer, ids, sampling)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(row) for row in encode_prompts("tensorrt-llm", self._tokenizer, texts)]
+
     def synchronize(self) -> None:
         """``generate`` returns when the tokens are in this process."""
 

@@ -267,6 +267,9 @@ class VllmBackend:
         ]
         return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(row) for row in encode_prompts("vllm", self._tokenizer, texts)]
+
     def synchronize(self) -> None:
         """A step returns when its tokens are on the host."""
 

@@ -75,28 +75,30 @@ def served_requests(timeline: Timeline) -> ServedRequests | None:
     """Return the latencies of each request of a served load, to the microsecond; ``None`` for other work."""
     if not timeline.served:
         return None
-    served: list[tuple[float, float, float, int, float | None]] = []
-    for request in timeline.requests:
-        sent_ns, first_ns, last_ns = request.start_ns, request.first_token_ns, request.last_token_ns
-        if sent_ns is None or first_ns is None or last_ns is None:
-            return None
-        served.append(
-            (
-                _seconds(sent_ns - timeline.start_ns),
-                _seconds(first_ns - sent_ns),
-                _seconds(last_ns - sent_ns),
-                request.output_tokens,
-                _time_per_output_token_s(request, last_ns - first_ns),
-            )
-        )
-    served.sort(key=lambda each: each[0])
+    requests = sorted(timeline.requests, key=lambda each: each.start_ns or 0)
+    times = [
+        (each.start_ns, each.first_token_ns, each.last_token_ns)
+        for each in requests
+        if each.start_ns is not None and each.first_token_ns is not None and each.last_token_ns is not None
+    ]
+    if len(times) < len(requests):
+        return None
+    waits_ns = (each.start_ns - each.due_ns if each.start_ns and each.due_ns else 0 for each in requests)
+    cached = [each.cached_tokens for each in requests if each.cached_tokens is not None]
     return ServedRequests(
-        sent_s=[each[0] for each in served],
-        time_to_first_token_s=[each[1] for each in served],
-        end_to_end_latency_s=[each[2] for each in served],
-        output_tokens=[each[3] for each in served],
-        time_per_output_token_s=[each[4] for each in served],
-        token_gaps=token_gaps(timeline.requests),
+        sent_s=[_seconds(sent_ns - timeline.start_ns) for sent_ns, _, _ in times],
+        time_to_first_token_s=[_seconds(first_ns - sent_ns) for sent_ns, first_ns, _ in times],
+        end_to_end_latency_s=[_seconds(last_ns - sent_ns) for sent_ns, _, last_ns in times],
+        output_tokens=[each.output_tokens for each in requests],
+        time_per_output_token_s=[
+            _time_per_output_token_s(each, last_ns - first_ns)
+            for each, (_, first_ns, last_ns) in zip(requests, times, strict=True)
+        ],
+        token_gaps=token_gaps(requests),
+        input_tokens=[each.input_tokens for each in requests],
+        waited_s=[_seconds(wait_ns) for wait_ns in waits_ns],
+        cached_tokens=cached if len(cached) == len(requests) else [],
+        failures=list(timeline.failures),
     )
 
 

@@ -153,6 +153,11 @@ class ServedRequests(StoredStruct, frozen=True):
         time_per_output_token_s: Time from the first token to the last, over the number of tokens after the
             first; None for a request with one token.
         token_gaps: None if the number of tokens in a chunk is unknown.
+        input_tokens: Tokens of the prompt, as the server counts them.
+        waited_s: Time for which a limit on requests in flight held a request back before it was sent.
+        cached_tokens: Tokens of the prompt found in the server's prefix cache; empty if it does not report
+            them.
+        failures: Why requests failed, one message each. These requests are in no other list.
     """
 
     sent_s: list[Number]
@@ -161,6 +166,10 @@ class ServedRequests(StoredStruct, frozen=True):
     output_tokens: list[Count]
     time_per_output_token_s: list[Number | None] = []
     token_gaps: TokenGaps | None = None
+    input_tokens: list[Count] = []
+    waited_s: list[Number] = []
+    cached_tokens: list[Count] = []
+    failures: list[str] = []
 
 
 class Tokens(StoredStruct, frozen=True):

@@ -25,6 +25,8 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         output_tokens: Tokens produced, including the end-of-sequence token and without padding.
         start_ns: When the backend received it; None for the start of the iteration.
+        due_ns: When it was to be sent, if a limit on requests in flight can hold it back.
+        cached_tokens: Tokens of the prompt found in a prefix cache; None if unknown.
         first_token_ns: None if the backend does not report token times; ``last_token_ns`` likewise.
         token_ns: Time of each token, or empty if they are not known one by one.
         chunk_ns: When each chunk of a stream arrived, if one of them held several tokens.
@@ -37,6 +39,8 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     last_token_ns: int | None = None
     token_ns: tuple[int, ...] = ()
     chunk_ns: tuple[int, ...] = ()
+    due_ns: int | None = None
+    cached_tokens: int | None = None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +56,8 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     """One repetition of the work on one rank, or ``repeats`` without reading the clock in between.
 
     ``spans`` are phases in order if the task reports them, as a served load does. They are None for a batch,
-    whose phases are prefill and decode.
+    whose phases are prefill and decode. ``failures`` are the messages of failed requests, which are not
+    among ``requests``.
     """
 
     start_ns: int
@@ -60,6 +65,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 1
     requests: tuple[RequestTimeline, ...] = ()
     spans: tuple[Span, ...] | None = None
+    failures: tuple[str, ...] = ()
 
     @property
     def first_token_ns(self) -> int | None:
@@ -157,6 +163,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def requests(self) -> tuple[RequestTimeline, ...]:
         """Every request of every rank, in rank order."""
         return tuple(request for rank in self.ranks for request in rank.requests)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Why requests failed, one message each."""
+        return tuple(why for rank in self.ranks for each in rank.iterations for why in each.failures)
 
     @property
     def cpu_time_s(self) -> float:

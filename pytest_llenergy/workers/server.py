@@ -21,10 +21,11 @@ import msgspec
 
 from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.tasks import TASKS
+from pytest_llenergy.backends.tasks import SERVE, TASKS
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
+from pytest_llenergy.traffic.texts import write_texts
 from pytest_llenergy.workers import timeouts, transport
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
@@ -178,7 +179,12 @@ class Server:
         prepare = getattr(self._backend, task.method, None)
         if prepare is None:
             raise BackendError(f"{type(self._backend).__name__} has no method {task.method} for {task.name}")
-        self._job = prepare(payload["inputs"], msgspec.convert(payload["params"], task.params))
+        inputs = payload["inputs"]
+        if task is not SERVE:
+            # A load is more than its texts.
+            count = getattr(self._backend, "count_tokens", None)
+            inputs = write_texts(inputs, self._backend_name, count)
+        self._job = prepare(inputs, msgspec.convert(payload["params"], task.params))
 
     def _prepare_call(self, call: Spooled) -> None:
         self._job = CallJob(call, self._channel.report_transfer)
@@ -239,6 +245,7 @@ class Server:
             repeats=self._repeats,
             requests=tuple(generated.requests),
             spans=None if spans is None else tuple(spans),
+            failures=tuple(getattr(generated, "failures", ())),
         )
 
     def _result(self, _payload: None) -> Spooled:

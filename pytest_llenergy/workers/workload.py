@@ -14,6 +14,7 @@ import msgspec
 from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
+from pytest_llenergy.traffic.requests import Inputs, Request
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
 from pytest_llenergy.workers.timeouts import TimeLimit
@@ -111,7 +112,7 @@ class RankWorkload:
                 )
 
 
-def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeout_s: float) -> RankWorkload:
+def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
     """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
 
     Args:
@@ -158,10 +159,10 @@ def _higher(before: int | None, now: int | None) -> int | None:
     return before if now is None else max(before or 0, now)
 
 
-def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
+def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
     """Split as accelerate's ``split_between_processes`` does: 7 prompts over 2 ranks are 4 and 3."""
     size, extra = divmod(len(prompts), n)
-    parts: list[list[str]] = []
+    parts: list[list[str | Request]] = []
     start = 0
     for rank in range(n):
         end = start + size + (1 if rank < extra else 0)

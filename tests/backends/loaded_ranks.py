@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.traffic.requests import Inputs
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
@@ -119,11 +120,11 @@ class LoadedRanks:
         with shared_environment():
             self.group, self.info = self.pool.get_loaded(self.plan, load)
 
-    def prepare(self, inputs: Sequence[str], params: Params) -> RankWorkload:
+    def prepare(self, inputs: Inputs, params: Params) -> RankWorkload:
         """Prepare a batch that can run any number of times."""
         return task_workload(self.group, inputs, params, TIMEOUT_S)
 
-    def generate(self, prompts: Sequence[str], **params: Any) -> tuple[Generation, Timeline]:
+    def generate(self, prompts: Inputs, **params: Any) -> tuple[Generation, Timeline]:
         """Run one round: by default eight tokens per prompt, ends of sequence ignored."""
         parsed = GenerationParams.parse({"max_new_tokens": 8, "ignore_eos": True, **params})
         workload = self.prepare(prompts, parsed)

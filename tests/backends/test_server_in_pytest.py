@@ -255,3 +255,53 @@ class TestCpuTime:
     def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
         assert BackendProcesses().pids() == frozenset()
         assert BackendProcesses().attached == ()
+
+
+def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: Read) -> None:
+    """Lengths, waits, cache hits and failures of each request; of a long trace only a digest."""
+    quick.makepyfile(
+        """
+        import json, pathlib
+        from pytest_llenergy.traffic import Request, dataset, synthetic
+
+        def test_trace(energy, backend):
+            rows = [{"timestamp": 20 * n, "input_length": 30 + n, "output_length": 2} for n in range(40)]
+            path = pathlib.Path("trace.jsonl")
+            path.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+            run = energy(backend.serve, dataset(path, time_scale=0.5), prefix_cache=True, concurrency=30,
+                         arrivals="trace")
+            assert run.result.output_tokens == 80
+
+        def test_failures(energy, backend):
+            requests = [Request(prompt="a"), Request(prompt="!500"), Request(prompt="bc")]
+            energy(backend.serve, requests, concurrency=1, max_new_tokens=2, max_failures=1)
+
+        def test_too_many(energy, backend):
+            energy(backend.serve, ["a", "!500"], concurrency=1, num_requests=2, max_new_tokens=2)
+        """
+    )
+    command = scripted(cached="prefix", first=0.01)
+    result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        ["BackendError: server: request 2 of 2: 500 from /v1/completions: out of memory"]
+    )
+    trace, failing, _ = read_report()["records"]
+    generation = trace["backend"]["generation"]
+    assert generation["requests"] == "40 requests of trace.jsonl, times x 0.5"
+    assert generation["max_new_tokens"] == "of each request"
+    assert generation["trace"].startswith("40 values to 0.39, digest ")
+    for round_ in trace["rounds"]:
+        served = round_["served"]
+        assert served["input_tokens"] == [30 + n for n in range(40)]
+        assert len(served["waited_s"]) == len(served["cached_tokens"]) == 40
+        assert served["failures"] == []
+    for round_ in failing["rounds"]:
+        assert round_["requests"] == 2
+        assert round_["tokens"] == {"input": 3, "output": 4}
+        assert round_["served"]["input_tokens"] == [1, 2]
+        assert round_["served"]["failures"] == [
+            "server: request 2 of 3: 500 from /v1/completions: out of memory"
+        ]
+        (flag,) = (flag for flag in round_["flags"] if flag["name"] == "failed-request")
+        assert flag["severity"] == "warning"

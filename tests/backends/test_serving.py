@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -43,6 +44,24 @@ class TestArrivals:
         assert mean_s == pytest.approx(0.1)
         assert spread_s == pytest.approx(0.1, rel=0.05)
 
+    @pytest.mark.parametrize("burstiness", [0.25, 4.0])
+    def test_burstiness_is_the_shape_of_a_gamma_distribution(self, burstiness: float) -> None:
+        """Its coefficient of variation is one over the root of the shape."""
+        params = {"request_rate": 10.0, "num_requests": 4001, "burstiness": burstiness}
+        offsets_s = ServeParams.parse(params).offsets_s()
+        gaps_s = [b - a for a, b in pairwise(offsets_s)]
+        assert offsets_s[-1] == pytest.approx(400)
+        assert stdev(gaps_s) / 0.1 == pytest.approx(burstiness**-0.5, rel=0.1)
+
+    def test_a_long_trace_is_recorded_by_its_digest(self) -> None:
+        def recorded(*trace: float) -> object:
+            return ServeParams.parse({"arrivals": "trace", "trace": trace}).primitives()["trace"]
+
+        assert recorded(0.0, 1.5) == "0.0,1.5"
+        times = [n / 8 for n in range(1000)]
+        assert str(recorded(*times)).startswith("1000 values to 124.875, digest ")
+        assert recorded(*times) == recorded(*times) != recorded(*times[:-2], 124.8, 124.875)
+
     def test_a_trace_is_used_unchanged(self) -> None:
         params = ServeParams.parse({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})
         assert params.offsets_s() == (0.5, 0.5, 2.0)
@@ -55,8 +74,16 @@ class TestArrivals:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({}, "request_rate is None, needs one of request_rate, concurrency and arrivals='trace'"),
-            ({"request_rate": 1.0, "concurrency": 2}, "needs one of request_rate, concurrency"),
+            ({}, "request_rate is None, needs one of request_rate, arrivals='trace' and concurrency"),
+            (
+                {"request_rate": 1.0, "arrivals": "trace", "trace": [0.0]},
+                "request_rate is 1.0, needs one of request_rate, arrivals='trace' and concurrency",
+            ),
+            ({"request_rate": 1.0, "burstiness": 0.0}, "burstiness is 0.0, needs more than 0"),
+            ({"concurrency": 1, "burstiness": 2.0}, "burstiness is 2.0, needs a request_rate"),
+            ({"concurrency": 1, "max_failures": -1}, "max_failures is -1, needs 0 or more"),
+            ({"concurrency": 1, "request_timeout_s": 0}, "request_timeout_s is 0.0, needs more than 0"),
+            ({"concurrency": 1, "endpoint": "chats"}, "endpoint is 'chats', needs one of chat, completions"),
             ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
             ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
@@ -91,7 +118,7 @@ class TestArrivals:
                 "num_requests is 2, needs to be left out",
             ),
             ({"rate": 1.0}, "serve: unknown argument rate; known: max_new_tokens"),
-            ({"concurency": 1}, "trace, prefix_cache; did you mean concurrency?"),
+            ({"concurency": 1}, "request_timeout_s; did you mean concurrency?"),
         ],
     )
     def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:
@@ -101,7 +128,7 @@ class TestArrivals:
 
 
 def test_no_suggestion_for_a_name_unlike_any_other() -> None:
-    with pytest.raises(BackendError, match=r"known: .*, prefix_cache$"):
+    with pytest.raises(BackendError, match=r"known: .*, request_timeout_s$"):
         ServeParams.parse({"rate": 1.0})
 
 
@@ -157,6 +184,7 @@ class TestStreams:
             first_token_ns=120 * MS,
             last_token_ns=150 * MS,
             token_ns=(120 * MS, 150 * MS),
+            cached_tokens=0,
         )
         assert got.cached_tokens == 0
         assert got.token_ids == []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -38,8 +39,13 @@ QUICK = STAND_IN + (
     "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1 --energy-isolation=run"
 )
 
-#: Programs that options of the pages name.
-PROGRAMS = ("llama-server", "my-meter")
+#: Programs that options of the pages name. The server has a prefix cache, and its last argument is the port.
+PROGRAMS = {
+    "llama-server": f"""for port; do :; done
+exec {sys.executable} {ROOT}/tests/backends/servers/scripted.py "$port" cached=prefix first=0.005
+""",
+    "my-meter": "",
+}
 
 #: Reports, and the day of each.
 DAYS = {"base.json": 0, "energy.json": 1, "main.json": 1, "head.json": 2}
@@ -58,7 +64,7 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tiny_backend.py": block(EXTENDING, "tiny_backend.py").code,
         "benchmarks/test_decode.py": BENCHMARK,
         "benchmarks/prompts.txt": "Name three rivers.\nWhat is a lake?\n",
-        **{f"programs/{name}": "#!/bin/sh\n" for name in PROGRAMS},
+        **{f"programs/{name}": f"#!/bin/sh\n{script}" for name, script in PROGRAMS.items()},
     }
     for name, text in files.items():
         (path / name).parent.mkdir(exist_ok=True)

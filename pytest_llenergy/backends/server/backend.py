@@ -13,7 +13,8 @@ import msgspec
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.server.client import COMPLETIONS_PATH, Client, NoAnswerError, select_dialect
+from pytest_llenergy.backends.server.client import Client, NoAnswerError, select_dialect
+from pytest_llenergy.backends.server.encoder import Encoder
 from pytest_llenergy.backends.server.load import BatchJob, Endpoint, LoadJob
 from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
@@ -23,6 +24,8 @@ from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo, Flag
+from pytest_llenergy.traffic.requests import Inputs, Request, as_request
+from pytest_llenergy.traffic.texts import Writer
 
 MODELS_PATH = "/v1/models"
 
@@ -50,13 +53,49 @@ class ServerBackend:
             raise
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> BatchJob:
-        bodies = [self._body(prompt, params, keeps_prefixes=False) for prompt in prompts]
+        encoder = Encoder(self._model, self._dialect, params)
+        bodies = [encoder.encode(Request(prompt=prompt)) for prompt in prompts]
         return BatchJob(self._endpoint, bodies, params)
 
-    def prepare_serve(self, prompts: Sequence[str], params: ServeParams) -> LoadJob:
-        """Prepare the requests of a load; prompts are used in turn."""
-        bodies = [self._body(prompt, params, keeps_prefixes=params.prefix_cache) for prompt in prompts]
-        return LoadJob(self._endpoint, [bodies[i % len(bodies)] for i in range(params.requests)], params)
+    def prepare_serve(self, inputs: Inputs, params: ServeParams) -> LoadJob:
+        """Prepare the requests of a load; inputs are used in turn."""
+        encoder = Encoder(
+            self._model,
+            self._dialect,
+            params,
+            endpoint=params.endpoint,
+            keeps_prefixes=params.prefix_cache,
+        )
+        requests, reopen = [as_request(each) for each in inputs], None
+        if any(turn.blocks or turn.answer for request in requests for turn in request.turns()):
+            writer = Writer(lambda texts: self.count_tokens(texts, params.endpoint), "server")
+            requests = writer.write(requests)
+            reopen = writer.reopen if params.prefix_cache else None
+        requests = [requests[number % len(requests)] for number in range(params.requests)]
+        return LoadJob(self._endpoint, requests, params, encoder, reopen)
+
+    def count_tokens(self, texts: Sequence[str], endpoint: str = "completions") -> list[int]:
+        """Return the tokens of each text as a prompt: asked of the server, else from the usage of a request.
+
+        Raises:
+            BackendError: The server does not tell.
+        """
+        client = self._endpoint.client
+        counts: list[int] = []
+        encoder = Encoder(self._model, self._dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
+        asks = True
+        for text in texts:
+            count = None
+            if asks:
+                count = self._dialect.count_tokens(client, self._model, text, endpoint == "chat")
+                asks = count is not None
+            if count is None:
+                stream = client.run(client.stream(encoder.encode(Request(prompt=text)), encoder.path))
+                if stream.broke:
+                    self._check_alive()
+                count = read_answer(stream, self._dialect, "counting tokens").request.input_tokens
+            counts.append(count)
+        return counts
 
     def synchronize(self) -> None:
         """A request is done when its stream has ended."""
@@ -105,7 +144,6 @@ class ServerBackend:
             "command": settings.recorded_command or None,
             "attached": self._process is None,
             "api_model": _model_label(self._model),
-            "endpoint": COMPLETIONS_PATH,
             "connections": "kept" if self._endpoint.client.keeps else "one for each request",
             "prefix_cache": (
                 "switched off in each request"
@@ -199,7 +237,8 @@ class ServerBackend:
 
         A second request finds out whether connections are kept.
         """
-        body = self._body("a", GenerationParams(max_new_tokens=1), keeps_prefixes=False)
+        encoder = Encoder(self._model, self._dialect, GenerationParams(max_new_tokens=1))
+        body = encoder.encode(Request(prompt="a"))
         stream = client.detect_keepalive(body)
         if stream.broke:
             self._check_alive()
@@ -219,37 +258,6 @@ class ServerBackend:
         except (NoAnswerError, msgspec.DecodeError):
             found = {}
         return str(found.get(name, "unknown")) if isinstance(found, dict) else "unknown"
-
-    def _body(self, prompt: str, params: GenerationParams, *, keeps_prefixes: bool) -> bytes:
-        dialect = self._dialect
-        if params.stop_token_ids and not dialect.stops:
-            raise BackendError(
-                f"server: {dialect.name} servers do not support stop_token_ids; leave them out"
-            )
-        if params.do_sample and not dialect.takes_top_k:
-            raise BackendError(
-                f"server: {dialect.name} servers do not support top_k, which is {params.top_k}; "
-                "use do_sample=False"
-            )
-        body: dict[str, Any] = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": params.max_new_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True, **dialect.stream_options},
-            # Temperature 0 means greedy throughout this API.
-            "temperature": params.temperature if params.do_sample else 0.0,
-            "seed": params.seed,
-            **dialect.always,
-            **dialect.cache(keeps_prefixes),
-        }
-        if params.do_sample:
-            body["top_p"], body["top_k"] = params.top_p, params.top_k
-        if params.ignore_eos:
-            body["ignore_eos"] = True
-        if params.stop_token_ids:
-            body["stop_token_ids"] = list(params.stop_token_ids)
-        return msgspec.json.encode(body)
 
     def _check_alive(self, when: str = "") -> None:
         """Raise ``ServerError`` with the last output line if the server has died."""

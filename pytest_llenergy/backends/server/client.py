@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from pytest_llenergy.backends.timeouts import CLOSE_GRACE_S, KEEPALIVE_S, REQUEST_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COMPLETIONS_PATH = "/v1/completions"
+CHAT_PATH = "/v1/chat/completions"
+#: Path of each endpoint.
+PATHS = {"completions": COMPLETIONS_PATH, "chat": CHAT_PATH}
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -43,6 +48,12 @@ class Stream:
     status: int = 0
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     broke: str | None = None
+    path: str = COMPLETIONS_PATH
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was refused or broke off, as far as can be seen without parsing it."""
+        return self.broke is not None or self.status != 200
 
     def body(self) -> str:
         """Return the whole body as text."""
@@ -60,7 +71,6 @@ class Client:
         import aiohttp
 
         self.url = url
-        self._completions = url + COMPLETIONS_PATH
         self.keeps: bool = True
         self._connected = 0
         self._loop = asyncio.new_event_loop()
@@ -81,6 +91,14 @@ class Client:
             return self.run(self._get(path, timeout_s))
         except self._errors as error:
             raise NoAnswerError(_error_line(error)) from None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the decoded answer of a request outside of any load; None for anything but success."""
+        stream = self.run(self.stream(msgspec.json.encode(body), path, REQUEST_TIMEOUT_S))
+        try:
+            return None if stream.failed else msgspec.json.decode(stream.body())
+        except msgspec.DecodeError:
+            return None
 
     def open_connections(self, connections: int, path: str) -> None:
         """Open this many connections if they are kept.
@@ -115,14 +133,23 @@ class Client:
             self._session = self.run(self._open_session())
         return first
 
-    async def stream(self, body: bytes) -> Stream:
+    async def stream(
+        self, body: bytes, path: str = COMPLETIONS_PATH, timeout_s: float | None = None
+    ) -> Stream:
         """Send one request and record when its parts arrive. Failures are recorded, too."""
-        stream = Stream(sent_ns=time.monotonic_ns())
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        stream = Stream(sent_ns=time.monotonic_ns(), path=path)
         try:
-            async with self._session.post(self._completions, data=body, headers=JSON_HEADERS) as response:
+            async with self._session.post(
+                self.url + path, data=body, headers=JSON_HEADERS, timeout=limit
+            ) as response:
                 stream.status = response.status
                 async for data in response.content.iter_any():
                     stream.reads.append((time.monotonic_ns(), data))
+        except asyncio.TimeoutError:
+            stream.broke = "a time-out" if timeout_s is None else f"not done after {timeout_s:g} s"
         except self._errors as error:
             stream.broke = _error_line(error)
         return stream
@@ -173,6 +200,24 @@ def _tokens_from_timings(event: Mapping[str, Any]) -> int | None:
     return timings.get("predicted_n") if timings else None
 
 
+def _count_with_llama_cpp(client: Client, _model: str, text: str, is_chat: bool) -> int | None:
+    """Count as ``tools/server/README.md`` describes: POST /apply-template and POST /tokenize."""
+    if is_chat:
+        templated = client.post("/apply-template", {"messages": [{"role": "user", "content": text}]})
+        if templated is None:
+            return None
+        text = templated["prompt"]
+    answer = client.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})
+    return None if answer is None else len(answer["tokens"])
+
+
+def _count_with_vllm(client: Client, model: str, text: str, is_chat: bool) -> int | None:
+    """Count as ``vllm/entrypoints/serve/tokenize`` does: POST /tokenize."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    answer = client.post("/tokenize", {"model": model, **asked})
+    return None if answer is None else int(answer["count"])
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How to talk to one kind of server. A field that a server does not know may be refused.
@@ -184,6 +229,8 @@ class Dialect:
         stops: Whether ``stop_token_ids`` is supported.
         takes_top_k: Whether ``top_k`` is supported.
         version: Path and field of the server's version.
+        count_tokens: Asks the server for the tokens of a text, given the model's name and whether the text is
+            a chat message; None if it does not answer.
     """
 
     name: str
@@ -194,6 +241,7 @@ class Dialect:
     stops: bool = False
     takes_top_k: bool = False
     version: tuple[str, str] | None = None
+    count_tokens: Callable[[Client, str, str, bool], int | None] = lambda *_: None
 
     @property
     def switches_cache(self) -> bool:
@@ -211,6 +259,7 @@ DIALECTS = {
         so_far=_tokens_from_timings,
         takes_top_k=True,
         version=("/props", "build_info"),
+        count_tokens=_count_with_llama_cpp,
     ),
     # vllm/entrypoints: openai/completion/protocol.py (CompletionRequest), generate/base/protocol.py
     # (StreamOptions).
@@ -222,6 +271,7 @@ DIALECTS = {
         stops=True,
         takes_top_k=True,
         version=("/version", "version"),
+        count_tokens=_count_with_vllm,
     ),
     # python/sglang/srt/entrypoints/openai/protocol.py.
     "sglang": Dialect("SGLang", always=PLAIN_SAMPLING, stops=True, takes_top_k=True),

@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.server.client import Client, Dialect, Stream
+from pytest_llenergy.backends.server.encoder import Encoder, Message
 from pytest_llenergy.backends.server.process import is_port_closed
 from pytest_llenergy.backends.server.settings import Address
-from pytest_llenergy.backends.server.stream import Answer, read_answer
+from pytest_llenergy.backends.server.stream import Answer, FailedRequestError, answer_text, read_answer
 from pytest_llenergy.backends.tasks import (
     GenerationParams,
     ServedGeneration,
@@ -23,11 +27,30 @@ from pytest_llenergy.backends.tasks import (
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
+from pytest_llenergy.traffic.requests import Request
 
 #: A request is late beyond this share of the mean gap between requests, and at least this time (seconds).
 LATE_SHARE, LATE_S = 0.1, 0.01
 
 CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
+
+
+@dataclass
+class Exchange:
+    """A request and its stream.
+
+    Attributes:
+        output_tokens: Tokens that were asked for.
+        input_tokens: Tokens that the prompt must have; None if that is not known ahead.
+        due_ns: When it was to be sent; None in a closed loop and for follow-ups.
+        ready_ns: When the client was able to send it, but for the limit on requests in flight.
+    """
+
+    stream: Stream
+    output_tokens: int
+    input_tokens: int | None = None
+    due_ns: int | None = None
+    ready_ns: int = 0
 
 
 @dataclass
@@ -46,37 +69,51 @@ class Endpoint:
     address: Address
     flags: list[Flag] = field(default_factory=list)
 
-    def run(self, work: Coroutine[Any, Any, list[Stream]]) -> list[Stream]:
-        """Run the requests. If some broke off, report a server that died meanwhile."""
-        streams = self.client.run(work)
-        broken = [stream for stream in streams if stream.broke]
+    def run(self, work: Coroutine[Any, Any, list[Exchange]]) -> tuple[list[Exchange], bool]:
+        """Run the requests. If some broke off, report a server that died meanwhile.
+
+        Returns:
+            The exchanges, and whether the server is gone.
+        """
+        exchanges = self.client.run(work)
+        broken = [each.stream for each in exchanges if each.stream.broke]
         if broken:
             self.check()
             # A server that was not started here has no output, but a closed port shows that it is gone.
             if is_port_closed(self.address, EXIT_WAIT_S):
                 for stream in broken:
                     stream.broke = f"{stream.broke}; nobody listens at {self.address.url} anymore"
-        return streams
+                return exchanges, True
+        return exchanges, False
 
-    def parse_answers(self, streams: Sequence[Stream], params: GenerationParams) -> list[Answer]:
+    def parse_answers(
+        self, exchanges: Sequence[Exchange], params: GenerationParams, max_failures: int = 0
+    ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
         """Parse the streams.
 
+        Returns:
+            The exchanges with an answer, and the messages of the failed ones.
+
         Raises:
-            BackendError: If an answer has the wrong length.
+            BackendError: An answer has the wrong length, or more than ``max_failures`` requests failed.
         """
-        answers = []
-        for number, stream in enumerate(streams, 1):
-            name = f"request {number} of {len(streams)}"
-            answer = read_answer(stream, self.dialect, name)
-            produced = answer.request.output_tokens
-            short = params.ignore_eos and produced < params.max_new_tokens
-            if short or produced > params.max_new_tokens:
-                raise BackendError(
-                    f"server: {name}: {produced} tokens instead of {params.max_new_tokens}; "
-                    + ("the server ignores ignore_eos" if short else "the server ignores max_tokens")
-                )
-            answers.append(answer)
-        return answers
+        answered: list[tuple[Exchange, Answer]] = []
+        failures: list[str] = []
+        for number, exchange in enumerate(exchanges, 1):
+            name = f"request {number} of {len(exchanges)}"
+            try:
+                answer = read_answer(exchange.stream, self.dialect, name)
+            except FailedRequestError as error:
+                failures.append(str(error))
+                continue
+            _check_lengths(exchange, answer, params, name)
+            answered.append((exchange, answer))
+        if len(failures) > max_failures or not answered:
+            counted = f"; {len(failures)} requests failed" if len(failures) > 1 else ""
+            raise BackendError(
+                f"{failures[0]}{counted}, max_failures is {max_failures}" if max_failures else failures[0]
+            )
+        return answered, failures
 
     def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
         """Return flags about prefix cache hits, which distort the measured work."""
@@ -92,6 +129,22 @@ class Endpoint:
         return []
 
 
+def _check_lengths(exchange: Exchange, answer: Answer, params: GenerationParams, name: str) -> None:
+    """Raise ``BackendError`` if a prompt or an answer has not the length that was asked for."""
+    produced, asked = answer.request.output_tokens, exchange.output_tokens
+    short = params.ignore_eos and produced < asked
+    if short or produced > asked:
+        raise BackendError(
+            f"server: {name}: {produced} tokens instead of {asked}; "
+            + ("the server ignores ignore_eos" if short else "the server ignores max_tokens")
+        )
+    counted, needed = answer.request.input_tokens, exchange.input_tokens
+    if needed not in (None, counted):
+        raise BackendError(
+            f"server: {name}: the server counts {counted} tokens in a prompt written to have {needed}"
+        )
+
+
 @dataclass
 class BatchJob:
     """All prompts at once, one request each. ``bodies`` are encoded requests."""
@@ -104,11 +157,17 @@ class BatchJob:
         """Open a connection per request."""
         self.endpoint.client.open_connections(len(self.bodies), self.endpoint.health)
 
-    def run(self) -> list[Stream]:
-        return self.endpoint.run(_send_all(self.endpoint.client, self.bodies))
+    def run(self) -> list[Exchange]:
+        return self.endpoint.run(self._send())[0]
 
-    def result(self, outcome: list[Stream]) -> ServedGeneration:
-        answers = self.endpoint.parse_answers(outcome, self.params)
+    async def _send(self) -> list[Exchange]:
+        client = self.endpoint.client
+        streams = await asyncio.gather(*(client.stream(body) for body in self.bodies))
+        return [Exchange(stream, self.params.max_new_tokens) for stream in streams]
+
+    def result(self, outcome: list[Exchange]) -> ServedGeneration:
+        answered, _ = self.endpoint.parse_answers(outcome, self.params)
+        answers = [answer for _, answer in answered]
         return ServedGeneration(
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
@@ -120,47 +179,122 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """Streams of a load. ``late_s`` is the largest delay of a request behind its send time."""
+    """What was sent, and when the load started and ended. ``died`` is whether the server is gone."""
 
-    streams: list[Stream]
+    exchanges: list[Exchange]
     start_ns: int
     end_ns: int
-    late_s: float
+    died: bool = False
 
 
 @dataclass
 class LoadJob:
-    """Requests in the order of their send times."""
+    """Requests and conversations in the order of their send times.
+
+    Attributes:
+        reopen: Returns a written text with other first words for each run; None to send the same texts in
+            each.
+    """
 
     endpoint: Endpoint
-    bodies: list[bytes]
+    requests: list[Request]
     params: ServeParams
+    encoder: Encoder
+    reopen: Callable[[str, int], str] | None = None
+
+    def __post_init__(self) -> None:
+        # Those that do not depend on answers are encoded ahead. Prompts that are used again are shared.
+        bodies: dict[int, bytes] = {}
+        for request in self.requests:
+            if id(request) not in bodies:
+                bodies[id(request)] = self.encoder.encode(request)
+        self._bodies = bodies
+        # Not from 0: a server that was measured before may still have those texts in its cache.
+        self._run = time.time_ns()
+        self._failed = 0
 
     def before_round(self) -> None:
         """Open the connections that are needed at once; an open loop opens more as it goes."""
-        connections = min(self.params.concurrency or 1, len(self.bodies))
+        connections = min(self.params.concurrency or 1, len(self.requests))
         self.endpoint.client.open_connections(connections, self.endpoint.health)
 
     def run(self) -> LoadOutcome:
-        client, start_ns = self.endpoint.client, time.monotonic_ns()
+        self._failed = 0
+        self._run += 1
         offsets_s = self.params.offsets_s()
-        if self.params.concurrency is not None:
-            streams = self.endpoint.run(_send_closed_loop(client, self.bodies, self.params.concurrency))
+        start_ns = time.monotonic_ns()
+        exchanges, died = self.endpoint.run(self._send(offsets_s, start_ns))
+        return LoadOutcome(exchanges, start_ns, time.monotonic_ns(), died)
+
+    async def _send(self, offsets_s: Sequence[float], start_ns: int) -> list[Exchange]:
+        """Send each request at its time, or all of them as slots become free."""
+        slots = asyncio.Semaphore(self.params.concurrency) if self.params.concurrency else nullcontext()
+        sent: list[asyncio.Task[list[Exchange]]] = []
+        for number, request in enumerate(self.requests):
+            due_ns = None
+            if offsets_s:
+                due_ns = start_ns + round(offsets_s[number] * 1e9)
+                # Sleep even if it is due, so that requests in flight progress.
+                await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+            if self._failed > self.params.max_failures:
+                break
+            sent.append(asyncio.create_task(self._converse(request, due_ns, slots)))
+        return [exchange for made in await asyncio.gather(*sent) for exchange in made]
+
+    async def _converse(
+        self, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
+    ) -> list[Exchange]:
+        """Send a request and its follow-ups, each after the answer before it; stop at one that fails."""
+        ready_ns = time.monotonic_ns()
+        made: list[Exchange] = []
+        history: list[Message] = []
+        async with slots:
+            if self._failed > self.params.max_failures:
+                return []
+            for turn in request.turns():
+                if made and turn.think_s:
+                    await asyncio.sleep(turn.think_s)
+                body, told = self._body(turn, history, is_first=not made)
+                stream = await self.endpoint.client.stream(
+                    body, self.encoder.path, self.params.request_timeout_s
+                )
+                made.append(Exchange(stream, self.encoder.output_tokens(turn), ready_ns=ready_ns))
+                if len(made) == 1:
+                    made[0].due_ns = due_ns
+                    made[0].input_tokens = None if turn.system else turn.input_tokens
+                if stream.failed:
+                    self._failed += 1
+                    break
+                if request.follow_ups:
+                    history += [*told, ("assistant", answer_text(stream))]
+        return made
+
+    def _body(
+        self, turn: Request, history: Sequence[Message], *, is_first: bool
+    ) -> tuple[bytes, list[Message]]:
+        """Return the body of a request, and the messages that it adds to the conversation."""
+        if self.reopen is not None and turn.blocks:
+            turn = msgspec.structs.replace(turn, prompt=self.reopen(turn.prompt, self._run))
+            body = self.encoder.encode(turn, history)
         else:
-            streams = self.endpoint.run(_send_open_loop(client, self.bodies, offsets_s, start_ns))
-        late = [
-            (stream.sent_ns - start_ns) / 1e9 - offset_s
-            for stream, offset_s in zip(streams, offsets_s, strict=False)
-        ]
-        return LoadOutcome(streams, start_ns, time.monotonic_ns(), max(late, default=0.0))
+            body = self._bodies[id(turn)] if is_first else self.encoder.encode(turn, history)
+        system = [("system", turn.system)] if turn.system else []
+        return body, [*system, ("user", turn.prompt)]
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
-        answers = self.endpoint.parse_answers(outcome.streams, self.params)
-        requests = [answer.request for answer in answers]
+        limit = 0 if outcome.died else self.params.max_failures
+        answered, failures = self.endpoint.parse_answers(outcome.exchanges, self.params, limit)
+        answered.sort(key=lambda each: each[0].stream.sent_ns)
+        answers = [answer for _, answer in answered]
+        requests = [
+            msgspec.structs.replace(
+                answer.request, due_ns=exchange.due_ns if self.params.concurrency else None
+            )
+            for exchange, answer in answered
+        ]
         flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
-        due_ns = [outcome.start_ns + round(offset_s * 1e9) for offset_s in self.params.offsets_s()]
         spans, phase_flags = load_phases(
-            requests, self.params.concurrency, outcome.start_ns, outcome.end_ns, due_ns
+            requests, self.params.slots, outcome.start_ns, outcome.end_ns, _due_ns(answered)
         )
         return ServedLoad(
             texts=[answer.text for answer in answers],
@@ -169,50 +303,57 @@ class LoadJob:
             cached_tokens=_sum_cached_tokens(answers),
             exact=all(answer.exact for answer in answers),
             spans=spans,
-            flags=[*self.endpoint.flags, *flags, *self._late(outcome.late_s), *phase_flags],
+            failures=failures,
+            flags=[
+                *self.endpoint.flags,
+                *flags,
+                *self._late(max(_seconds(each.due_ns, each.ready_ns) for each in outcome.exchanges)),
+                *self._held(outcome.exchanges),
+                *_failed(failures, len(outcome.exchanges)),
+                *phase_flags,
+            ],
         )
 
     def _late(self, late_s: float) -> list[Flag]:
+        """Return a flag if the client was too slow for the schedule."""
         offsets_s = self.params.offsets_s()
         gap_s = offsets_s[-1] / (len(offsets_s) - 1) if len(offsets_s) > 1 else 0.0
-        if not offsets_s or late_s <= max(LATE_S, LATE_SHARE * gap_s):
+        if late_s <= max(LATE_S, LATE_SHARE * gap_s):
             return []
         detail = f"a request was sent {late_s * 1e3:.0f} ms late; the host is too busy for this load"
         return [Flag(name="late-request", severity="warning", detail=detail)]
+
+    def _held(self, exchanges: Sequence[Exchange]) -> list[Flag]:
+        """Return a flag if the limit on requests in flight held requests back."""
+        if self.params.slots is not None or self.params.concurrency is None:
+            return []
+        held = [_seconds(each.ready_ns, each.stream.sent_ns) for each in exchanges if each.due_ns is not None]
+        long = [wait_s for wait_s in held if wait_s > LATE_S]
+        if not long:
+            return []
+        detail = (
+            f"concurrency={self.params.concurrency} held back {len(long)} of {len(held)} requests, for up to "
+            f"{max(long):.2g} s; latencies run from sending, and waited_s in the record has the waits"
+        )
+        return [Flag(name="held-back", severity="warning", detail=detail)]
+
+
+def _failed(failures: Sequence[str], sent: int) -> list[Flag]:
+    if not failures:
+        return []
+    detail = f"{len(failures)} of {sent} requests failed, and their joules count; the first: {failures[0]}"
+    return [Flag(name="failed-request", severity="warning", detail=detail)]
+
+
+def _seconds(start_ns: int | None, end_ns: int) -> float:
+    return 0.0 if start_ns is None else (end_ns - start_ns) / 1e9
+
+
+def _due_ns(answered: Sequence[tuple[Exchange, Answer]]) -> list[int]:
+    """Return when each request was due. Follow-ups of a conversation are due when they are sent."""
+    return [each.due_ns if each.due_ns is not None else each.stream.sent_ns for each, _ in answered]
 
 
 def _sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return sum(known) if len(known) == len(answers) else None
-
-
-async def _send_all(client: Client, bodies: Sequence[bytes]) -> list[Stream]:
-    return list(await asyncio.gather(*(client.stream(body) for body in bodies)))
-
-
-async def _send_open_loop(
-    client: Client, bodies: Sequence[bytes], offsets_s: Sequence[float], start_ns: int
-) -> list[Stream]:
-    """Send each request at its time."""
-    sent: list[asyncio.Task[Stream]] = []
-    for body, offset_s in zip(bodies, offsets_s, strict=True):
-        left_s = offset_s - (time.monotonic_ns() - start_ns) / 1e9
-        # Sleep even if it is due, so that requests in flight progress.
-        await asyncio.sleep(max(0.0, left_s))
-        sent.append(asyncio.create_task(client.stream(body)))
-    return list(await asyncio.gather(*sent))
-
-
-async def _send_closed_loop(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[Stream]:
-    """Keep ``concurrency`` requests in flight; stop after one that broke off."""
-    streams: dict[int, Stream] = {}
-    waiting = iter(enumerate(bodies))
-
-    async def send_in_turn() -> None:
-        for number, body in waiting:
-            streams[number] = await client.stream(body)
-            if streams[number].broke:
-                return
-
-    await asyncio.gather(*(send_in_turn() for _ in range(concurrency)))
-    return [streams[number] for number in sorted(streams)]

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_llenergy.backends.server.client import COMPLETIONS_PATH, MAX_ERROR_CHARACTERS, Dialect, Stream
+from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Dialect, Stream
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 END_OF_STREAM = b"[DONE]"
+
+
+class FailedRequestError(BackendError):
+    """A request was refused, broke off or gave nothing, while others may succeed."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +41,50 @@ class Answer:
     cached_tokens: int | None
 
 
+def answer_text(stream: Stream) -> str:
+    """Return the text of an answer as far as it can be read; faults of the stream are for ``read_answer``."""
+    texts = []
+    for _, data in _iterate_events(stream):
+        with suppress(msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError):
+            texts.append(_said(msgspec.json.decode(data)["choices"][0]))
+    return "".join(texts)
+
+
+def _said(choice: Mapping[str, Any]) -> str:
+    """Return the text of a chunk, from either endpoint."""
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def _thought(choice: Mapping[str, Any]) -> str:
+    """Return the reasoning in a chunk of the chat endpoint, whose tokens are output tokens too."""
+    delta = choice.get("delta") or {}
+    return delta.get("reasoning_content") or delta.get("reasoning") or ""
+
+
 @dataclass(frozen=True)
 class _Event:
+    """A chunk. ``text`` is part of the answer; ``has_text`` is also set by reasoning."""
+
     time_ns: int
     text: str
+    has_text: bool
     ids: list[int]
     so_far: int | None
     ends: bool
 
 
 def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
-    """Parse the stream of one request. Raises ``ModelError`` or ``BackendError``, naming the request, if it
-    is invalid.
+    """Parse the stream of one request.
 
     Args:
         stream: The recorded stream.
         dialect: The kind of server.
         name: Name of the request, for messages.
+
+    Raises:
+        ModelError: The server does not know the model.
+        FailedRequestError: This request failed.
+        BackendError: The server does not follow the API.
     """
     _check_status(stream, name)
     try:
@@ -76,12 +108,12 @@ def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
         for choice in (event.get("choices") or ())[:1]:
             reason = choice.get("finish_reason")
             ids = choice.get("token_ids") or []
-            events.append(
-                _Event(time_ns, choice.get("text") or "", ids, dialect.so_far(event), reason is not None)
-            )
+            text = _said(choice)
+            has_text = bool(text or _thought(choice))
+            events.append(_Event(time_ns, text, has_text, ids, dialect.so_far(event), reason is not None))
     if stream.broke or not ended:
         why = stream.broke or "no [DONE]"
-        raise BackendError(f"server: {name}: the stream broke off after {len(events)} chunks ({why})")
+        raise FailedRequestError(f"server: {name}: the stream broke off after {len(events)} chunks ({why})")
     return _build_answer(stream, events, usage, name)
 
 
@@ -93,9 +125,9 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
             "stream_options.include_usage"
         )
     if produced < 1:
-        raise BackendError(f"server: {name}: no tokens were produced")
+        raise FailedRequestError(f"server: {name}: no tokens were produced")
     counts = _chunk_token_counts(events, produced)
-    stamps = [event.time_ns for event in events if event.text]
+    stamps = [event.time_ns for event in events if event.has_text]
     if counts is None and not stamps:
         raise BackendError(f"server: {name}: {produced} tokens but no text")
     token_ns: tuple[int, ...] = ()
@@ -122,6 +154,7 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
             last_token_ns=last_ns,
             token_ns=token_ns,
             chunk_ns=chunk_ns,
+            cached_tokens=cached,
         ),
         exact=counts is not None and all(count <= 1 for count in counts),
         cached_tokens=cached,
@@ -138,7 +171,7 @@ def _chunk_token_counts(events: list[_Event], produced: int) -> list[int] | None
 
     A token without text, such as the one that ends the sequence, counts in the last chunk.
     """
-    if events and all(event.so_far is not None for event in events if event.text):
+    if events and all(event.so_far is not None for event in events if event.has_text):
         counts, before = [], 0
         for event in events:
             now = before if event.so_far is None else event.so_far
@@ -150,10 +183,10 @@ def _chunk_token_counts(events: list[_Event], produced: int) -> list[int] | None
             return None
         counts[-1] += produced - before
         return counts
-    counts = [int(bool(event.text)) for event in events]
+    counts = [int(event.has_text) for event in events]
     if sum(counts) == produced:
         return counts
-    if sum(counts) == produced - 1 and events and events[-1].ends and not events[-1].text:
+    if sum(counts) == produced - 1 and events and events[-1].ends and not events[-1].has_text:
         return [*counts[:-1], 1]
     return None
 
@@ -161,12 +194,12 @@ def _chunk_token_counts(events: list[_Event], produced: int) -> list[int] | None
 def _check_status(stream: Stream, name: str) -> None:
     if stream.status == 200 or (stream.status == 0 and stream.broke):
         if stream.status == 0:
-            raise BackendError(f"server: {name}: no answer ({stream.broke})")
+            raise FailedRequestError(f"server: {name}: no answer ({stream.broke})")
         return
     message = error_text(stream.body())
     if stream.status == 404:
-        raise ModelError(f"server: {name}: 404 from {COMPLETIONS_PATH}: {message}; see --energy-server-model")
-    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS_PATH}: {message}")
+        raise ModelError(f"server: {name}: 404 from {stream.path}: {message}; see --energy-server-model")
+    raise FailedRequestError(f"server: {name}: {stream.status} from {stream.path}: {message}")
 
 
 def error_text(body: str) -> str:
@@ -196,5 +229,5 @@ def _decode_event(data: bytes, name: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise BackendError(f"server: {name}: a chunk cannot be parsed ({error})") from None
     if not isinstance(event, dict) or "error" in event:
-        raise BackendError(f"server: {name}: {error_text(data.decode(errors='replace'))}")
+        raise FailedRequestError(f"server: {name}: {error_text(data.decode(errors='replace'))}")
     return event

@@ -171,6 +171,9 @@ class TransformersBackend:
             )
         return transformers_job_flops(self._model, job, done, self._tensor)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self._tokenizer(list(texts))["input_ids"]]
+
     def synchronize(self) -> None:
         if self._device != "cpu":
             # All devices of this rank; with placement there are several.

@@ -2,7 +2,9 @@
 """A server of the OpenAI API that behaves as its settings say: scripted.py PORT [SETTING=VALUE …].
 
 It counts a token for each letter of a prompt. Each chunk of ``chunk`` tokens takes ``step`` seconds, the
-first one ``first``. ``fault`` is what it does wrong.
+first one ``first``. ``fault`` is what it does wrong. A prompt that contains ``!500``, ``!drop`` or ``!hang``
+is refused, broken off or not answered for a minute. A chat prompt has ``template`` more tokens. With
+``cached=prefix`` the longest beginning that a prompt shares with an earlier one is cached.
 
 With ``slots``, so many requests are served at once and the others wait, first come, first served: the
 capacity is ``slots / (first + step * (chunks - 1))`` requests per second. Every fourth request that makes
@@ -22,8 +24,11 @@ from typing import Any
 
 SETTINGS = {
     **{"fault": "", "owner": "scripted", "chunk": "1", "first": "0", "step": "0"},
-    **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0"},
+    **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0", "template": "5"},
 }
+#: What was asked, in order, and the prompts.
+ASKED: list[dict[str, Any]] = []
+PROMPTS: list[str] = []
 STARTED_S = time.monotonic()
 
 
@@ -57,6 +62,12 @@ SLOTS = Slots(10**6)
 NUMBERS = itertools.count(1)
 
 
+def common_prefix(one: str, other: str) -> str:
+    """The longest beginning of both."""
+    ends = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(ends, min(len(one), len(other)))]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Streams completions; every connection is kept."""
 
@@ -66,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             ready = SETTINGS["fault"] != "sick" and time.monotonic() - STARTED_S >= float(SETTINGS["wait"])
             self.say(200 if ready else 503, {"error": {"message": "Loading model"}})
+        elif self.path == "/asked":
+            self.say(200, {"asked": ASKED})
         elif self.path == "/v1/models":
             self.say(200, {"data": [{"id": "tiny", "owned_by": SETTINGS["owner"]}]})
         else:
@@ -73,9 +86,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.say(200, {"count": self.count(asked)})
+            return
+        ASKED.append(asked)
         if asked["model"] != "tiny":
             self.say(404, {"error": {"message": f"The model `{asked['model']}` does not exist."}})
             return
+        prompt = self.prompt(asked)
+        if "!500" in prompt:
+            self.say(500, {"error": {"message": "out of memory"}})
+            return
+        if "!hang" in prompt:
+            time.sleep(60)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -88,9 +111,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def stream(self, asked: dict[str, Any]) -> None:
         total = asked["max_tokens"] - (int(SETTINGS["short"]) if asked.get("ignore_eos") else 0)
-        usage: dict[str, Any] = {"prompt_tokens": len(asked["prompt"])}
-        if SETTINGS["cached"] != "untold":
+        prompt = self.prompt(asked)
+        usage: dict[str, Any] = {"prompt_tokens": self.count(asked)}
+        if SETTINGS["cached"] == "prefix":
+            shared = max((len(common_prefix(prompt, each)) for each in PROMPTS), default=0)
+            PROMPTS.append(prompt)
+            usage["prompt_tokens_details"] = {"cached_tokens": shared}
+        elif SETTINGS["cached"] != "untold":
             usage["prompt_tokens_details"] = {"cached_tokens": int(SETTINGS["cached"])}
+        if "messages" in asked:
+            self.event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         counted = asked["stream_options"].get("continuous_usage_stats")
         made = 0
         stalls = total > int(SETTINGS["chunk"]) and next(NUMBERS) % 4 == 0
@@ -100,22 +130,35 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(float(SETTINGS["stall"]))
             now = min(int(SETTINGS["chunk"]), total - made)
             made += now
-            event: dict[str, Any] = {"choices": [{"text": "ab"[:now], "finish_reason": None}]}
+            said = {"delta": {"content": "ab"[:now]}} if "messages" in asked else {"text": "ab"[:now]}
+            event: dict[str, Any] = {"choices": [{**said, "finish_reason": None}]}
             if counted:
                 message = 1 if SETTINGS["fault"] == "miscounts" else made
                 event["usage"] = {**usage, "completion_tokens": message}
             if SETTINGS["fault"] == "odd":
                 event["choices"] = [None]
             self.event(event)
-            if SETTINGS["fault"] == "drops" and asked["max_tokens"] > 1:
+            if "!drop" in prompt or (SETTINGS["fault"] == "drops" and asked["max_tokens"] > 1):
                 self.close_connection = True
                 return
-        self.event({"choices": [{"text": "", "finish_reason": "length"}]})
+        last: dict[str, Any] = {"delta": {}} if "messages" in asked else {"text": ""}
+        self.event({"choices": [{**last, "finish_reason": "length"}]})
         if SETTINGS["fault"] != "no-usage":
             self.event({"choices": [], "usage": {**usage, "completion_tokens": total}})
         self.part(b"data: [DONE]\n\n")
         self.part(b"")
         self.close_connection = self.close_connection or SETTINGS["fault"] == "closes"
+
+    def prompt(self, asked: dict[str, Any]) -> str:
+        return asked.get("prompt") or "".join(
+            f"|{each['role']}|{each['content']}" for each in asked["messages"]
+        )
+
+    def count(self, asked: dict[str, Any]) -> int:
+        messages = asked.get("messages")
+        if messages is None:
+            return len(asked["prompt"])
+        return sum(len(each["content"]) + int(SETTINGS["template"]) for each in messages)
 
     def event(self, event: dict[str, Any]) -> None:
         self.part(b"data: " + json.dumps(event).encode() + b"\n\n")

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with their lengths and times, which a rank turns into texts by the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.errors import BackendError, LLEnergyError
+from pytest_llenergy.model.prompts import digest_prompts
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, with the text of its prompt or with the lengths of blocks to write one.
+
+    Attributes:
+        prompt: Text of the prompt; empty if it is to be written.
+        blocks: Parts of the prompt to write, each with a name and its number of tokens. Prompts that begin
+            with the same blocks begin with the same text.
+        system: System message of the chat endpoint; other work puts it before the prompt.
+        output_tokens: Tokens to generate; None for ``max_new_tokens``.
+        answer: If ``output_tokens`` is None, generate as many tokens as this text has.
+        at_s: When to send it, in seconds from the start; None without a schedule.
+        think_s: Pause before this request of a conversation, after the answer before it (seconds).
+        follow_ups: Further requests of a conversation; each is sent with all messages and answers before it.
+    """
+
+    prompt: str = ""
+    blocks: tuple[tuple[str, int], ...] = ()
+    system: str = ""
+    output_tokens: int | None = None
+    answer: str = ""
+    at_s: float | None = None
+    think_s: float = 0.0
+    follow_ups: tuple[Request, ...] = ()
+
+    @property
+    def input_tokens(self) -> int | None:
+        """Tokens of the prompt to write, counted with the tokenizer's special tokens; None for a text."""
+        return sum(tokens for _, tokens in self.blocks) if self.blocks else None
+
+    def turns(self) -> Iterator[Request]:
+        """Yield the request and its follow-ups."""
+        yield self
+        yield from self.follow_ups
+
+
+class Requests(tuple[Request, ...]):
+    """Requests in order. ``description`` is what the record says of them, in one line."""
+
+    description: str
+
+    def __new__(cls, requests: Iterable[Request], description: str) -> Requests:
+        made = super().__new__(cls, requests)
+        made.description = description
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} requests: {self.description}>"
+
+
+Inputs = Sequence[str | Request]
+
+
+def as_request(each: str | Request) -> Request:
+    """Return a text as a request."""
+    return Request(prompt=each) if isinstance(each, str) else each
+
+
+def check_inputs(task: str, inputs: Any) -> None:
+    """Check the inputs of a task.
+
+    Raises:
+        BackendError: If they are not a list of texts or requests, or a request is unusable.
+    """
+    if isinstance(inputs, str) or not inputs or not all(isinstance(each, (str, Request)) for each in inputs):
+        raise BackendError(f"{task}: prompts must be a list of one or more strings, or of requests")
+    for number, request in enumerate(inputs, 1):
+        if isinstance(request, str):
+            continue
+        for turn in request.turns():
+            fault = _fault(turn)
+            if fault:
+                raise BackendError(f"{task}: request {number}: {fault}")
+
+
+def _fault(request: Request) -> str | None:
+    if bool(request.prompt) == bool(request.blocks):
+        return "needs a prompt or blocks, and not both"
+    if any(tokens < 1 for _, tokens in request.blocks):
+        return f"blocks is {request.blocks}, needs 1 token or more in each"
+    if request.output_tokens is not None and request.output_tokens < 1:
+        return f"output_tokens is {request.output_tokens}, needs 1 or more"
+    if request.think_s < 0:
+        return f"think_s is {request.think_s:g}, needs 0 or more"
+    return None
+
+
+def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a task with those that follow from its requests.
+
+    A load has one request for each input, at their times unless the test gives others. A batch has one
+    output length.
+
+    Raises:
+        BackendError: If a batch cannot have what its requests ask for.
+    """
+    found = dict(arguments)
+    requests = [each for each in inputs if isinstance(each, Request)]
+    if not requests:
+        return found
+    if task == "serve":
+        times = [request.at_s for request in requests]
+        timed = [at_s for at_s in times if at_s is not None]
+        is_timed = len(timed) == len(inputs)
+        paced = bool({"request_rate", "concurrency"} & set(found))
+        asked = found.get("arrivals", "poisson" if paced else "trace")
+        if is_timed and asked == "trace" and "trace" not in found:
+            found |= {"arrivals": "trace", "trace": timed}
+        if found.get("arrivals") != "trace":
+            found.setdefault("num_requests", len(inputs))
+        return found
+    if any(request.follow_ups for request in requests):
+        raise BackendError(f"{task}: conversations need backend.serve")
+    if task == "generate":
+        lengths = {each.output_tokens if isinstance(each, Request) else None for each in inputs}
+        if len(lengths) > 1 or any(request.answer for request in requests):
+            raise BackendError(
+                "generate: the requests have unlike output lengths, and a batch has one; use backend.serve, "
+                "or requests without output_tokens and max_new_tokens"
+            )
+        (length,) = lengths
+        if length is not None:
+            found.setdefault("max_new_tokens", length)
+    return found
+
+
+def describe_inputs(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the record says of a task: its arguments, and the requests if they are not only texts."""
+    requests = [each for each in inputs if isinstance(each, Request)]
+    if not requests:
+        return dict(arguments)
+    described = {**arguments, "requests": getattr(inputs, "description", None) or f"{len(inputs)} requests"}
+    turns = [turn for request in requests for turn in request.turns()]
+    own = [turn for turn in turns if turn.output_tokens is not None or turn.answer]
+    if task == "serve" and own:
+        others = "" if len(requests) == len(inputs) and len(own) == len(turns) else ", else "
+        described["max_new_tokens"] = (
+            f"of each request{others}{arguments['max_new_tokens'] if others else ''}"
+        )
+    return described
+
+
+def digest_inputs(inputs: Inputs) -> str:
+    """Return the digest of inputs; it changes with every length, block and time of a request."""
+    return digest_prompts(
+        each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in inputs
+    )
+
+
+def check_whole(where: str, name: str, value: Any, least: int = 1) -> int:
+    """Return a whole number. Raises ``LLEnergyError`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LLEnergyError(f"{where}: {name} is {value!r}, needs a whole number, {least} or more")
+    return value

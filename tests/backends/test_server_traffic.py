@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads like real traffic against a server that follows a script, so that every figure is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server.backend import ServerBackend
+from pytest_llenergy.backends.server.load import LoadJob
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.traffic import Request, synthetic
+from pytest_llenergy.traffic.requests import complete_arguments
+
+from .servers.start import scripted
+
+pytest.importorskip("aiohttp")
+
+
+@contextmanager
+def loaded(**settings: Any) -> Iterator[ServerBackend]:
+    backend = ServerBackend()
+    backend.load(
+        ModelSource("hub", "owner/name"), {"timeout_s": 60, "command": scripted(**settings)}, RankContext()
+    )
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def prepare(backend: ServerBackend, inputs: Sequence[str | Request], **params: Any) -> LoadJob:
+    checked = ServeParams.parse(complete_arguments("serve", inputs, params))
+    return backend.prepare_serve(inputs, checked)
+
+
+def served(backend: ServerBackend, inputs: Sequence[str | Request], **params: Any) -> ServedLoad:
+    job = prepare(backend, inputs, **params)
+    job.before_round()
+    return job.result(job.run())
+
+
+def asked(backend: ServerBackend, last: int) -> list[dict[str, Any]]:
+    """What the server was asked last."""
+    _, body = backend._endpoint.client.get("/asked")
+    found: list[dict[str, Any]] = json.loads(body)["asked"][-last:]
+    return found
+
+
+def counts(made: ServedLoad) -> list[tuple[int, int]]:
+    return [(each.input_tokens, each.output_tokens) for each in made.requests]
+
+
+class TestLengths:
+    @pytest.mark.parametrize("owner", ["vllm", "scripted"])
+    @pytest.mark.parametrize("endpoint", ["completions", "chat"])
+    def test_prompts_have_the_tokens_that_were_asked_for(self, owner: str, endpoint: str) -> None:
+        """A token is a letter here, so words do not fit evenly. Only one of the servers tokenizes for us."""
+        traffic = synthetic(count=4, input_tokens=123, input_stdev=20, output_tokens=6, output_stdev=2)
+        with loaded(owner=owner) as backend:
+            made = served(backend, traffic, concurrency=1, endpoint=endpoint, ignore_eos=True)
+        assert counts(made) == [(each.input_tokens, each.output_tokens) for each in traffic]
+        assert len(set(counts(made))) == 4
+
+    def test_a_prompt_that_the_server_counts_otherwise_is_refused(self) -> None:
+        with loaded() as backend:
+            job = prepare(backend, synthetic(count=1, input_tokens=50), concurrency=1)
+            job.requests[0] = Request(blocks=(("x", 49),), prompt="a" * 50)
+            job.__post_init__()
+            with pytest.raises(BackendError) as caught:
+                job.result(job.run())
+        assert str(caught.value) == (
+            "server: request 1 of 1: the server counts 50 tokens in a prompt written to have 49"
+        )
+
+    def test_prompts_too_short_for_a_template_are_refused(self) -> None:
+        with loaded(template=30) as backend, pytest.raises(BackendError) as caught:
+            prepare(backend, synthetic(count=1, input_tokens=32), concurrency=1, endpoint="chat")
+        assert str(caught.value) == (
+            "server: a prompt of 32 tokens: one word has 34, with what is added to every prompt"
+        )
+
+    def test_output_lengths_follow_recorded_answers(self) -> None:
+        with loaded() as backend:
+            made = served(backend, [Request(prompt="hello", answer="six ch")], concurrency=1, ignore_eos=True)
+        assert counts(made) == [(5, 6)]
+
+
+class TestChat:
+    def test_chunks_of_the_chat_endpoint_are_read(self) -> None:
+        with loaded(first=0.05, step=0.02) as backend:
+            made = served(backend, ["abc"], concurrency=1, num_requests=2, endpoint="chat", max_new_tokens=3)
+            (body,) = asked(backend, 1)
+        assert body["messages"] == [{"role": "user", "content": "abc"}]
+        assert made.texts == ["aaa", "aaa"]
+        assert counts(made) == [(8, 3), (8, 3)]
+        assert made.exact
+        (start_ns, stamps) = made.requests[0].start_ns, made.requests[0].token_ns
+        assert start_ns is not None
+        assert stamps[0] - start_ns >= 50e6
+        assert stamps[1] - stamps[0] >= 15e6
+
+    def test_a_conversation_sends_the_answers_before(self) -> None:
+        talk = Request(
+            system="Be short.",
+            prompt="one",
+            output_tokens=2,
+            follow_ups=(Request(prompt="two", think_s=0.2, output_tokens=3),),
+        )
+        with loaded() as backend:
+            made = served(backend, [talk], concurrency=1, endpoint="chat")
+            _, second = asked(backend, 2)
+            (plain,) = (served(backend, [talk], concurrency=1), asked(backend, 1))[1]
+        assert second["messages"] == [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "aa"},
+            {"role": "user", "content": "two"},
+        ]
+        assert [each.output_tokens for each in made.requests] == [2, 3]
+        first, then = made.requests
+        assert (then.start_ns or 0) - (first.last_token_ns or 0) >= 200e6
+        assert plain["prompt"] == "Be short.\n\none\n\naa\n\ntwo"
+
+    def test_conversations_of_a_closed_loop_run_side_by_side(self) -> None:
+        traffic = synthetic(count=3, input_tokens=40, output_tokens=2, turns=3)
+        with loaded(first=0.05) as backend:
+            made = served(backend, traffic, concurrency=3, endpoint="chat")
+        assert len(made.requests) == 9
+        sent_ns = [each.start_ns or 0 for each in made.requests]
+        assert sent_ns == sorted(sent_ns)
+        assert {each.start_ns for each in made.requests[:3]} == {
+            each.start_ns for each in made.requests if each.input_tokens == 40
+        }
+
+
+class TestPace:
+    def test_a_cap_holds_requests_back_and_the_wait_is_known(self) -> None:
+        """Three requests are due at once, and each takes 0.2 s: the third waits for two of them."""
+        with loaded(first=0.2) as backend:
+            made = served(
+                backend, ["a"], arrivals="trace", trace=[0.0, 0.0, 0.0], concurrency=1, max_new_tokens=1
+            )
+        waits_s = [((each.start_ns or 0) - (each.due_ns or 0)) / 1e9 for each in made.requests]
+        assert waits_s[0] < 0.2 <= waits_s[1] < 0.4 <= waits_s[2]
+        (flag,) = (flag for flag in made.flags if flag.name != "late-request")
+        assert flag.name == "held-back"
+        assert flag.detail.startswith("concurrency=1 held back 2 of 3 requests, for up to 0.4")
+
+    def test_times_of_requests_are_kept_unless_the_test_gives_others(self) -> None:
+        timed = [Request(prompt="a", at_s=0.0), Request(prompt="b", at_s=1.5)]
+        by_default = ServeParams.parse(complete_arguments("serve", timed, {}))
+        assert by_default.offsets_s() == (0.0, 1.5)
+        capped = ServeParams.parse(
+            complete_arguments("serve", timed, {"arrivals": "trace", "concurrency": 1})
+        )
+        assert (capped.offsets_s(), capped.slots) == ((0.0, 1.5), None)
+        closed = ServeParams.parse(complete_arguments("serve", timed, {"concurrency": 1}))
+        assert (closed.offsets_s(), closed.slots, closed.requests) == ((), 1, 2)
+        rated = ServeParams.parse(complete_arguments("serve", timed, {"request_rate": 2.0}))
+        assert rated.offsets_s() == pytest.approx((0.0, 0.5))
+
+
+class TestFailures:
+    LOAD = ("a", "b !500", "c", "d !drop", "e")
+
+    def test_failures_up_to_the_limit_are_counted(self) -> None:
+        with loaded() as backend:
+            made = served(backend, self.LOAD, concurrency=1, num_requests=5, max_new_tokens=3, max_failures=2)
+        assert [each.input_tokens for each in made.requests] == [1, 1, 1]
+        assert made.failures[0] == "server: request 2 of 5: 500 from /v1/completions: out of memory"
+        assert made.failures[1].startswith("server: request 4 of 5: the stream broke off after 1 chunks (")
+        (flag,) = made.flags
+        assert flag.detail.startswith("2 of 5 requests failed, and their joules count; the first: server: ")
+
+    def test_one_more_ends_the_load_early(self) -> None:
+        with loaded() as backend:
+            job = prepare(backend, self.LOAD, concurrency=1, num_requests=5, max_failures=1, max_new_tokens=3)
+            outcome = job.run()
+            assert len(outcome.exchanges) == 4
+            with pytest.raises(BackendError) as caught:
+                job.result(outcome)
+        assert str(caught.value) == (
+            "server: request 2 of 4: 500 from /v1/completions: out of memory; 2 requests failed, "
+            "max_failures is 1"
+        )
+
+    def test_a_time_out_is_a_failure(self) -> None:
+        with loaded() as backend:
+            made = served(
+                backend,
+                ["a", "!hang"],
+                concurrency=2,
+                num_requests=2,
+                max_new_tokens=1,
+                max_failures=1,
+                request_timeout_s=0.5,
+            )
+        assert made.failures == ["server: request 2 of 2: no answer (not done after 0.5 s)"]
+
+    def test_a_load_without_any_success_fails(self) -> None:
+        with loaded() as backend, pytest.raises(BackendError, match="out of memory"):
+            served(backend, ["!500"], concurrency=1, num_requests=2, max_failures=9)
+
+    def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:
+        with loaded(step=30) as backend:
+            process = backend._process
+            assert process is not None
+            job = prepare(backend, ["a"], concurrency=2, num_requests=2, max_failures=2, max_new_tokens=2)
+            job.endpoint.client._loop.call_later(0.3, process._child.kill)
+            with pytest.raises(BackendError, match="ended with signal SIGKILL: scripted server"):
+                job.run()
+
+
+class TestPrefixCache:
+    def test_hits_are_those_of_one_run(self) -> None:
+        """Half of each prompt is shared: all but the first find it, in the second run as in the first."""
+        traffic = synthetic(count=4, input_tokens=100, shared_prefix=0.5, output_tokens=1)
+        with loaded(cached="prefix") as backend:
+            job = prepare(backend, traffic, concurrency=1, prefix_cache=True)
+            runs = [job.result(job.run()) for _ in range(3)]
+        for made in runs:
+            cached = [each.cached_tokens or 0 for each in made.requests]
+            # A word or two may agree by chance.
+            assert cached[0] < 12
+            assert all(48 <= each < 60 for each in cached[1:])
+            assert made.cached_tokens == sum(cached)
+            assert made.flags == []
+        assert counts(runs[0]) == counts(runs[1]) == [(100, 1)] * 4
+
+    def test_hits_that_must_not_be_are_still_invalid(self) -> None:
+        traffic = synthetic(count=2, input_tokens=60, shared_prefix=0.5, output_tokens=1)
+        with loaded(cached="prefix") as backend:
+            made = served(backend, traffic, concurrency=1)
+        assert [(flag.name, flag.severity) for flag in made.flags] == [("prefix-cache", "invalid")]
