@@ -22,6 +22,7 @@ from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import (
     BackendInfo,
     Flag,
@@ -76,6 +77,7 @@ class Draft:
     lease_intact: Callable[[], bool] = bool
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
+    load_curve: LoadCurve | None = None
     windows: list[Window] = field(default_factory=list)
     #: What the test wrote; any objects, converted by ``json_values``.
     extra_info: dict[str, Any] = field(default_factory=dict)
@@ -162,6 +164,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         power_trace=experiment.power_trace if experiment else None,
         windows=windows,
         metrics=experiment.metrics if experiment else {},
+        load_curve=draft.load_curve,
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],

@@ -20,6 +20,7 @@ import msgspec
 
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.model.timeline import RequestTimeline, Span
@@ -67,6 +68,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
         needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
+        if name == "slo" and needs.startswith("object"):
+            needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
             if field.name == name and isinstance(field.type, msgspec.inspect.LiteralType):
                 needs = f"one of {', '.join(map(str, field.type.values))}"
@@ -79,10 +82,13 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def primitives(self) -> dict[str, Primitive]:
         """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
+        return {name: _to_primitive(value) for name, value in values.items()}
+
+
+def _to_primitive(value: Any) -> Primitive:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, Slo) else value  # type: ignore[no-any-return]
 
 
 def _shorten(value: object) -> str:
@@ -216,6 +222,7 @@ class ServeParams(GenerationParams, frozen=True):
         arrivals: ``poisson``, seeded by ``seed``, or ``trace``.
         trace: Open loop: send times in seconds from the start.
         prefix_cache: Let the server keep prefixes, and count cache hits as part of the measured work.
+        slo: Limits of the latencies, from ``pytest_llenergy.slo``, which give goodput.
     """
 
     task: ClassVar[str] = "serve"
@@ -226,6 +233,7 @@ class ServeParams(GenerationParams, frozen=True):
     arrivals: Literal["poisson", "trace"] = "poisson"
     trace: tuple[float, ...] = ()
     prefix_cache: bool = False
+    slo: Slo | None = None
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()

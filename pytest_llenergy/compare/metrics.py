@@ -50,4 +50,10 @@ METRICS = {
     "end_to_end_latency_p50_s": MetricKind("s"),
     "end_to_end_latency_p90_s": MetricKind("s"),
     "end_to_end_latency_p99_s": MetricKind("s"),
+    "goodput_requests_per_s": MetricKind("request/s", "more"),
+    "slo_attainment": MetricKind("", "more"),
+    "energy_per_good_request_j": MetricKind("J"),
+    "energy_per_output_token_at_slo_j": MetricKind("J"),
+    "goodput_per_watt": MetricKind("request/J", "more"),
+    "max_load_requests_per_s": MetricKind("request/s", "more"),
 }

@@ -19,6 +19,7 @@ from statistics import fmean
 import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import scale_metric
+from pytest_llenergy.measure.goodput import attainment, good_output_tokens, good_requests, has_slo
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile, summarize_rounds
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms, is_attributed
 from pytest_llenergy.model.timeline import Flops
@@ -31,6 +32,10 @@ CLOCK_RESOLUTION_S = 1e-9
 
 #: Why a served load may have no metric of its steady state.
 NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
+
+
+#: Why a load may have no energy for each good request.
+NONE_GOOD = "no request met every limit of the SLO"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -142,7 +147,7 @@ def compute_metrics(
     metrics: dict[str, Metric] = {}
     added_to = _added_to(rounds, planned)
     for name, figure in ROUND_METRICS.items():
-        if figure.served and not any(round_.served for round_ in rounds):
+        if figure.served and not applies_to_rounds(name, rounds):
             continue
         values, reason = round_values(name, rounds)
         if values:
@@ -318,6 +323,36 @@ def _request_throughput(round_: Round) -> RoundValue | None:
     return _rate(round_.requests, round_.duration_s) if served and round_.requests else None
 
 
+def _goodput(round_: Round) -> RoundValue | None:
+    good = good_requests(round_)
+    return _rate(good, round_.duration_s) if good is not None else None
+
+
+def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue | None:
+    return _joules(round_, count(round_) or 0)
+
+
+def _good_per_joule(round_: Round) -> RoundValue | None:
+    each = _per_good(good_requests, round_)
+    return each.scale(1 / each.value**2) if each is not None and each.value > 0 else None
+
+
+def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> float:
+    """Divide the joules of all rounds, also of those without good requests, by their good ones."""
+    known = [round_ for round_ in rounds if round_.energy_j is not None]
+    return math.fsum(round_.energy_j or 0.0 for round_ in known) / sum(count(each) or 0 for each in known)
+
+
+def _total_good_per_joule(rounds: Sequence[Round]) -> float:
+    each_j = _total_per_good(good_requests, rounds)
+    return 1 / each_j if each_j > 0 else 0.0
+
+
+def _max_load(round_: Round) -> RoundValue | None:
+    found = round_.max_load
+    return RoundValue(found.requests_per_s, found.u_requests_per_s) if found is not None else None
+
+
 def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
     """Return a latency of every request that has it."""
     served = [getattr(round_.served, column) for round_ in rounds if round_.served is not None]
@@ -406,4 +441,30 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     **_percentiles("time_to_first_token_s"),
     **_percentiles("inter_token_latency_s"),
     **_percentiles("end_to_end_latency_s"),
+    "goodput_requests_per_s": RoundMetric("request/s", _goodput, applies=has_slo, served=True),
+    "slo_attainment": RoundMetric(
+        "", lambda round_: _exact(attainment(round_)), "no request was sent", applies=has_slo, served=True
+    ),
+    "energy_per_good_request_j": RoundMetric(
+        "J/request",
+        partial(_per_good, good_requests),
+        NONE_GOOD,
+        applies=has_slo,
+        pooled=partial(_total_per_good, good_requests),
+        served=True,
+    ),
+    "energy_per_output_token_at_slo_j": RoundMetric(
+        "J/token",
+        partial(_per_good, good_output_tokens),
+        NONE_GOOD,
+        applies=has_slo,
+        pooled=partial(_total_per_good, good_output_tokens),
+        served=True,
+    ),
+    "goodput_per_watt": RoundMetric(
+        "request/J", _good_per_joule, NONE_GOOD, applies=has_slo, pooled=_total_good_per_joule, served=True
+    ),
+    "max_load_requests_per_s": RoundMetric(
+        "request/s", _max_load, applies=lambda round_: round_.max_load is not None, served=True
+    ),
 }

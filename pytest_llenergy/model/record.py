@@ -14,6 +14,7 @@ import msgspec
 from pytest_llenergy.model.base import Count, EnergyKind, Number, Primitive, Status, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.load_curve import LoadCurve
 
 Severity = Literal["note", "warning", "invalid"]
 
@@ -113,6 +114,7 @@ class ServedRequests(StoredStruct, frozen=True):
         time_to_first_token_s: Latency from sending a request to its first token.
         inter_token_latency_s: Mean gap between tokens; None for a request with one token.
         end_to_end_latency_s: Latency from sending a request to its last token.
+        good: Whether the request met every limit of the load's SLO; None without an SLO.
     """
 
     sent_s: list[Number]
@@ -120,6 +122,14 @@ class ServedRequests(StoredStruct, frozen=True):
     inter_token_latency_s: list[Number | None]
     end_to_end_latency_s: list[Number]
     output_tokens: list[Count]
+    good: list[bool] | None = None
+
+
+class MaxLoad(StoredStruct, frozen=True):
+    """The highest request rate within an SLO, and its standard uncertainty, from the bracket of the search."""
+
+    requests_per_s: Number
+    u_requests_per_s: Number
 
 
 class Tokens(StoredStruct, frozen=True):
@@ -140,6 +150,7 @@ class Round(StoredStruct, frozen=True):
         own_cpu_s: CPU time of the test's processes.
         other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
+        max_load: Result of the search for the maximum load that ended with this round, in its first one.
     """
 
     start_s: Number
@@ -159,6 +170,7 @@ class Round(StoredStruct, frozen=True):
     time_to_first_token_s: Number | None = None
     inter_token_latency_s: Number | None = None
     served: ServedRequests | None = None
+    max_load: MaxLoad | None = None
     temperature_start_c: Number | None = None
     own_cpu_s: Number | None = None
     other_cpu_s: Number | None = None
@@ -336,6 +348,7 @@ class Record(StoredStruct, frozen=True):
         lease_wait_s: Time that the test waited for its devices, before measuring.
         boards: Each leased GPU or MIG instance, in the order of ``devices``.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
+        load_curve: Loads at several rates; ``rounds`` and ``metrics`` are those of one of them.
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
         extra_info: What the test wrote into ``extra_info`` of its fixture, as JSON values.
@@ -369,6 +382,7 @@ class Record(StoredStruct, frozen=True):
     power_trace: PowerTrace | None = None
     windows: list[Window] = []
     metrics: dict[str, Metric] = {}
+    load_curve: LoadCurve | None = None
     comparisons: list[Comparison] = []
     failed_gate: bool = False
     flags: list[Flag] = []

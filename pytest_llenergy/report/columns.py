@@ -39,6 +39,12 @@ HEADINGS = {
     "carbon_per_million_output_tokens_g": "CO2e per Mtoken ± u",
     "cost": "cost ± u",
     "cost_per_million_output_tokens": "cost per Mtoken ± u",
+    "goodput_requests_per_s": "good request/s",
+    "slo_attainment": "SLO share",
+    "energy_per_good_request_j": "per good request ± u",
+    "energy_per_output_token_at_slo_j": "per token at SLO ± u",
+    "goodput_per_watt": "good request/J",
+    "max_load_requests_per_s": "max request/s",
 }
 
 #: Longest currency that is shown (characters): a report may come from anywhere.
@@ -115,7 +121,7 @@ def _columns() -> dict[str, Column]:
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
-    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy}
+    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy and figure.unit[0] in "JW"}
     energies |= {"energy_per_flop_j", *DERIVED}
     metrics = {
         name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
