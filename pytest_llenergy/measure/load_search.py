@@ -29,7 +29,8 @@ MAX_PROBE_ROUNDS = 3
 #: it is saturated or this share of the attainment is not reached.
 CLEAR = 0.8
 
-#: Most times that the maximum is measured in full. Each time that it then fails, the search goes on below.
+#: Most times that a maximum of short measurements is measured in full. Each time that it then fails, the
+#: search goes on below, and further each time.
 MAX_CONFIRMATIONS = 3
 
 #: Fewest requests of a probe, and most that the attainment alone asks for.
@@ -183,15 +184,23 @@ class LoadSearch:
             may_go_on: Returns whether there is time for another probe.
             stop_reason: Why the search ends if there is not.
         """
-        for _ in range(MAX_CONFIRMATIONS):
+        confirmed: set[float] = set()
+        for failures in range(MAX_CONFIRMATIONS):
+            # Where short measurements were wrong once, only full ones count.
+            measure = confirm if failures else probe
             while (rate := self.next_rate()) is not None:
                 if not may_go_on():
                     self.stopped = stop_reason
                     break
-                self.add(rate, within=probe(rate))
-            if self.maximum is None or confirm(self.maximum):
+                within = measure(rate)
+                self.add(rate, within=within)
+                confirmed |= {rate} if within and failures else set()
+            found = self.maximum
+            if found is None or found in confirmed or confirm(found):
                 return
-            self.add(self.maximum, within=False)
+            self.add(found, within=False)
+            doubtful = found / (1 + self.tolerance) ** (2 ** (failures + 1))
+            self.within = [each for each in self.within if each in confirmed or each <= doubtful]
         self.within = []
         self.stopped = (
             f"the latencies scatter: {MAX_CONFIRMATIONS} rates met the SLO in a short measurement and not in "
@@ -199,7 +208,7 @@ class LoadSearch:
         )
 
     def describe_end(self) -> str | None:
-        """Return why a bound of the maximum is missing, or why the bracket is wide; ``None`` if all is well."""
+        """Return why a bound of the maximum is missing or the bracket wide; ``None`` if all is well."""
         if self.stopped is not None:
             return self.stopped
         if self.maximum is None:

@@ -140,5 +140,7 @@ def describe_max_load(curve: LoadCurve) -> str:
     found, above = curve.max_load_requests_per_s, curve.exceeded_at_requests_per_s
     if found is None:
         return f"no maximum load: {curve.reason}"
-    bound = f"{found:.3g} request/s ({above:.3g} exceeds it)" if above is not None else f"≥ {found:.3g} request/s"
+    bound = (
+        f"{found:.3g} request/s ({above:.3g} exceeds it)" if above is not None else f"≥ {found:.3g} request/s"
+    )
     return f"maximum load {bound}" + (f"; {curve.reason}" if curve.reason else "")

@@ -126,7 +126,7 @@ class ServedRequests(StoredStruct, frozen=True):
 
 
 class MaxLoad(StoredStruct, frozen=True):
-    """The highest request rate within an SLO, and its standard uncertainty, from the bracket of the search."""
+    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
 
     requests_per_s: Number
     u_requests_per_s: Number
