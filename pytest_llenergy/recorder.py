@@ -319,6 +319,21 @@ def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
         worker_input_of(item.config).send_record(report.llenergy)
 
 
+def deliver_unfinished(item: pytest.Item) -> None:
+    """Keep the record of a test that Ctrl-C ended while it measured several loads: each took long."""
+    if draft_of(item).load_curve is None:
+        return
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="failed",
+        longrepr="interrupted before all loads were measured",
+        when="call",
+    )
+    deliver_interrupted(item, report)
+
+
 def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:
     """Attach a record to the only report of a test whose forked process died."""
     lines = str(report.longrepr).strip().splitlines()

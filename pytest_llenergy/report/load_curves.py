@@ -9,8 +9,8 @@ from pytest_llenergy.model.quantity import format_scaled, scale_of
 #: Headings of the table. The first names the rows.
 HEADS = (
     "sent/s",
-    "rounds",
-    "answered/s",
+    "n",
+    "done/s",
     "per token ± u",
     "TTFT p99 s",
     "TPOT p99 s",
@@ -54,7 +54,7 @@ def describe_result(point: LoadPoint) -> str:
         return "saturated"
     if point.slo_attainment is None:
         return "sustained"
-    return "within SLO" if point.within_slo else "exceeds SLO"
+    return "within" if point.within_slo else "exceeds"
 
 
 def _row(point: LoadPoint, scale: tuple[int, str]) -> list[str]:
