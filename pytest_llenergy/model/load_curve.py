@@ -45,7 +45,7 @@ class Slo(StoredStruct, frozen=True):
 
     def __str__(self) -> str:
         limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        named = ", ".join(f"{name} ≤ {limit:g} s" for name, limit in limits if limit is not None)
+        named = ", ".join(f"{name} <= {limit:g} s" for name, limit in limits if limit is not None)
         return f"{named} for {self.attainment * 100:g} %"
 
 
@@ -141,6 +141,8 @@ def describe_max_load(curve: LoadCurve) -> str:
     if found is None:
         return f"no maximum load: {curve.reason}"
     bound = (
-        f"{found:.3g} request/s ({above:.3g} exceeds it)" if above is not None else f"≥ {found:.3g} request/s"
+        f"{found:.3g} request/s ({above:.3g} exceeds it)"
+        if above is not None
+        else f">= {found:.3g} request/s"
     )
     return f"maximum load {bound}" + (f"; {curve.reason}" if curve.reason else "")

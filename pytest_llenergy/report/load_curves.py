@@ -15,7 +15,7 @@ HEADS = (
     "TTFT p99 s",
     "TPOT p99 s",
     "E2E p99 s",
-    "SLO share",
+    "good",
     "good/s",
     "result",
 )
@@ -37,13 +37,16 @@ def curve_rows(curve: LoadCurve) -> list[list[str]]:
     return [_row(point, scale) for point in curve.by_rate()]
 
 
-def latencies_without_limit(curve: LoadCurve) -> frozenset[str]:
-    """Return the headings of latencies that the SLO does not limit; none without an SLO."""
+def less_important_heads(curve: LoadCurve) -> frozenset[str]:
+    """Return the headings of what an SLO makes less important; none without an SLO.
+
+    These are latencies without a limit, and requests that were answered, good or not.
+    """
     slo = curve.slo
     if slo is None:
         return frozenset()
     limits = {"TTFT p99 s": slo.ttft_s, "TPOT p99 s": slo.tpot_s, "E2E p99 s": slo.e2e_s}
-    return frozenset(head for head, limit in limits.items() if limit is None)
+    return frozenset({"done/s", *(head for head, limit in limits.items() if limit is None)})
 
 
 def describe_result(point: LoadPoint) -> str:

@@ -31,7 +31,7 @@ from pytest_llenergy.model.text import (
     unique_function_names,
 )
 from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, latencies_without_limit
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, less_important_heads
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12
@@ -243,11 +243,11 @@ def _procedure(record: Record) -> str:
 
 
 def load_tables(curve: LoadCurve, width: int) -> Iterator[Table]:
-    """Yield a table of the loads of one test, by rate; with an SLO, only of the latencies it limits."""
-    hidden = latencies_without_limit(curve)
+    """Yield a table of the loads of one test, by rate. With an SLO, less important columns are left out."""
+    rows, hidden = curve_rows(curve), less_important_heads(curve)
     first, *columns = (
-        TableColumn(head, cells, is_number=head != HEADS[-1])
-        for head, cells in zip(HEADS, zip(*curve_rows(curve), strict=True), strict=True)
+        TableColumn(head, [row[place] for row in rows], is_number=head != HEADS[-1])
+        for place, head in enumerate(HEADS)
         if head not in hidden
     )
     kept = [column for column in columns if any(cell != "-" for cell in column.cells)]

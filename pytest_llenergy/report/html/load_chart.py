@@ -41,13 +41,15 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
         name: Name of the figure, unique in the page.
         side: Name of the side of a comparison.
     """
-    points = [point for point in curve.by_rate() if point.end_to_end_latency_p99_s is not None]
+    points = [
+        point
+        for point in curve.by_rate()
+        if point.request_rate > 0 and (point.end_to_end_latency_p99_s or 0) > 0
+    ]
     if not points:
         return None
     shown = _shown_latencies(curve)
-    energies = [
-        each.energy_per_output_token_j for each in points if each.energy_per_output_token_j is not None
-    ]
+    energies = [joules for each in points if (joules := each.energy_per_output_token_j or 0.0) > 0]
     power, prefix = scale_of("J", *energies)
 
     def draw(width: int) -> Markup:
@@ -100,7 +102,7 @@ def _draw_energy(axes: Axes, points: Sequence[LoadPoint], unit: float) -> dict[s
     known = [
         (point, joules / unit, (point.energy_per_output_token_u_j or 0.0) / unit)
         for point in points
-        if (joules := point.energy_per_output_token_j) is not None
+        if (joules := point.energy_per_output_token_j or 0.0) > 0
     ]
     if not known:
         return {}
@@ -130,7 +132,7 @@ def _draw_latencies(
     tips: dict[str, list[str]] = {}
     values: list[float] = []
     for number, (column, label, field) in shown:
-        known = [(point, value) for point in points if (value := getattr(point, column)) is not None]
+        known = [(point, value) for point in points if (value := getattr(point, column) or 0.0) > 0]
         colour = COLOURS[SERIES[number]]
         axes.plot(
             [point.request_rate for point, _ in known],
@@ -146,8 +148,8 @@ def _draw_latencies(
         if limit is not None:
             axes.axhline(limit, color=colour, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
             values.append(limit)
-    # A latency of zero has no place on a logarithmic axis.
-    set_scale(axes, "y", [max(value, max(values) / 1e4) for value in values])
+    if values:
+        set_scale(axes, "y", values)
     return tips
 
 
