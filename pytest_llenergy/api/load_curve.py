@@ -280,13 +280,15 @@ def add_max_load(experiment: Experiment, curve: LoadCurve) -> Experiment:
         metric = Metric(value=None, unit="request/s", reason=curve.reason)
         return replace(experiment, metrics={**experiment.metrics, name: metric})
     u = (above - found) / math.sqrt(3)
+    found_load = MaxLoad(requests_per_s=found, u_requests_per_s=u)
+    rounds = [msgspec.structs.replace(round_, max_load=found_load) for round_ in experiment.rounds]
     metric = Metric(
-        value=found, unit="request/s", uncertainty=u, uncertainty_absolute=u, n=1, reason=curve.reason
-    )
-    rounds = list(experiment.rounds)
-    first = next(place for place, round_ in enumerate(rounds) if is_valid(round_))
-    rounds[first] = msgspec.structs.replace(
-        rounds[first], max_load=MaxLoad(requests_per_s=found, u_requests_per_s=u)
+        value=found,
+        unit="request/s",
+        uncertainty=u,
+        uncertainty_absolute=u,
+        n=sum(map(is_valid, rounds)),
+        reason=curve.reason,
     )
     return replace(experiment, rounds=rounds, metrics={**experiment.metrics, name: metric})
 

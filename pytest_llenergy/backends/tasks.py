@@ -85,10 +85,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {name: _to_primitive(value) for name, value in values.items()}
 
 
-def _to_primitive(value: Any) -> Primitive:
+def _to_primitive(value: Any) -> Any:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
-    return str(value) if isinstance(value, Slo) else value  # type: ignore[no-any-return]
+    return str(value) if isinstance(value, Slo) else value
 
 
 def _shorten(value: object) -> str:

@@ -350,7 +350,8 @@ def _total_good_per_joule(rounds: Sequence[Round]) -> float:
 
 def _max_load(round_: Round) -> RoundValue | None:
     found = round_.max_load
-    return RoundValue(found.requests_per_s, found.u_requests_per_s) if found is not None else None
+    # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
+    return RoundValue(found.requests_per_s, shape=found.u_requests_per_s) if found is not None else None
 
 
 def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:

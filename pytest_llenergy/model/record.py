@@ -150,7 +150,7 @@ class Round(StoredStruct, frozen=True):
         own_cpu_s: CPU time of the test's processes.
         other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
-        max_load: Result of the search for the maximum load that ended with this round, in its first one.
+        max_load: Result of the search for the maximum load that ended with these rounds.
     """
 
     start_s: Number

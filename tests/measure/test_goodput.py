@@ -144,6 +144,7 @@ def test_failed_requests_are_never_good() -> None:
     if "failures" not in ServedRequests.__struct_fields__:
         pytest.skip("served loads have no failed requests")
     round_ = load()
+    assert round_.served is not None
     failed = msgspec.structs.replace(round_.served, failures=["503"] * 4)
     assert attainment(msgspec.structs.replace(round_, served=failed)) == 2 / 8
 
@@ -205,4 +206,4 @@ def test_the_package_offers_it() -> None:
 
     assert pytest_llenergy.slo is slo
     with pytest.raises(AttributeError, match="has no attribute 'slos'"):
-        _ = pytest_llenergy.slos  # type: ignore[attr-defined]
+        _ = pytest_llenergy.slos

@@ -75,7 +75,8 @@ async def health(_: web.Request) -> web.Response:
 
 
 def main(port: str, *settings: str) -> None:
-    SETTINGS.update(setting.split("=", 1) for setting in settings)  # type: ignore[arg-type]
+    for name, _, value in (setting.partition("=") for setting in settings):
+        SETTINGS[name] = value
     app = web.Application()
     app["queue"] = Queue(int(SETTINGS["slots"]), float(SETTINGS["service"]))
     app.add_routes([web.get("/health", health), web.get("/v1/models", models)])
