@@ -249,7 +249,8 @@ class Energy:
             prompts: Prompts, used in turn.
             slo: Limits of the latencies.
             between: Lowest and highest request rate (requests per second).
-            tolerance: How much larger than the result the lowest rate outside the SLO may be.
+            tolerance: Relative error that the result may have. The search ends when the lowest rate outside
+                the SLO is at most half of it above the result.
             budget: Seconds after which the search measures no further rate, except the maximum.
             **params: Further parameters of ``serve``. ``num_requests`` is the length of each load; by
                 default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO.

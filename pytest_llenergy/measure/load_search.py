@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for the highest request rate within an SLO.
 
-The search halves the ratio of a bracket until its ends differ by no more than the tolerance. Both ends of the
+The search halves the ratio of a bracket until its ends differ by no more than half of the tolerance: the
+scatter of latencies, which moves the bracket, has the other half. Both ends of the
 result were measured: the lower one is within the SLO, the upper one is not. The ends of the given range are
 measured only if every rate between them has the same result.
 
@@ -105,7 +106,7 @@ class LoadSearch:
     Attributes:
         low: Lowest rate (requests per second).
         high: Highest rate.
-        tolerance: Ratio of the bracket's ends, minus 1, at which the search ends.
+        tolerance: Relative error that the result may have.
         within: Rates that were within the SLO, ascending, below ``exceeded``.
         exceeded: Lowest rate that was not, and above which nothing is searched.
         stopped: Why the search ended early.
@@ -147,14 +148,18 @@ class LoadSearch:
     @property
     def steps(self) -> int:
         """Most rates that are measured until the bracket is as narrow as the tolerance."""
-        halvings = math.log2(math.log(self.high / self.low) / math.log1p(self.tolerance))
-        return max(1, math.ceil(halvings)) + 1
+        return max(1, math.ceil(math.log2(math.log(self.high / self.low) / math.log(self._narrow)))) + 1
+
+    @property
+    def _narrow(self) -> float:
+        """Ratio of the bracket's ends at which the search ends."""
+        return 1 + self.tolerance / 2
 
     def next_rate(self) -> float | None:
         """Return the rate to measure next; ``None`` if the bracket is narrow enough, or at an end."""
         low = self.low if self.maximum is None else self.maximum
         high = self.high if self.exceeded is None else self.exceeded
-        if high / low > (1 + self.tolerance) * (1 + 1e-9):
+        if high / low > self._narrow * (1 + 1e-9):
             return math.sqrt(low * high)
         if self.maximum is None:
             return self.low if self.exceeded != self.low else None

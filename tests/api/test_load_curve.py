@@ -55,7 +55,7 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
 
     tests/measure/test_load_search.py and benchmarks/plugin/serving check 5 %, with longer loads.
     """
-    result = run_search(quick, "between=(40, 200), tolerance=0.2, num_requests=60", "-s")
+    result = run_search(quick, "between=(40, 200), tolerance=0.4, num_requests=60", "-s")
     result.assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     curve = record["load_curve"]
@@ -90,7 +90,7 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
 
 
 def test_a_search_that_brackets_nothing_has_no_value(quick: pytest.Pytester, read_report: Read) -> None:
-    run_search(quick, "between=(2000, 3000), tolerance=0.5, num_requests=60").assert_outcomes(passed=1)
+    run_search(quick, "between=(2000, 3000), tolerance=1.0, num_requests=60").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     metric = record["metrics"]["max_load_requests_per_s"]
     assert metric["value"] is None
@@ -104,7 +104,7 @@ def test_a_search_that_brackets_nothing_has_no_value(quick: pytest.Pytester, rea
 def test_a_search_that_is_within_the_slo_throughout_has_a_lower_bound(
     quick: pytest.Pytester, read_report: Read
 ) -> None:
-    result = run_search(quick, "between=(20, 25), tolerance=0.4, num_requests=10")
+    result = run_search(quick, "between=(20, 25), tolerance=0.8, num_requests=10")
     result.assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert record["metrics"]["max_load_requests_per_s"]["value"] is None
