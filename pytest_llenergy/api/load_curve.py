@@ -236,7 +236,12 @@ class LoadMeasurement:
                 reason=search.describe_end(),
             )
             experiment = add_max_load(experiment, draft.load_curve)
-        draft.experiment = experiment
+        times = experiment.times
+        if times is not None:
+            own_s = times.load_s + times.warmup_s + times.rounds_s + times.gaps_s
+            others_s = max(0.0, time.monotonic() - self._begin_s - own_s)
+            times = msgspec.structs.replace(times, other_loads_s=others_s)
+        draft.experiment = replace(experiment, times=times)
 
 
 def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoint:

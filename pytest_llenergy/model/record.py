@@ -282,12 +282,14 @@ class Times(StoredStruct, frozen=True):
         warmup_s: Warm-up and calibration, with the wait for the first readings of the meters.
         rounds_s: The measured work of all rounds.
         gaps_s: Quiet gaps, and what else happens between rounds.
+        other_loads_s: Loads at other rates that the test measured too.
     """
 
     load_s: float = 0.0
     warmup_s: float = 0.0
     rounds_s: float = 0.0
     gaps_s: float = 0.0
+    other_loads_s: float = 0.0
 
 
 class RankInfo(StoredStruct, frozen=True):

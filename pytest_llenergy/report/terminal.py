@@ -261,6 +261,8 @@ def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) 
     columns = []
     for name in Times.__struct_fields__:
         values = [getattr(times, name) for _, times in timed]
+        if name == "other_loads_s" and not any(values):
+            continue
         head = {"warmup_s": "warm-up s"}.get(name, name.replace("_", " "))
         columns.append(TableColumn(head, [f"{value:.2f}" for value in [*values, sum(values)][: len(tests)]]))
     if timed:

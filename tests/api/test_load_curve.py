@@ -79,6 +79,7 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
     assert metrics["goodput_requests_per_s"] == pytest.approx(last["goodput_requests_per_s"])
     assert metrics["energy_per_good_request_j"] > metrics["energy_per_request_j"] * 0.999
     assert last["energy_per_output_token_u_j"] is not None
+    assert record["times"]["other_loads_s"] > record["times"]["rounds_s"]
     # What differs from run to run is no part of the workload.
     asked = record["backend"]["generation"]
     assert (asked["request_rate"], asked["num_requests"]) == ("maximum from 40, 200", 60)
