@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which requests of a served load meet its SLO.
 
-A request is good if none of its latencies exceeds its limit, and goodput is the number of good requests over
-the duration of the load, as in ``vllm bench serve --goodput`` (``calculate_metrics`` in
-vllm/benchmarks/serve.py). DistServe's goodput (Zhong et al., OSDI 2024, arXiv 2401.09670), the highest request
-rate at which a share of the requests is good, is what ``load_search`` finds. A failed request is never good.
-Joules are those of the whole load: the server spent them on bad requests too.
+A request is good if none of its latencies exceeds its limit, and goodput is the number of good requests
+over the duration of the load, as in ``vllm bench serve --goodput`` (``calculate_metrics`` in
+vllm/benchmarks/serve.py). DistServe's goodput (Zhong et al., OSDI 2024, arXiv 2401.09670), the highest
+request rate at which a share of the requests is good, is what ``load_search`` finds. A failed request is
+never good. Joules are those of the whole load: the server spent them on bad requests too.
 """
 
 from __future__ import annotations
