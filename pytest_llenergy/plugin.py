@@ -179,6 +179,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return result
     except LLEnergyError as error:
         raise as_failure(item, "call", error) from None
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        # pytest makes no report of this test.
+        if is_measured(item):
+            from pytest_llenergy.recorder import deliver_unfinished
+
+            deliver_unfinished(item)
+        raise
     finally:
         stash[ITEM_IN_CALL] = outer
         if is_measured(item):

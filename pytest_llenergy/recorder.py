@@ -23,6 +23,7 @@ from pytest_llenergy.measure.scoring import ACCURACY, accuracy_metrics
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import (
     BackendInfo,
     CustomMetric,
@@ -79,6 +80,7 @@ class Draft:
     lease_intact: Callable[[], bool] = bool
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
+    load_curve: LoadCurve | None = None
     windows: list[Window] = field(default_factory=list)
     #: What the test wrote; any objects, converted by ``json_values``.
     extra_info: dict[str, Any] = field(default_factory=dict)
@@ -190,6 +192,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         metrics=draft.metrics,
         custom={name: each for name, (_, each) in draft.custom.items()},
         outputs=list(draft.outputs),
+        load_curve=draft.load_curve,
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
@@ -357,6 +360,21 @@ def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
         deliver_record(item, report)
         # Does nothing outside of a worker.
         worker_input_of(item.config).send_record(report.llenergy)
+
+
+def deliver_unfinished(item: pytest.Item) -> None:
+    """Keep the record of a test that Ctrl-C ended while it measured several loads: each took long."""
+    if draft_of(item).load_curve is None:
+        return
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="failed",
+        longrepr="interrupted before all loads were measured",
+        when="call",
+    )
+    deliver_interrupted(item, report)
 
 
 def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:

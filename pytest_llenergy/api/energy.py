@@ -11,17 +11,20 @@ from typing import Any
 
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
+from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, parse_rates
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
 from pytest_llenergy.measure.peak_flops import peak_flops, utilization
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.load_curve import LoadCurve, Slo, describe_max_load
 from pytest_llenergy.model.outputs import digest_outputs
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Metric, Round
@@ -41,6 +44,9 @@ from pytest_llenergy.workers.workload import RankWorkload
 #: Metrics that ``repr(run)`` shows if the work has them.
 METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
 METRICS_OF_PREFILL = ("energy_j", "energy_per_input_token_j", "duration_s")
+
+#: Seconds after which a search for the maximum load measures no further rate.
+MAX_LOAD_BUDGET_S = 600.0
 
 
 def _describe(name: str, metric: Metric) -> str:
@@ -86,6 +92,22 @@ class Run:
         if metric.value is None:
             raise LLEnergyError(f"{name} has no value: {metric.reason}")
         return float(metric.value)
+
+
+@dataclass(frozen=True, repr=False)
+class LoadRun(Run):
+    """Result of ``energy.load_curve`` and ``energy.max_load``: a ``Run`` of one of the loads.
+
+    Attributes:
+        curve: The points, and the result of the search.
+    """
+
+    curve: LoadCurve
+
+    def __repr__(self) -> str:
+        count = len(self.curve.points)
+        found = "" if self.curve.between is None else f", {describe_max_load(self.curve)}"
+        return f"<LoadRun of {count} load{'' if count == 1 else 's'}{found}; {super().__repr__()[1:-1]}>"
 
 
 class RecordedValues:
@@ -207,6 +229,127 @@ class Energy(RecordedValues):
             )
             return self._measure(plan, target, arguments)
 
+    def load_curve(
+        self,
+        work: Callable[..., Any],
+        prompts: Sequence[str],
+        /,
+        *,
+        request_rates: Sequence[float],
+        slo: Slo | None = None,
+        **params: Any,
+    ) -> LoadRun:
+        """Measure a served load at each of several request rates, as one test.
+
+        Each rate is measured as a test would be, with its rounds, target and budget; only the first one has a
+        warm-up. The test's rounds and metrics are those of the highest rate that is within the SLO or,
+        without an SLO, not saturated; if there is no such rate, those of the lowest.
+
+        Args:
+            work: ``backend.serve``.
+            prompts: Prompts, used in turn.
+            request_rates: Requests per second of each load, in the order of measurement.
+            slo: Limits of the latencies.
+            **params: Further parameters of ``serve``.
+
+        Returns:
+            The points, and the rounds and metrics of one of them.
+
+        Raises:
+            LLEnergyError: As for ``energy(...)``, or a rate is invalid.
+            MeterError: As for ``energy(...)``.
+        """
+        __tracebackhide__ = True
+        with self._errors_recorded():
+            handle, rates = backend_of("load_curve", work, params), parse_rates(request_rates)
+            return self._measure_loads(
+                handle, prompts, params, slo, lambda measurement: measurement.measure_curve(rates)
+            )
+
+    def max_load(
+        self,
+        work: Callable[..., Any],
+        prompts: Sequence[str],
+        /,
+        *,
+        slo: Slo,
+        between: tuple[float, float],
+        tolerance: float = 0.05,
+        budget: float = MAX_LOAD_BUDGET_S,
+        **params: Any,
+    ) -> LoadRun:
+        """Search for the highest request rate at which a served load is within its SLO.
+
+        The search measures each rate with one to three rounds. Then the maximum is measured as a test would
+        be, with its rounds, target and budget, and these are the test's rounds and metrics. If it is then not
+        within the SLO, the search goes on below it, up to three times. Without a maximum, the test has the
+        rounds of the lowest rate that was measured.
+
+        Args:
+            work: ``backend.serve``.
+            prompts: Prompts, used in turn.
+            slo: Limits of the latencies.
+            between: Lowest and highest request rate (requests per second).
+            tolerance: Relative error that the result may have. The search ends when the lowest rate outside
+                the SLO is at most half of it above the result.
+            budget: Seconds after which the search measures no further rate, except the maximum.
+            **params: Further parameters of ``serve``. ``num_requests`` is the length of each load; by
+                default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO.
+
+        Returns:
+            The points, and the rounds and metrics at the maximum. ``max_load_requests_per_s`` has a value if
+            a rate within the SLO and a rate outside were found.
+
+        Raises:
+            LLEnergyError: As for ``energy(...)``, or an argument is invalid.
+            MeterError: As for ``energy(...)``.
+        """
+        __tracebackhide__ = True
+        with self._errors_recorded():
+            handle, search = backend_of("max_load", work, params), LoadSearch.between(between, tolerance)
+            if not isinstance(slo, Slo):
+                raise PlanError(f"max_load: slo is {slo!r}, needs pytest_llenergy.slo(ttft=..., tpot=...)")
+            if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
+                raise PlanError(f"max_load: budget is {budget!r}, needs seconds, more than 0")
+            return self._measure_loads(
+                handle, prompts, params, slo, lambda measurement: measurement.search(search, budget)
+            )
+
+    def _measure_loads(
+        self,
+        handle: BackendHandle,
+        prompts: Sequence[str],
+        params: dict[str, Any],
+        slo: Slo | None,
+        run: Callable[[LoadMeasurement], None],
+    ) -> LoadRun:
+        __tracebackhide__ = True
+        context = self._context
+        plan = self._planned(plan_rounds(context.settings, self._options()))
+        progress = context.state.progress.track(context.node_id)
+        with raise_rank_outcomes(), progress as show, context.lock:
+            measurement = LoadMeasurement(context, handle, prompts, params, slo, plan, show)
+            run(measurement)
+            experiment, curve = context.draft.experiment, context.draft.load_curve
+            assert experiment is not None
+            assert curve is not None
+            if context.settings.rates is not None:
+                metrics = context.settings.rates.derive(experiment.metrics)
+                context.draft.experiment = experiment = replace(experiment, metrics=metrics)
+        return LoadRun(experiment.rounds, experiment.metrics, None, curve)
+
+    def _planned(self, plan: RoundPlan) -> RoundPlan:
+        """Return the plan of this session, and check that the test has not measured before."""
+        if self._context.draft.experiment is not None:
+            raise LLEnergyError(
+                "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
+                "several windows"
+            )
+        if not self._context.state.is_ab_session:
+            return plan
+        # Its stages count rounds.
+        return replace(plan, rounds=self._context.settings.rounds or plan.rounds, floor=None)
+
     @contextmanager
     def _errors_recorded(self) -> Iterator[None]:
         """Record that a call of ``energy`` raised: the test may expect that and end without any energy."""
@@ -244,14 +387,7 @@ class Energy(RecordedValues):
         __tracebackhide__ = True
         context = self._context
         draft, settings = context.draft, context.settings
-        if context.state.is_ab_session:
-            # Its stages count rounds.
-            plan = replace(plan, rounds=settings.rounds or plan.rounds, floor=None)
-        if draft.experiment is not None:
-            raise LLEnergyError(
-                "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
-                "several windows"
-            )
+        plan = self._planned(plan)
         # Open the meters before the model, which may load for minutes: a requested meter may be missing.
         selection = open_test_meters(context)
         progress = context.state.progress.track(context.node_id)
@@ -269,8 +405,9 @@ class Energy(RecordedValues):
                 draft.forget_ranks()
                 locked.close()
             load_s = time.monotonic() - begin_s
+            slo = workload.slo if isinstance(workload, RankWorkload) else None
             draft.experiment = measure(
-                workload, plan, selection, context.lease, lambda step: show(describe_step(step)), load_s
+                workload, plan, selection, context.lease, lambda step: show(describe_step(step)), load_s, slo
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes

@@ -21,6 +21,7 @@ import msgspec
 
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.model.timeline import RequestTimeline, Span
@@ -71,6 +72,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
         needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
+        if name == "slo" and needs.startswith("object"):
+            needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
             if field.name == name and isinstance(field.type, msgspec.inspect.LiteralType):
                 needs = f"one of {', '.join(map(str, field.type.values))}"
@@ -83,7 +86,13 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def primitives(self) -> dict[str, Primitive]:
         """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: _join(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: _to_primitive(value) for name, value in values.items()}
+
+
+def _to_primitive(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return _join(value)
+    return str(value) if isinstance(value, Slo) else value
 
 
 def _join(values: tuple[object, ...]) -> str:
@@ -233,6 +242,7 @@ class ServeParams(GenerationParams, frozen=True):
         endpoint: ``completions`` sends texts, ``chat`` messages.
         max_failures: Most requests of a round that may fail without failing the test.
         request_timeout_s: Longest time of a request (seconds), after which it has failed; None for any.
+        slo: Limits of the latencies, from ``pytest_llenergy.slo``, which give goodput.
     """
 
     task: ClassVar[str] = "serve"
@@ -247,6 +257,7 @@ class ServeParams(GenerationParams, frozen=True):
     endpoint: Literal["completions", "chat"] = "completions"
     max_failures: int = 0
     request_timeout_s: float | None = None
+    slo: Slo | None = None
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()

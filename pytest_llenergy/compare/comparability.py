@@ -292,6 +292,8 @@ def _describe_saturation(side: str, record: Record) -> str | None:
 
 
 def _output_tokens(record: Record) -> float | None:
+    if _is_search(record):
+        return None
     counts = [each.tokens.output / each.iterations for each in record.rounds if each.tokens is not None]
     return median(counts) if counts else None
 
@@ -331,12 +333,17 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
 
 def _batch(record: Record) -> tuple[str, str]:
     """Requests and input tokens of an iteration, in the first round."""
-    if not record.rounds:
+    if not record.rounds or _is_search(record):
         return "None", "None"
     first = record.rounds[0]
     return _per_iteration(first.requests, first), _per_iteration(
         first.tokens.input if first.tokens else None, first
     )
+
+
+def _is_search(record: Record) -> bool:
+    """Whether the load is the one that a search ended with, whose length depends on the rate it found."""
+    return record.load_curve is not None and record.load_curve.between is not None
 
 
 def _per_iteration(count: int | None, round_: Round) -> str:

@@ -21,6 +21,7 @@ from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.measure.accounting import account_round, required_lengths
+from pytest_llenergy.measure.goodput import mark_good_requests
 from pytest_llenergy.measure.metrics import (
     PHASE_METRICS,
     ROUND_METRICS,
@@ -52,6 +53,7 @@ from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import Power
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round, Times
 
 
@@ -142,6 +144,8 @@ def measure(
     lease: Lease,
     on_step: StepCallback = ignore_step,
     load_s: float = 0.0,
+    slo: Slo | None = None,
+    is_enough: Callable[[Sequence[Round]], bool] | None = None,
 ) -> Experiment:
     """Measure a workload, then close the meters.
 
@@ -152,6 +156,8 @@ def measure(
         lease: The leased devices.
         on_step: Called before each step.
         load_s: Time that preparing the workload took (seconds), for the record.
+        slo: Limits of the latencies of a served load.
+        is_enough: Decides after each round whether to stop; by default, the plan does.
     """
     __tracebackhide__ = True
     load = load_average()
@@ -192,14 +198,21 @@ def measure(
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
         rest: dict[str, Power] = {}
-        while not is_finished(rounds, plan, warmup_s, spent_s := time.monotonic() - start_s, coverage):
+        while True:
+            spent_s = time.monotonic() - start_s
+            if is_enough is not None and rounds:
+                if is_enough(rounds):
+                    break
+            elif is_finished(rounds, plan, warmup_s, spent_s, coverage):
+                break
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch, processes))
             if any(series.has_open_stall for series in sampler.series):
                 sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
-            rounds.append(account_round(measured[-1], sampler.series, selection.reasons, rest))
+            made = account_round(measured[-1], sampler.series, selection.reasons, rest)
+            rounds.append(mark_good_requests(made, slo))
         measuring_s = time.monotonic() - start_s
     rounds = widen_by_scatter(add_comparison_flags(rounds, measured), sampler.series)
     infos = [meter_info(series) for series in sampler.series]

@@ -17,6 +17,7 @@ from statistics import fmean
 import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
+from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.measure.round_metric import (
     CLOCK_RESOLUTION_S,
     RoundMetric,
@@ -122,7 +123,7 @@ def compute_metrics(
     metrics: dict[str, Metric] = {}
     added_to = _added_to(rounds, planned)
     for name, figure in ROUND_METRICS.items():
-        if figure.served and not any(round_.served for round_ in rounds):
+        if figure.served and not applies_to_rounds(name, rounds):
             continue
         values, reason = round_values(name, rounds)
         if values:
@@ -347,6 +348,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
         "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
     ),
     **SERVED_METRICS,
+    **GOODPUT_METRICS,
 }
 
 #: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.

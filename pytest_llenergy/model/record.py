@@ -22,6 +22,7 @@ from pytest_llenergy.model.base import (
 )
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.load_curve import LoadCurve
 
 Severity = Literal["note", "warning", "invalid"]
 
@@ -158,6 +159,7 @@ class ServedRequests(StoredStruct, frozen=True):
         cached_tokens: Tokens of the prompt found in the server's prefix cache; empty if it does not report
             them.
         failures: Why requests failed, one message each. These requests are in no other list.
+        good: Whether the request met every limit of the load's SLO; None without an SLO.
     """
 
     sent_s: list[Number]
@@ -170,6 +172,14 @@ class ServedRequests(StoredStruct, frozen=True):
     waited_s: list[Number] = []
     cached_tokens: list[Count] = []
     failures: list[str] = []
+    good: list[bool] | None = None
+
+
+class MaxLoad(StoredStruct, frozen=True):
+    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
+
+    requests_per_s: Number
+    u_requests_per_s: Number
 
 
 class Tokens(StoredStruct, frozen=True):
@@ -190,6 +200,7 @@ class Round(StoredStruct, frozen=True):
         own_cpu_s: CPU time of the test's processes.
         other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
+        max_load: Result of the search for the maximum load that ended with these rounds.
     """
 
     start_s: Number
@@ -209,6 +220,7 @@ class Round(StoredStruct, frozen=True):
     time_to_first_token_s: Number | None = None
     inter_token_latency_s: Number | None = None
     served: ServedRequests | None = None
+    max_load: MaxLoad | None = None
     temperature_start_c: Number | None = None
     own_cpu_s: Number | None = None
     other_cpu_s: Number | None = None
@@ -320,12 +332,14 @@ class Times(StoredStruct, frozen=True):
         warmup_s: Warm-up and calibration, with the wait for the first readings of the meters.
         rounds_s: The measured work of all rounds.
         gaps_s: Quiet gaps, and what else happens between rounds.
+        other_loads_s: Loads at other rates that the test measured too.
     """
 
     load_s: float = 0.0
     warmup_s: float = 0.0
     rounds_s: float = 0.0
     gaps_s: float = 0.0
+    other_loads_s: float = 0.0
 
 
 class RankInfo(StoredStruct, frozen=True):
@@ -386,6 +400,7 @@ class Record(StoredStruct, frozen=True):
         lease_wait_s: Time that the test waited for its devices, before measuring.
         boards: Each leased GPU or MIG instance, in the order of ``devices``.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
+        load_curve: Loads at several rates; ``rounds`` and ``metrics`` are those of one of them.
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
         extra_info: What the test wrote into ``extra_info`` of its fixture, as JSON values.
@@ -425,6 +440,7 @@ class Record(StoredStruct, frozen=True):
     metrics: dict[str, Metric] = {}
     custom: dict[str, CustomMetric] = {}
     outputs: list[str] = []
+    load_curve: LoadCurve | None = None
     comparisons: list[Comparison] = []
     failed_gate: bool = False
     flags: list[Flag] = []

@@ -104,7 +104,7 @@ def _columns() -> dict[str, Column]:
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
-    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy}
+    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy and figure.unit[0] in "JW"}
     energies |= {"energy_per_flop_j", "mfu", *DERIVED}
     metrics = {
         name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)

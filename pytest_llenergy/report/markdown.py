@@ -10,6 +10,7 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import short_test_name, unique_function_names
 from pytest_llenergy.report.columns import Column, Layout
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
 from pytest_llenergy.report.terminal import (
     format_window_energy,
@@ -35,7 +36,10 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
     """
     head = _head(records, complete=complete)
     names = unique_function_names(record.id for record in records)
-    foot = "\n".join(["", *_windows_and_failures(records), *_verdicts(records), *_notes(records, names), ""])
+    curves = [line for record in records for line in _loads(record, names)]
+    foot = "\n".join(
+        ["", *_windows_and_failures(records), *_verdicts(records), *curves, *_notes(records, names), ""]
+    )
     # 100 bytes for the line that counts the omitted rows.
     room = max_bytes - line_size(head) - line_size(foot) - 100
     if room < 0:
@@ -100,6 +104,23 @@ def _windows_and_failures(records: Sequence[Record]) -> list[str]:
         if not (record.windows or has_values(record) or record.status == "skipped")
     ]
     return _bullets(lines)
+
+
+def _loads(record: Record, names: Mapping[str, str]) -> list[str]:
+    """Return a table of the loads of a test."""
+    curve = record.load_curve
+    if curve is None:
+        return []
+    name, title = (
+        escape_markdown(record_label(record, names)),
+        escape_markdown(describe_curve(curve), MAX_REASON_LENGTH),
+    )
+    rows = [" | ".join(row) for row in curve_rows(curve)[:MAX_LINES]]
+    aligned = "|".join(["---:"] * (len(HEADS) - 1))
+    return [
+        *("", f"<code>{name}</code>: {title}", "", f"| {' | '.join(HEADS)} |", f"|{aligned}|---|"),
+        *(f"| {row} |" for row in rows),
+    ]
 
 
 def _verdicts(records: Sequence[Record]) -> list[str]:

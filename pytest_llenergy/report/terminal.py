@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.quantity import format_energy, format_quantity, format_scaled, scale_of
 from pytest_llenergy.model.record import Flag, Record, Round, Terms, Times, Window
 from pytest_llenergy.model.text import (
@@ -30,6 +31,7 @@ from pytest_llenergy.model.text import (
     unique_function_names,
 )
 from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, less_important_heads
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12
@@ -240,6 +242,18 @@ def _procedure(record: Record) -> str:
     return f"{rounds} of {each} after a warm-up of {procedure.warmup_iterations}{settled}"
 
 
+def load_tables(curve: LoadCurve, width: int) -> Iterator[Table]:
+    """Yield a table of the loads of one test, by rate. With an SLO, less important columns are left out."""
+    rows, hidden = curve_rows(curve), less_important_heads(curve)
+    first, *columns = (
+        TableColumn(head, [row[place] for row in rows], is_number=head != HEADS[-1])
+        for place, head in enumerate(HEADS)
+        if head not in hidden
+    )
+    kept = [column for column in columns if any(cell != "-" for cell in column.cells)]
+    yield from split_into_tables(first, kept, width)
+
+
 def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) -> Iterator[Table]:
     """Yield the seconds that loading, warm-up, rounds and gaps of each test and of all took."""
     timed = [(record_label(record, names), record.times) for record in records if record.times is not None]
@@ -247,6 +261,8 @@ def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) 
     columns = []
     for name in Times.__struct_fields__:
         values = [getattr(times, name) for _, times in timed]
+        if name == "other_loads_s" and not any(values):
+            continue
         head = {"warmup_s": "warm-up s"}.get(name, name.replace("_", " "))
         columns.append(TableColumn(head, [f"{value:.2f}" for value in [*values, sum(values)][: len(tests)]]))
     if timed:
@@ -348,6 +364,11 @@ def render_summary(
             found = f"{name}: {format_window_energy(window)}"
             failed = record.status == "invalid" and window.energy_j is None
             console.print(plain_text(f"INVALID {found}", style="red") if failed else plain_text(found))
+    for record in records:
+        if record.load_curve is not None:
+            console.print(plain_text(f"{record_label(record, names)}: {describe_curve(record.load_curve)}"))
+            for table in load_tables(record.load_curve, width):
+                console.print(table)
     for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]

@@ -13,6 +13,7 @@ import msgspec
 
 from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.traffic.requests import Inputs, Request
 from pytest_llenergy.workers.group import RankGroup
@@ -30,10 +31,14 @@ class RankWorkload:
     Attributes:
         peak_memory_bytes: The highest sum over ranks in any round, ``None`` if unknown.
         rank_peak_memory_bytes: The highest use of each rank in any round.
+        slo: Limits of the latencies of a served load.
     """
 
-    def __init__(self, group: RankGroup, limit: TimeLimit, replica_size: int = 1) -> None:
+    def __init__(
+        self, group: RankGroup, limit: TimeLimit, replica_size: int = 1, slo: Slo | None = None
+    ) -> None:
         self._group = group
+        self.slo = slo
         #: Of the preparation together with the first round, then of each further round.
         self._limit = limit
         self._had_round = False
@@ -127,7 +132,7 @@ def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: f
     payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
     limit = TimeLimit(timeout_s)
     group.request("prepare", payloads, limit)
-    return RankWorkload(group, limit, replica_size)
+    return RankWorkload(group, limit, replica_size, getattr(params, "slo", None))
 
 
 def call_workload(

@@ -15,11 +15,13 @@ from pytest_llenergy.compare.comparability import (
     device_facts,
     fingerprint,
     list_differences,
+    work_differences,
     workload_differences,
     workload_key,
 )
 from pytest_llenergy.model.environment import Board, Environment
-from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record
+from pytest_llenergy.model.load_curve import LoadCurve
+from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record, Tokens
 
 from ..model.reports import BOARD, HOST, RECORD, REPORT
 from .runs import record_of, round_of
@@ -223,3 +225,22 @@ def test_number_of_iterations_is_not_part_of_the_workload() -> None:
         if each.tokens is not None
     ]
     assert workload_differences(base, record_of(rounds=twice)) == []
+
+
+def test_the_length_of_the_load_that_a_search_ended_with_is_not_part_of_the_workload() -> None:
+    """A higher maximum has more requests, and more tokens in a round."""
+
+    def searched(requests: int, between: tuple[float, float] | None = (1.0, 64.0)) -> Record:
+        tokens = Tokens(input=2 * requests, output=8 * requests)
+        rounds = [
+            msgspec.structs.replace(each, tokens=tokens, requests=requests) for each in record_of().rounds
+        ]
+        return record_of(rounds=rounds, load_curve=LoadCurve(points=[], between=between))
+
+    base, head = searched(100), searched(140)
+    assert workload_differences(base, head) == []
+    assert work_differences(base, head, 0.01) == []
+    assert workload_differences(searched(100, None), searched(140, None)) == [
+        "requests: 50 -> 70",
+        "input tokens: 100 -> 140",
+    ]

@@ -15,7 +15,7 @@ from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
-from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.model.record import Flag, MaxLoad, Record
 from pytest_llenergy.model.report import Report
 
 from ..model.reports import HOST, REPORT
@@ -301,3 +301,19 @@ def test_attempt_with_two_records_is_refused(attempts: tuple[int, ...]) -> None:
 def test_last_attempt_counts_in_any_order(attempts: tuple[int, ...]) -> None:
     (found,) = select_last_attempts([record_of(attempt=each) for each in attempts], "base.json").values()
     assert found.attempt == max(attempts)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [(0.8, "regressed"), (1.25, "improved"), (0.96, "inconclusive"), (1.0, "unchanged")],
+)
+def test_maximum_loads_are_compared_within_their_brackets(change: float, verdict: str) -> None:
+    """Six rounds hold the result of one search: they agree, and are no more certain than it is."""
+
+    def searched(maximum: float, u: float) -> Record:
+        found = MaxLoad(requests_per_s=maximum, u_requests_per_s=u)
+        return record_of(rounds=[round_of(10.0, max_load=found)] * 6)
+
+    u = 0.0 if change == 1.0 else 0.25
+    found = one(searched(10.0, u), searched(10.0 * change, u), "max_load_requests_per_s")
+    assert (found.verdict, found.better) == (verdict, "more")

@@ -16,6 +16,7 @@ from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
 from pytest_llenergy.model.record import (
     BackendInfo,
     DomainPower,
@@ -195,6 +196,47 @@ def decode_record(backend: str, batch_size: int, rng: Random) -> Record:
     )
 
 
+def load_curve() -> LoadCurve:
+    """A search that found a maximum, with a limit that latencies cross steeply and one that they do not."""
+    points = [
+        LoadPoint(
+            request_rate=rate,
+            requests=100,
+            rounds=rounds,
+            requests_per_s=min(rate, 10.2),
+            energy_per_output_token_j=0.2 + 1 / rate,
+            energy_per_output_token_u_j=0.02 if rounds > 1 else None,
+            time_to_first_token_p50_s=ttft_s / 2,
+            time_to_first_token_p99_s=ttft_s,
+            time_per_output_token_p50_s=0.02,
+            time_per_output_token_p99_s=0.02 + rate / 1000,
+            end_to_end_latency_p50_s=2.0,
+            end_to_end_latency_p99_s=2.0 + ttft_s,
+            slo_attainment=share,
+            goodput_requests_per_s=min(rate, 10.2) * share,
+            saturated=rate > 20,
+            within_slo=share >= 0.99,
+        )
+        for rate, rounds, ttft_s, share in (
+            (4.0, 1, 0.05, 1.0),
+            (22.6, 1, 9.0, 0.1),
+            (9.5, 1, 0.31, 1.0),
+            (14.7, 1, 3.0, 0.4),
+            (11.8, 2, 0.9, 0.8),
+            (10.1, 3, 0.51, 0.98),
+            (9.8, 3, 0.46, 0.99),
+            (9.8, 6, 0.47, 0.99),
+        )
+    ]
+    return LoadCurve(
+        points=points,
+        slo=slo(ttft=0.5, tpot=0.05),
+        between=(0.5, 32.0),
+        max_load_requests_per_s=9.8,
+        exceeded_at_requests_per_s=10.1,
+    )
+
+
 #: Why a test failed, longer than any screen is wide.
 LONG_REASON = "the answer has changed: " + " ".join(
     f"word{number}" if number % 9 else f"/a/path/without/spaces/{number}" * 4 for number in range(60)
@@ -232,6 +274,7 @@ def run_of() -> Report:
         for place, (name, energy_j) in enumerate((("load", 2.5), ("prefill", 0.9), ("sampling", None)))
     ]
     lost = record_of("benchmarks/test_prefill.py::test_lost", [None] * 6)
+    decoded[-1] = msgspec.structs.replace(decoded[-1], load_curve=load_curve())
     return report_of(
         *decoded,
         *plain,

@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from pytest_llenergy.report.html.page import render_report
+
+from ..compare.runs import record_of, report_of
 from ..history.test_page import history_shown
-from .pages import LONG_REASON, pair_shown, run_shown
+from .pages import LONG_REASON, load_curve, pair_shown, run_shown
 from .test_html_hostile import HOSTILE, hostile_shown
 
 if TYPE_CHECKING:
@@ -329,3 +333,51 @@ def test_hostile_text_does_not_run(browser: Browser, tmp_path: Path) -> None:
         assert visit.messages == []
         assert visit.fetched == [file.as_uri()]
         assert HOSTILE[0] in visit.page.locator("body").inner_text()
+
+
+@pytest.fixture(scope="module")
+def loads_visit(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    """The page of a test with several loads."""
+    record = msgspec.structs.replace(record_of("test_serving.py::test_it"), load_curve=load_curve())
+    file = tmp_path_factory.mktemp("loads") / "page.html"
+    file.write_text(render_report(report_of(record)), "utf-8")
+    with Visit(browser, file, viewport=DESKTOP) as visit:
+        visit.open_all()
+        yield visit
+
+
+LOADS = "svg.plot[aria-label^='Energy and latency over load']:visible"
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_the_chart_shows_each_load_twice_and_the_maximum_in_both_panels(
+    loads_visit: Visit, size: dict[str, int]
+) -> None:
+    page = loads_visit.page
+    page.set_viewport_size(size)
+    chart = page.locator(LOADS)
+    assert chart.count() == 1
+    box = chart.bounding_box()
+    assert box is not None
+    assert 200 < box["width"] <= size["width"]
+    # Joules, TTFT and TPOT of eight loads.
+    marks = chart.locator("use:has(title)")
+    assert marks.count() == 3 * 8
+    tips = [each.text_content() for each in marks.locator("title").all()]
+    assert "9.8 request/s: 302 ± 20 mJ/token, within" in tips
+    assert "22.6 request/s: TTFT p99 9 s, saturated" in tips
+    for mark in marks.all():
+        at = mark.bounding_box()
+        assert at is not None
+        assert box["x"] <= at["x"] <= box["x"] + box["width"]
+    count, covered = page.evaluate(COVERED)
+    assert count > 20
+    assert covered == []
+
+
+def test_the_chart_has_a_text_alternative_and_its_numbers(loads_visit: Visit) -> None:
+    label = loads_visit.page.locator(LOADS).get_attribute("aria-label") or ""
+    assert "maximum load 9.8 request/s (10.1 exceeds it); SLO: TTFT <= 0.5 s, TPOT <= 0.05 s" in label
+    assert "10.1 request/s: 299 mJ/token, TTFT p99 0.51 s, TPOT p99 0.0301 s, exceeds" in label
+    numbers = loads_visit.page.locator("table:has-text('done/s')").first.inner_text()
+    assert "302 ± 20 mJ" in numbers

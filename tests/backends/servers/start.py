@@ -26,6 +26,12 @@ def scripted(**settings: object) -> str:
     return shlex.join([sys.executable, str(HERE / "scripted.py"), "{port}", *message])
 
 
+def queueing(**settings: object) -> str:
+    """The command of a server of known capacity."""
+    message = [f"{name}={value}" for name, value in settings.items()]
+    return shlex.join([sys.executable, str(HERE / "queueing.py"), "{port}", *message])
+
+
 def llama() -> str:
     """That of llama.cpp's server."""
     program = HERE.parents[2] / "benchmarks" / "serving" / "llama_server.py"

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a served load at several rates: what ``energy.load_curve`` and ``energy.max_load`` do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.api.backend_handle import BackendHandle
+from pytest_llenergy.api.context import TestContext, open_test_meters
+from pytest_llenergy.backends.tasks import SERVE
+from pytest_llenergy.errors import BackendError, PlanError, ServerError
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.goodput import is_saturated
+from pytest_llenergy.measure.load_search import LoadSearch, is_decided, is_within, probe_requests
+from pytest_llenergy.measure.round_metric import is_valid
+from pytest_llenergy.measure.round_statistics import percentile
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
+from pytest_llenergy.model.record import MaxLoad, Metric, Round
+from pytest_llenergy.progress import describe_step
+
+#: Parameters of ``serve`` that the rates of a curve replace.
+REPLACED = ("request_rate", "concurrency", "trace")
+
+#: Reason in the record of a search until it ends.
+UNFINISHED = "the search did not end"
+
+#: Latencies of a point: its columns, and those of ``ServedRequests``.
+LATENCIES = {
+    "time_to_first_token": "time_to_first_token_s",
+    "time_per_output_token": "time_per_output_token_s",
+    "end_to_end_latency": "end_to_end_latency_s",
+}
+
+
+def parse_rates(rates: Any) -> list[float]:
+    """Check the rates of a curve.
+
+    Raises:
+        PlanError: They are not one or more different numbers above 0.
+    """
+    given = list(rates) if isinstance(rates, (list, tuple)) else []
+    numbers = [rate for rate in given if isinstance(rate, (int, float)) and not isinstance(rate, bool)]
+    if not given or len(numbers) < len(given) or not all(0 < rate < math.inf for rate in numbers):
+        raise PlanError(
+            f"load_curve: request_rates is {rates!r}, needs requests per second above 0, such as [1, 2, 4]"
+        )
+    if len(set(numbers)) < len(numbers):
+        raise PlanError(f"load_curve: a rate of {rates!r} is given twice; keep one of them")
+    return [float(rate) for rate in numbers]
+
+
+def backend_of(what: str, work: Any, params: Mapping[str, Any]) -> BackendHandle:
+    """Return the backend of ``backend.serve``.
+
+    Raises:
+        PlanError: It is other work, or a parameter contradicts the rates.
+    """
+    handle = getattr(work, "__self__", None)
+    if not isinstance(handle, BackendHandle) or handle.task_of(work) is not SERVE:
+        raise PlanError(f"{what}: needs backend.serve, found {work!r}")
+    replaced = [name for name in REPLACED if name in params]
+    if replaced or params.get("arrivals") == "trace":
+        name = replaced[0] if replaced else "arrivals='trace'"
+        raise PlanError(f"{what}: leave out {name}, because each load has another request rate")
+    return handle
+
+
+@dataclass
+class LoadMeasurement:
+    """Measures the same load of one test at several rates, one after the other.
+
+    Attributes:
+        context: The test. Its draft gets each point as soon as it is measured.
+        handle: The backend.
+        prompts: Prompts, used in turn.
+        params: Parameters of ``serve`` except the rate.
+        slo: Limits of the latencies.
+        plan: How a test is measured.
+        show: Shows progress.
+        between: Lowest and highest rate of a search.
+        rates: The rates that the test asks for.
+        points: Every point so far.
+        experiments: The measurement of each point that has one, by its place.
+    """
+
+    context: TestContext
+    handle: BackendHandle
+    prompts: Sequence[str]
+    params: dict[str, Any]
+    slo: Slo | None
+    plan: RoundPlan
+    show: Callable[[str], None]
+    between: tuple[float, float] | None = None
+    rates: Sequence[float] = ()
+    points: list[LoadPoint] = field(default_factory=list)
+    experiments: dict[int, Experiment] = field(default_factory=dict)
+    _begin_s: float = field(default_factory=time.monotonic)
+
+    def measure_curve(self, rates: Sequence[float]) -> None:
+        """Measure each rate as a test of its own, without a warm-up after the first."""
+        self.rates = rates
+        for number, rate in enumerate(rates, 1):
+            plan = self.plan if number == 1 else replace(self.plan, warmup=0)
+            self._measure(rate, replace(plan, iterations=1), f"load {number} of {len(rates)}")
+        best = [each for each in self.points if each.within_slo]
+        # The highest load that the server sustains, otherwise the lowest.
+        chosen = max(best, key=_rate) if best else min(self.points, key=_rate)
+        self._finish(self.points.index(chosen), None)
+
+    def search(self, search: LoadSearch, budget_s: float) -> None:
+        """Search for the maximum load within the SLO, and measure it as a test of its own."""
+        slo, num_requests = self.slo, self.params.get("num_requests")
+        assert slo is not None
+        self.rates = self.between = search.low, search.high
+        numbers = iter(range(1, 1000))
+
+        def size(rate: float) -> dict[str, Any]:
+            return {"num_requests": num_requests or probe_requests(rate, slo, search.tolerance)}
+
+        def probe(rate: float) -> bool:
+            number = next(numbers)
+            warmup = 1 if number == 1 and self.plan.warmup is None else 0
+            plan = replace(self.plan, rounds=1, iterations=1, warmup=warmup, floor=None)
+            title = f"load {number} of about {search.steps}"
+            try:
+                self._measure(rate, plan, title, size(rate), lambda rounds: is_decided(rounds, slo))
+            except ServerError:
+                raise
+            except BackendError:
+                if search.maximum is None:
+                    raise
+                # The server works, and refuses this load: the point holds the reason.
+                return False
+            return self._is_within(self.points[-1])
+
+        def confirm(rate: float) -> bool:
+            plan = replace(self.plan, iterations=1, warmup=0)
+            self._measure(rate, plan, "maximum load", size(rate))
+            return self._is_within(self.points[-1])
+
+        search.run(
+            probe,
+            confirm,
+            lambda: time.monotonic() - self._begin_s < budget_s,
+            f"the search ended after its budget of {budget_s:g} s",
+        )
+        rates = [each.request_rate for each in self.points]
+        # Measured last of all at this rate, which is the full measurement.
+        place = len(rates) - 1 - rates[::-1].index(search.maximum or min(rates))
+        self._finish(place, search)
+
+    def _is_within(self, point: LoadPoint) -> bool:
+        if point.within_slo is None:
+            raise BackendError(f"max_load: the load of {point.request_rate:.3g} request/s: {point.reason}")
+        return point.within_slo
+
+    def _measure(
+        self,
+        rate: float,
+        plan: RoundPlan,
+        title: str,
+        size: dict[str, Any] | None = None,
+        is_enough: Callable[[Sequence[Round]], bool] | None = None,
+    ) -> None:
+        """Measure one rate, and keep the point whatever happens later."""
+        __tracebackhide__ = True
+        context = self.context
+        title = f"{title}, {rate:.3g} request/s"
+        self.show(title)
+        begin_s = time.monotonic()
+        # Opened before the model, which may load for minutes.
+        selection = open_test_meters(context)
+        params = {**self.params, "slo": self.slo, **(size or {}), "request_rate": rate}
+        try:
+            workload = self.handle.workload(SERVE, self.prompts, params)
+        except BaseException:
+            selection.close()
+            raise
+        load_s = time.monotonic() - begin_s
+        try:
+            experiment = measure(
+                workload,
+                plan,
+                selection,
+                context.lease,
+                lambda step: self.show(f"{title}: {describe_step(step)}"),
+                load_s,
+                self.slo,
+                is_enough,
+            )
+        except Exception as error:
+            self._keep(LoadPoint(request_rate=rate, reason=f"{type(error).__name__}: {error}"), None)
+            raise
+        context.draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
+        self._keep(make_point(rate, experiment, self.slo), experiment)
+
+    def _keep(self, point: LoadPoint, experiment: Experiment | None) -> None:
+        draft = self.context.draft
+        if experiment is not None:
+            self.experiments[len(self.points)] = draft.experiment = experiment
+        self.points.append(point)
+        reason = UNFINISHED if self.between is not None else None
+        draft.load_curve = LoadCurve(
+            points=list(self.points), slo=self.slo, between=self.between, reason=reason
+        )
+        self._describe_load()
+
+    def _describe_load(self) -> None:
+        """Record the rates that the test asks for: those that a search measures differ from run to run."""
+        draft = self.context.draft
+        if draft.backend is None:
+            return
+        rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        asked = {
+            "request_rate": f"maximum from {rates}" if self.between is not None else rates,
+            "num_requests": self.params.get("num_requests"),
+        }
+        generation = {**draft.backend.generation, **asked}
+        draft.backend = msgspec.structs.replace(draft.backend, generation=generation)
+
+    def _finish(self, place: int, search: LoadSearch | None) -> None:
+        """Give the test's record the rounds of one point, and the result of the search."""
+        draft, experiment = self.context.draft, self.experiments[place]
+        assert draft.load_curve is not None
+        if search is not None:
+            draft.load_curve = msgspec.structs.replace(
+                draft.load_curve,
+                max_load_requests_per_s=search.maximum,
+                exceeded_at_requests_per_s=search.exceeded if search.maximum is not None else None,
+                reason=search.describe_end(),
+            )
+            experiment = add_max_load(experiment, draft.load_curve)
+        times = experiment.times
+        if times is not None:
+            own_s = times.load_s + times.warmup_s + times.rounds_s + times.gaps_s
+            others_s = max(0.0, time.monotonic() - self._begin_s - own_s)
+            times = msgspec.structs.replace(times, other_loads_s=others_s)
+        draft.experiment = replace(experiment, times=times)
+
+
+def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoint:
+    """Return the point of a measured load on the curve."""
+    rounds = [round_ for round_ in experiment.rounds if is_valid(round_)]
+    metrics = experiment.metrics
+    values = {name: metric.value for name, metric in metrics.items()}
+    per_token = metrics.get("energy_per_output_token_j")
+    served = [round_.served for round_ in rounds if round_.served is not None]
+    latencies: dict[str, float] = {}
+    for name, column in LATENCIES.items():
+        known = [each for part in served for each in getattr(part, column) if each is not None]
+        if known:
+            latencies |= {f"{name}_p{percent}_s": percentile(known, percent) for percent in (50, 99)}
+    return LoadPoint(
+        request_rate=rate,
+        requests=(experiment.rounds[0].requests or 0) // experiment.rounds[0].iterations,
+        rounds=len(rounds),
+        requests_per_s=values.get("requests_per_s"),
+        energy_per_output_token_j=per_token.value if per_token is not None else None,
+        energy_per_output_token_u_j=per_token.uncertainty if per_token is not None else None,
+        slo_attainment=values.get("slo_attainment"),
+        goodput_requests_per_s=values.get("goodput_requests_per_s"),
+        saturated=is_saturated(rounds),
+        within_slo=is_within(experiment.rounds, slo),
+        reason=per_token.reason if per_token is not None and per_token.value is None else None,
+        **latencies,
+    )
+
+
+def add_max_load(experiment: Experiment, curve: LoadCurve) -> Experiment:
+    """Add the result of a search to the rounds and metrics of the measurement that ended it.
+
+    The maximum lies between the highest rate that holds and the lowest that exceeds the SLO. The value is the
+    former; its standard uncertainty is that of a rectangular distribution up to the latter.
+    """
+    found, above = curve.max_load_requests_per_s, curve.exceeded_at_requests_per_s
+    name = "max_load_requests_per_s"
+    if found is None or above is None:
+        # A maximum that was not bracketed is no value to compare.
+        metric = Metric(value=None, unit="request/s", reason=curve.reason)
+        return replace(experiment, metrics={**experiment.metrics, name: metric})
+    u = (above - found) / math.sqrt(3)
+    found_load = MaxLoad(requests_per_s=found, u_requests_per_s=u)
+    rounds = [msgspec.structs.replace(round_, max_load=found_load) for round_ in experiment.rounds]
+    metric = Metric(
+        value=found,
+        unit="request/s",
+        uncertainty=u,
+        uncertainty_absolute=u,
+        n=sum(map(is_valid, rounds)),
+        reason=curve.reason,
+    )
+    return replace(experiment, rounds=rounds, metrics={**experiment.metrics, name: metric})
+
+
+def _rate(point: LoadPoint) -> float:
+    return point.request_rate

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests of a served load meet its SLO.
+
+A request is good if none of its latencies exceeds its limit, and goodput is the number of good requests
+over the duration of the load, as in ``vllm bench serve --goodput`` (``calculate_metrics`` in
+vllm/benchmarks/serve.py). DistServe's goodput (Zhong et al., OSDI 2024, arXiv 2401.09670), the highest
+request rate at which a share of the requests is good, is what ``load_search`` finds. A failed request is
+never good. Joules are those of the whole load: the server spent them on bad requests too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from pytest_llenergy.backends.load_phases import SATURATED
+from pytest_llenergy.model.load_curve import Slo
+from pytest_llenergy.model.record import Round
+
+
+def limits_by_column(slo: Slo) -> dict[str, float]:
+    """Return the limits (seconds) by the column of ``ServedRequests`` that they apply to."""
+    limits = {
+        "time_to_first_token_s": slo.ttft_s,
+        "time_per_output_token_s": slo.tpot_s,
+        "end_to_end_latency_s": slo.e2e_s,
+    }
+    return {column: limit for column, limit in limits.items() if limit is not None}
+
+
+def mark_good_requests(round_: Round, slo: Slo | None) -> Round:
+    """Return the round with the good requests of its load marked; unchanged without an SLO."""
+    served = round_.served
+    if slo is None or served is None:
+        return round_
+    limits = limits_by_column(slo)
+    latencies = zip(*(getattr(served, column) for column in limits), strict=True)
+    good = [
+        # A request with one output token has no time per output token.
+        all(value is None or value <= limit for value, limit in zip(each, limits.values(), strict=True))
+        for each in latencies
+    ]
+    return msgspec.structs.replace(round_, served=msgspec.structs.replace(served, good=good))
+
+
+def has_slo(round_: Round) -> bool:
+    """Return whether the round is of a load with an SLO."""
+    return round_.served is not None and round_.served.good is not None
+
+
+def good_requests(round_: Round) -> int | None:
+    """Return the number of good requests; ``None`` without an SLO."""
+    served = round_.served
+    return None if served is None or served.good is None else sum(served.good)
+
+
+def good_output_tokens(round_: Round) -> int | None:
+    """Return the number of output tokens of good requests; ``None`` without an SLO."""
+    served = round_.served
+    if served is None or served.good is None:
+        return None
+    return sum(tokens for tokens, good in zip(served.output_tokens, served.good, strict=True) if good)
+
+
+def attainment(round_: Round) -> float | None:
+    """Return the share of requests, failed ones included, that are good; ``None`` without an SLO."""
+    served, good = round_.served, good_requests(round_)
+    if served is None or good is None:
+        return None
+    sent = len(served.sent_s) + len(served.failures)
+    return good / sent if sent else None
+
+
+def worst_latency_ratio(rounds: Sequence[Round], slo: Slo) -> float:
+    """Return the largest ratio of a latency to its limit, of the requests that ``slo.attainment`` counts.
+
+    Up to 1 if that share of requests meets each limit by itself. 0 without requests.
+    """
+    ratios = [0.0]
+    for column, limit in limits_by_column(slo).items():
+        columns = (getattr(round_.served, column) for round_ in rounds if round_.served is not None)
+        values = sorted(value for column in columns for value in column if value is not None)
+        if values:
+            ratios.append(values[math.ceil(slo.attainment * len(values)) - 1] / limit)
+    return max(ratios)
+
+
+def is_saturated(rounds: Sequence[Round]) -> bool:
+    """Return whether the server could not keep up in most rounds."""
+    flagged = sum(any(flag.name == SATURATED for flag in round_.flags) for round_ in rounds)
+    return flagged > len(rounds) / 2

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of served loads with an SLO, and the highest load within it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pytest_llenergy.measure.goodput import attainment, good_output_tokens, good_requests, has_slo
+from pytest_llenergy.measure.round_metric import RoundMetric, joules, rate
+from pytest_llenergy.measure.round_statistics import RoundValue
+from pytest_llenergy.model.record import Round
+
+#: Why a load may have no energy for each good request.
+NONE_GOOD = "no request met every limit of the SLO"
+
+
+def _goodput(round_: Round) -> RoundValue | None:
+    good = good_requests(round_)
+    return rate(good, round_.duration_s) if good is not None else None
+
+
+def _attainment(round_: Round) -> RoundValue | None:
+    share = attainment(round_)
+    return RoundValue(share) if share is not None else None
+
+
+def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue | None:
+    return joules(round_, count(round_) or 0)
+
+
+def _good_per_joule(round_: Round) -> RoundValue | None:
+    each = _per_good(good_requests, round_)
+    return each.scale(1 / each.value**2) if each is not None and each.value > 0 else None
+
+
+def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
+    """Divide the joules of all rounds, also of those without good requests, by their good ones."""
+    known = [round_ for round_ in rounds if round_.energy_j is not None]
+    total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
+    return total_j / sum(count(each) or 0 for each in known), len(known)
+
+
+def _total_good_per_joule(rounds: Sequence[Round]) -> tuple[float, int]:
+    each_j, n = _total_per_good(good_requests, rounds)
+    return (1 / each_j if each_j > 0 else 0.0), n
+
+
+def _max_load(round_: Round) -> RoundValue | None:
+    found = round_.max_load
+    # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
+    return RoundValue(found.requests_per_s, shape=found.u_requests_per_s) if found is not None else None
+
+
+#: Every metric that only loads with an SLO have, in the order of the report.
+GOODPUT_METRICS: dict[str, RoundMetric] = {
+    "goodput_requests_per_s": RoundMetric(
+        "request/s", _goodput, heading="good request/s", better="more", applies=has_slo, served=True
+    ),
+    "slo_attainment": RoundMetric(
+        "", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, served=True
+    ),
+    "energy_per_good_request_j": RoundMetric(
+        "J/request",
+        partial(_per_good, good_requests),
+        NONE_GOOD,
+        "per good request ± u",
+        applies=has_slo,
+        pooled=partial(_total_per_good, good_requests),
+        served=True,
+    ),
+    "energy_per_output_token_at_slo_j": RoundMetric(
+        "J/token",
+        partial(_per_good, good_output_tokens),
+        NONE_GOOD,
+        "per token at SLO ± u",
+        applies=has_slo,
+        pooled=partial(_total_per_good, good_output_tokens),
+        served=True,
+    ),
+    "goodput_per_watt": RoundMetric(
+        "request/J",
+        _good_per_joule,
+        NONE_GOOD,
+        "good request/J",
+        "more",
+        applies=has_slo,
+        pooled=_total_good_per_joule,
+        served=True,
+    ),
+    "max_load_requests_per_s": RoundMetric(
+        "request/s",
+        _max_load,
+        heading="max request/s",
+        better="more",
+        applies=lambda round_: round_.max_load is not None,
+        served=True,
+    ),
+}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loads of one test as a table, for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, describe_max_load
+from pytest_llenergy.model.quantity import format_scaled, scale_of
+
+#: Headings of the table. The first names the rows.
+HEADS = (
+    "sent/s",
+    "n",
+    "done/s",
+    "per token ± u",
+    "TTFT p99 s",
+    "TPOT p99 s",
+    "E2E p99 s",
+    "good",
+    "good/s",
+    "result",
+)
+
+
+def describe_curve(curve: LoadCurve) -> str:
+    """Return a title: what was searched or measured, its result, and the SLO."""
+    count = len(curve.points)
+    title = (
+        describe_max_load(curve) if curve.between is not None else f"{count} load{'s' if count != 1 else ''}"
+    )
+    return f"{title}; SLO: {curve.slo}" if curve.slo is not None else title
+
+
+def curve_rows(curve: LoadCurve) -> list[list[str]]:
+    """Return the cells of each point, by rate; ``-`` for what is missing."""
+    energies = (point.energy_per_output_token_j for point in curve.points)
+    scale = scale_of("J", *(each for each in energies if each is not None))
+    return [_row(point, scale) for point in curve.by_rate()]
+
+
+def less_important_heads(curve: LoadCurve) -> frozenset[str]:
+    """Return the headings of what an SLO makes less important; none without an SLO.
+
+    These are latencies without a limit, and requests that were answered, good or not.
+    """
+    slo = curve.slo
+    if slo is None:
+        return frozenset()
+    limits = {"TTFT p99 s": slo.ttft_s, "TPOT p99 s": slo.tpot_s, "E2E p99 s": slo.e2e_s}
+    return frozenset({"done/s", *(head for head, limit in limits.items() if limit is None)})
+
+
+def describe_result(point: LoadPoint) -> str:
+    """Return whether a load was within the SLO, in a word or two."""
+    if point.within_slo is None:
+        return "no result"
+    if point.saturated:
+        return "saturated"
+    if point.slo_attainment is None:
+        return "sustained"
+    return "within" if point.within_slo else "exceeds"
+
+
+def _row(point: LoadPoint, scale: tuple[int, str]) -> list[str]:
+    joules, u = point.energy_per_output_token_j, point.energy_per_output_token_u_j
+    return [
+        f"{point.request_rate:.3g}",
+        str(point.rounds or "-"),
+        _number(point.requests_per_s),
+        format_scaled(joules, u, "J", scale) if joules is not None else "-",
+        _number(point.time_to_first_token_p99_s),
+        _number(point.time_per_output_token_p99_s),
+        _number(point.end_to_end_latency_p99_s),
+        f"{point.slo_attainment:.1%}" if point.slo_attainment is not None else "-",
+        _number(point.goodput_requests_per_s),
+        describe_result(point),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

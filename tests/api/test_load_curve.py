@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``energy.load_curve`` and ``energy.max_load`` in real runs, on a server of known capacity."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..backends.servers.start import queueing
+
+pytest.importorskip("aiohttp")
+
+Read = Callable[..., dict[str, Any]]
+
+#: Four slots of 0.05 s: 80 requests per second.
+SERVER = queueing(slots=4, service=0.05)
+OPTIONS = ["--energy-report", "--energy-backend=server"]
+
+SEARCH = """
+from pytest_llenergy import slo
+
+def test_it(energy, backend):
+    run = energy.max_load(
+        backend.serve, ["abc"], slo=slo(ttft=0.2, attainment=0.9), max_new_tokens=3, {arguments})
+    print(run)
+"""
+
+
+#: Tells an outer test of each point.
+TELL_POINTS = """
+from pytest_llenergy.api.load_curve import LoadMeasurement
+keep = LoadMeasurement._keep
+def keep_and_tell(self, *args):
+    keep(self, *args)
+    open({mark!r}, "a").write("x")
+LoadMeasurement._keep = keep_and_tell
+"""
+
+
+def run_search(quick: pytest.Pytester, arguments: str, *options: str, server: str = SERVER) -> Any:
+    quick.makepyfile(SEARCH.format(arguments=arguments))
+    return quick.runpytest(*OPTIONS, f"--energy-server-command={server}", *options)
+
+
+def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, read_report: Read) -> None:
+    """A queue that a short load leaves shorter than the limit shows only well above capacity.
+
+    tests/measure/test_load_search.py and benchmarks/plugin/serving check 5 %, with longer loads.
+    """
+    result = run_search(quick, "between=(40, 200), tolerance=0.4, num_requests=60", "-s")
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    curve = record["load_curve"]
+    found, above = curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]
+    assert 55 < found < above < 160
+    assert above / found < 1.2 * 1.001
+    points = curve["points"]
+    assert {found, above} <= {point["request_rate"] for point in points}
+    assert curve["between"] == [40, 200]
+    assert curve["slo"] == {"ttft_s": 0.2, "tpot_s": None, "e2e_s": None, "attainment": 0.9}
+    # The rounds are those of the full measurement at the maximum, which is the last point.
+    last = points[-1]
+    assert (last["request_rate"], last["within_slo"], last["rounds"]) == (found, True, 2)
+    metric = record["metrics"]["max_load_requests_per_s"]
+    assert metric["value"] == found
+    assert metric["uncertainty"] == pytest.approx((above - found) / 3**0.5)
+    assert record["rounds"][0]["max_load"]["requests_per_s"] == found
+    metrics = {name: each["value"] for name, each in record["metrics"].items()}
+    assert metrics["slo_attainment"] == pytest.approx(last["slo_attainment"])
+    assert metrics["slo_attainment"] >= 0.9
+    assert metrics["goodput_requests_per_s"] == pytest.approx(last["goodput_requests_per_s"])
+    assert metrics["energy_per_good_request_j"] > metrics["energy_per_request_j"] * 0.999
+    assert last["energy_per_output_token_u_j"] is not None
+    assert record["times"]["other_loads_s"] > record["times"]["rounds_s"]
+    # What differs from run to run is no part of the workload.
+    asked = record["backend"]["generation"]
+    assert (asked["request_rate"], asked["num_requests"]) == ("maximum from 40, 200", 60)
+    text = result.stdout.str()
+    assert re.search(
+        r"LoadRun of \d+ loads, maximum load [\d.]+ request/s \([\d.]+ exceeds it\); Run of", text
+    )
+    assert re.search(r"test_it.*: maximum load [\d.]+ request/s \(.*SLO: TTFT <= 0.2 s for\s+90\s+%", text)
+
+
+def test_a_search_that_brackets_nothing_has_no_value(quick: pytest.Pytester, read_report: Read) -> None:
+    run_search(quick, "between=(2000, 3000), tolerance=1.0, num_requests=60").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    metric = record["metrics"]["max_load_requests_per_s"]
+    assert metric["value"] is None
+    assert metric["reason"] == (
+        "even 2000 request/s, the lowest rate, is not within the SLO; search lower rates"
+    )
+    assert record["load_curve"]["max_load_requests_per_s"] is None
+    assert record["status"] == "measured"
+
+
+def test_a_search_that_is_within_the_slo_throughout_has_a_lower_bound(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    result = run_search(quick, "between=(20, 25), tolerance=0.8, num_requests=10")
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["metrics"]["max_load_requests_per_s"]["value"] is None
+    curve = record["load_curve"]
+    assert (curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]) == (25, None)
+    result.stdout.fnmatch_lines(["*: maximum load >= 25 request/s; even 25 request/s, the highest rate,*"])
+
+
+def test_a_curve_has_a_point_for_each_rate(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        from pytest_llenergy import slo
+
+        def test_it(energy, backend):
+            run = energy.load_curve(
+                backend.serve, ["abc"], request_rates=[300, 60, 30], num_requests=30, max_new_tokens=3,
+                slo=slo(ttft=0.2, tpot=5, attainment=0.9))
+            assert [point.request_rate for point in run.curve.points] == [300, 60, 30]
+            assert run.requests_per_s < 65
+        """
+    )
+    result = quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}")
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    fast, middle, slow = record["load_curve"]["points"]
+    assert (fast["within_slo"], middle["within_slo"], slow["within_slo"]) == (False, True, True)
+    assert fast["time_to_first_token_p99_s"] > 0.2 > slow["time_to_first_token_p99_s"]
+    assert fast["requests_per_s"] < 85
+    for point in (fast, middle, slow):
+        assert (point["requests"], point["rounds"]) == (30, 2)
+        assert point["energy_per_output_token_j"] > 0
+        assert 0.02 < point["time_per_output_token_p50_s"] < 0.1
+    # Ten watts for half of the tokens per second.
+    assert slow["energy_per_output_token_j"] > middle["energy_per_output_token_j"]
+    # The highest rate within the SLO.
+    assert record["metrics"]["requests_per_s"]["value"] == pytest.approx(middle["requests_per_s"])
+    assert record["backend"]["generation"]["request_rate"] == "300, 60, 30"
+    assert "max_load_requests_per_s" not in record["metrics"]
+    result.stdout.fnmatch_lines(["*test_it*: 3 loads; SLO: TTFT <= 0.2 s, TPOT <= 5 s for 90 %"])
+
+
+def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        from pytest_llenergy import slo
+
+        def test_it(energy, backend):
+            run = energy(
+                backend.serve, ["abc"], request_rate=300.0, num_requests=40, max_new_tokens=3,
+                slo=slo(ttft=0.1))
+            assert 0 < run.slo_attainment < 1
+            assert run.energy_per_good_request_j > run.energy_per_request_j
+        """
+    )
+    quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    served = record["rounds"][0]["served"]
+    good = [each <= 0.1 for each in served["time_to_first_token_s"]]
+    assert served["good"] == good
+    assert record["backend"]["generation"]["slo"] == "TTFT <= 0.1 s for 99 %"
+    assert record["load_curve"] is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("max_load(backend.generate, ['a'], slo=S, between=(1, 2))", "max_load: needs backend.serve, found"),
+        ("max_load(backend.serve, ['a'], slo=0.5, between=(1, 2))", "max_load: slo is 0.5, needs pytest_ll"),
+        ("max_load(backend.serve, ['a'], slo=S, between=(2, 1))", "max_load: between is (2, 1), needs"),
+        ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=0)", "max_load: budget is 0, needs"),
+        ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), trace=[1])", "max_load: leave out trace"),
+        ("load_curve(backend.serve, ['a'], request_rates=[])", "load_curve: request_rates is [], needs"),
+        ("load_curve(backend.serve, ['a'], request_rates=[1, 1.0])", "load_curve: a rate of [1, 1.0] is giv"),
+        ("load_curve(backend.serve, ['a'], request_rates=[1], concurrency=2)", "leave out concurrency"),
+        ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
+    ],
+)
+def test_invalid_arguments_are_refused(quick: pytest.Pytester, call: str, message: str) -> None:
+    quick.makepyfile(
+        f"""
+        from pytest_llenergy import slo
+        S = slo(ttft=1)
+        def test_it(energy, backend):
+            energy.{call}
+        """
+    )
+    result = quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}")
+    result.assert_outcomes(failed=1)
+    assert message in result.stdout.str()
+
+
+def test_points_before_a_broken_load_are_kept(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        def test_it(energy, backend):
+            energy.load_curve(
+                backend.serve, ["abc"], request_rates=[20, 30], num_requests=10, max_new_tokens=3)
+        """
+    )
+    # The second load breaks: the first sends ten requests in each of two rounds.
+    server = queueing(slots=4, service=0.1, breaks=20)
+    quick.runpytest(*OPTIONS, f"--energy-server-command={server}").assert_outcomes(failed=1)
+    (record,) = read_report()["records"]
+    whole, broken = record["load_curve"]["points"]
+    assert (whole["request_rate"], whole["rounds"], whole["within_slo"]) == (20, 2, True)
+    assert (broken["request_rate"], broken["within_slo"]) == (30, None)
+    assert broken["reason"].startswith("BackendError: server: request 1 of 10")
+    assert record["status"] == "failed"
+    assert record["metrics"]["energy_j"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["-n1"], marks=pytest.mark.slow)], ids=["alone", "xdist"]
+)
+def test_points_are_kept_on_ctrl_c(quick: pytest.Pytester, read_report: Read, options: list[str]) -> None:
+    quick.makepyfile(SEARCH.format(arguments="between=(10, 60), tolerance=0.01, num_requests=20"))
+    mark = quick.path / "points"
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(f"{conftest.read_text()}{TELL_POINTS.format(mark=str(mark))}")
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--energy-server-command={SERVER}", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True
+    ) as run:
+        while not (mark.exists() and len(mark.read_text()) >= 2):
+            assert run.poll() is None, run.communicate()[0]
+            time.sleep(0.02)
+        os.killpg(run.pid, signal.SIGINT)
+        text = run.communicate()[0]
+    assert "KeyboardInterrupt" in text
+    (record,) = read_report()["records"]
+    curve = record["load_curve"]
+    assert len(curve["points"]) >= 2
+    assert all(point["energy_per_output_token_j"] > 0 for point in curve["points"][:2])
+    assert (curve["max_load_requests_per_s"], curve["reason"]) == (None, "the search did not end")
+    assert (record["status"], record["reason"]) == ("failed", "interrupted before all loads were measured")

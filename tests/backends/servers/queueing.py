@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of the OpenAI API with a known capacity: queueing.py PORT [slots=N] [service=SECONDS].
+
+Each of ``slots`` serves one request in exactly ``service`` seconds, and requests wait in the order of their
+arrival: the capacity is slots / service requests per second. The first token comes when the service begins,
+the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
+does not lower the capacity. The connection of a request after the first ``breaks`` is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import sys
+from typing import Any
+
+from aiohttp import web
+
+SETTINGS = {"slots": "2", "service": "0.1", "breaks": "0"}
+
+
+class Queue:
+    """Slots that serve in the order of arrival."""
+
+    def __init__(self, slots: int, service_s: float) -> None:
+        self.free_s = [0.0] * slots
+        self.service_s = service_s
+        self.served = 0
+
+    def start_s(self, arrived_s: float) -> float:
+        """Take a slot; return when the service begins."""
+        begin_s = max(arrived_s, heapq.heappop(self.free_s))
+        heapq.heappush(self.free_s, begin_s + self.service_s)
+        return begin_s
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    loop = asyncio.get_running_loop()
+    arrived_s = loop.time()
+    asked = await request.json()
+    queue: Queue = request.app["queue"]
+    total = asked["max_tokens"]
+    # The backend's probes ask for one token; they take no slot.
+    begin_s = queue.start_s(arrived_s) if total > 1 else arrived_s
+    queue.served += total > 1
+    if int(SETTINGS["breaks"]) and queue.served > int(SETTINGS["breaks"]):
+        assert request.transport is not None
+        request.transport.abort()
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    for made in range(total):
+        due_s = begin_s + queue.service_s * made / max(1, total - 1)
+        await asyncio.sleep(max(0.0, due_s - loop.time()))
+        await send(answer, {"choices": [{"text": "a", "finish_reason": None}]})
+    usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": total}
+    usage["prompt_tokens_details"] = {"cached_tokens": 0}
+    await send(answer, {"choices": [{"text": "", "finish_reason": "length"}]})
+    await send(answer, {"choices": [], "usage": usage})
+    await answer.write(b"data: [DONE]\n\n")
+    await answer.write_eof()
+    return answer
+
+
+async def send(answer: web.StreamResponse, event: dict[str, Any]) -> None:
+    await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+async def models(_: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "tiny", "owned_by": "queueing"}]})
+
+
+async def health(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+def main(port: str, *settings: str) -> None:
+    for name, _, value in (setting.partition("=") for setting in settings):
+        SETTINGS[name] = value
+    app = web.Application()
+    app["queue"] = Queue(int(SETTINGS["slots"]), float(SETTINGS["service"]))
+    app.add_routes([web.get("/health", health), web.get("/v1/models", models)])
+    app.add_routes([web.post("/v1/completions", complete)])
+    web.run_app(app, host="127.0.0.1", port=int(port), print=None, access_log=None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of one test in the terminal, in Markdown and in the report; test_html_browser.py has their chart."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.columns import Layout
+from pytest_llenergy.report.html.page import render_report
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
+from pytest_llenergy.report.markdown import render_run_markdown
+from pytest_llenergy.report.terminal import render_summary
+
+from ..compare.runs import record_of, report_of
+from .pages import load_curve
+
+TITLE = "maximum load 9.8 request/s (10.1 exceeds it); SLO: TTFT <= 0.5 s, TPOT <= 0.05 s for 99 %"
+
+
+def loaded(curve: LoadCurve | None = None) -> Record:
+    return msgspec.structs.replace(record_of("test_serving.py::test_it"), load_curve=curve or load_curve())
+
+
+def test_every_point_is_a_row_by_rate() -> None:
+    rows = [dict(zip(HEADS, row, strict=True)) for row in curve_rows(load_curve())]
+    assert [row["sent/s"] for row in rows] == ["4", "9.5", "9.8", "9.8", "10.1", "11.8", "14.7", "22.6"]
+    assert [row["n"] for row in rows[1:4]] == ["1", "3", "6"]
+    assert rows[0]["per token ± u"] == "450 mJ"
+    assert rows[3]["per token ± u"] == "302 ± 20 mJ"
+    assert [row["result"] for row in rows] == [*["within"] * 4, *["exceeds"] * 3, "saturated"]
+    assert rows[4]["good"] == "98.0%"
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({}, TITLE),
+        (
+            {"exceeded_at_requests_per_s": None, "reason": "even 9.8 is within"},
+            "maximum load >= 9.8 request/s; even 9.8 is within; SLO: ",
+        ),
+        (
+            {"max_load_requests_per_s": None, "reason": "the search did not end"},
+            "no maximum load: the search",
+        ),
+        ({"between": None, "slo": None}, "8 loads"),
+    ],
+)
+def test_the_title_says_what_was_found(changes: dict[str, object], title: str) -> None:
+    assert describe_curve(msgspec.structs.replace(load_curve(), **changes)).startswith(title)
+
+
+def test_the_terminal_shows_the_loads_in_one_table_of_eighty_columns() -> None:
+    lines = render_summary([loaded()], 80, color=False).splitlines()
+    (place,) = [place for place, line in enumerate(lines) if line.startswith("sent/s")]
+    assert lines[place].split()[-1] == "result"
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines[place:] if re.match(r"[\d.]+ ", line)]) == 8
+    # Nothing limits it.
+    assert "E2E" not in lines[place]
+    assert TITLE in " ".join(lines)
+
+
+def test_markdown_shows_the_loads() -> None:
+    text = render_run_markdown([loaded()], Layout(), 20_000, complete=True)
+    assert "TTFT &#60;= 0.5 s" in text
+    table = [line for line in text.splitlines() if line.count("|") == len(HEADS) + 1]
+    assert len(table) == 2 + 8
+    assert table[0].startswith("| sent/s | n | done/s |")
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [LoadPoint(request_rate=2.0, reason="BackendError: refused")],
+        [LoadPoint(request_rate=2.0, end_to_end_latency_p99_s=0.0), LoadPoint(request_rate=0.0)],
+        [LoadPoint(request_rate=-1.0, end_to_end_latency_p99_s=-1.0, energy_per_output_token_j=-1.0)],
+    ],
+    ids=["none", "broken", "zero", "negative"],
+)
+def test_unusual_points_are_shown(points: list[LoadPoint]) -> None:
+    record = loaded(LoadCurve(points=points, between=(1.0, 2.0), reason="the search did not end"))
+    text = " ".join(render_summary([record], 80, color=False).split())
+    assert "no maximum load: the search did not end" in text
+    assert "test_it" in render_run_markdown([record], Layout(), 20_000, complete=True)
+    assert "test_it" in render_report(report_of(record))
+
+
+def test_a_report_keeps_the_curve() -> None:
+    report = report_of(loaded())
+    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    assert again.records[0].load_curve == load_curve()
