@@ -68,6 +68,7 @@ class RoundMetric:
         phase: Phase that the metric describes, if any.
         pooled: Returns the metric of all valid rounds together, if it is not the median over rounds.
         served: Whether only served loads have the metric.
+        optional: Whether a test to which the metric does not apply leaves it out.
     """
 
     unit: str
@@ -77,6 +78,7 @@ class RoundMetric:
     phase: str | None = None
     pooled: Callable[[Sequence[Round]], float] | None = None
     served: bool = False
+    optional: bool = False
 
     @property
     def is_energy(self) -> bool:
@@ -143,6 +145,8 @@ def compute_metrics(
     added_to = _added_to(rounds, planned)
     for name, figure in ROUND_METRICS.items():
         if figure.served and not any(round_.served for round_ in rounds):
+            continue
+        if figure.optional and not applies_to_rounds(name, rounds):
             continue
         values, reason = round_values(name, rounds)
         if values:
@@ -357,6 +361,17 @@ def _is_served(round_: Round) -> bool:
     return round_.served is not None
 
 
+def _is_drafted(round_: Round) -> bool:
+    return round_.tokens is not None and round_.tokens.drafted is not None
+
+
+def _draft_acceptance(round_: Round) -> RoundValue | None:
+    tokens = round_.tokens
+    if tokens is None or not tokens.drafted or tokens.accepted is None:
+        return None
+    return RoundValue(tokens.accepted / tokens.drafted)
+
+
 def _has_tokens(round_: Round) -> bool:
     return round_.tokens is not None and round_.tokens.output > 0
 
@@ -402,6 +417,9 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "requests_per_s": RoundMetric("request/s", _request_throughput, applies=_is_served, served=True),
     "end_to_end_latency_s": RoundMetric(
         "s", partial(_mean_latency, "end_to_end_latency_s"), applies=_is_served, served=True
+    ),
+    "draft_acceptance_rate": RoundMetric(
+        "accepted/drafted", _draft_acceptance, "no token was drafted", applies=_is_drafted, optional=True
     ),
     **_percentiles("time_to_first_token_s"),
     **_percentiles("inter_token_latency_s"),

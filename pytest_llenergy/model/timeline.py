@@ -27,6 +27,10 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
         start_ns: When the backend received it; None for the start of the iteration.
         first_token_ns: None if the backend does not report token times; ``last_token_ns`` likewise.
         token_ns: Time of each token, or empty if they are not known one by one.
+        drafted_tokens: Tokens that speculative decoding proposed; None without it.
+        accepted_tokens: Drafted tokens that the model has confirmed. They are part of the output.
+        computed_tokens: Tokens computed for the output if they are more, such as those of all beams.
+        cached_tokens: Prompt tokens taken from a prefix cache that the test allows; None without one.
     """
 
     input_tokens: int
@@ -35,6 +39,10 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     token_ns: tuple[int, ...] = ()
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    computed_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

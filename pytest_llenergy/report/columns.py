@@ -32,6 +32,7 @@ HEADINGS = {
     "time_to_first_token_s": "first token s",
     "inter_token_latency_s": "inter token s",
     "end_to_end_latency_s": "end to end s",
+    "draft_acceptance_rate": "accepted/drafted",
     "peak_memory_bytes": "peak MiB",
     "energy_per_flop_j": "per FLOP ± u",
     "flops": "FLOP",

@@ -115,7 +115,7 @@ class TestOneProcess:
         ):
             ranks.generate(["a" * 10], max_new_tokens=7)
         assert caught.value.args[0] == (
-            "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; ask for fewer, or "
+            "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; request fewer, or "
             "load with a larger max_model_len"
         )
 
@@ -162,6 +162,7 @@ class TestShards:
             (before,) = ranks.group.ranks
             ranks.load(**{**EAGER, "max_model_len": 256})
             (after,) = ranks.group.ranks
+            ranks.close()
         assert after.pid == before.pid
         assert len({*before.workers, *after.workers}) == 4
         assert not any(psutil.pid_exists(pid) for pid in (before.pid, *before.workers, *after.workers))
