@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ DRAFT_MODEL, PROMPT_LOOKUP = "draft_model", "prompt_lookup"
 
 #: Longest sequence of last tokens that prompt lookup searches for.
 LOOKUP_NGRAM = 2
+
+#: On a round that has taken prompt tokens from the prefix cache.
+PREFIXES_REUSED = Flag(
+    name="prefix-cache",
+    severity="note",
+    detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
+    "prefill them whole; tokens.cached counts the tokens",
+)
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import PREFIXES_REUSED
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
@@ -23,7 +24,7 @@ from pytest_llenergy.backends.models import (
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
 from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
-from pytest_llenergy.model.record import BackendInfo, Flag
+from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
 #: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
@@ -31,14 +32,6 @@ NO_PIPELINE_ON_CPU = "vLLM's CPU workers do not support pipeline parallelism; us
 
 #: For each step: when it ended (``CLOCK_MONOTONIC``), and the new tokens of each request that it served.
 Steps = list[tuple[int, Any]]
-
-#: On a round that has taken prompt tokens from the prefix cache.
-PREFIXES_REUSED = Flag(
-    name="prefix-cache",
-    severity="note",
-    detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
-    "prefill them whole; tokens.cached counts the tokens",
-)
 
 #: Read while vLLM starts. Its core runs in the rank, so that its work counts as the rank's CPU time and
 #: timestamps need no transfer. A thread that collects usage statistics would run during a measurement.
