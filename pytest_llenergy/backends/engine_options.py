@@ -42,7 +42,7 @@ LOOKUP_NGRAM = 2
 
 #: On a round that has taken prompt tokens from the prefix cache.
 PREFIXES_REUSED = Flag(
-    name="prefix-cache",
+    name="prefix-cache-used",
     severity="note",
     detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
     "prefill them whole; tokens.cached counts the tokens",

@@ -97,7 +97,7 @@ def test_a_prefix_cache_is_used_and_recorded_if_asked_for(name: str) -> None:
         first = made.generate(["abc"], max_new_tokens=2)[1]
         second = made.generate(["abc"], max_new_tokens=2)[1]
     assert first.flags == ()
-    assert [flag.name for flag in second.flags] == ["prefix-cache"]
+    assert [flag.name for flag in second.flags] == ["prefix-cache-used"]
     assert True in (made.info.options.get("radix_cache"), made.info.options.get("block_reuse"))
 
 
