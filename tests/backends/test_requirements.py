@@ -166,13 +166,13 @@ def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
 
 
 def test_an_unmet_mark_of_a_parameter_fails_its_tests_only(two: pytest.Pytester) -> None:
-    result = run(two, OF_A_PARAMETER.format(mark="backend_options(dtyp=1)"))
+    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='embed', timestamps='token')"))
     result.assert_outcomes(passed=2, errors=2)
     assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in text_of(
         result
     )
-    actual = "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-    assert actual in text_of(result)
+    assert "one does not offer the task embed (it has: generate)" in text_of(result)
+    assert "; backends that do: none here" in text_of(result)
 
 
 def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:
