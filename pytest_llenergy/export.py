@@ -40,6 +40,7 @@ _UNITS = (
     ("flops", "work", "flops"),
     ("mfu", "flops_utilization", "ratio"),
     ("_js", "", "joule_seconds"),
+    ("_acceptance_rate", "_acceptance", "ratio"),
     ("_bytes", "", "bytes"),
     ("_j", "", "joules"),
     ("_w", "", "watts"),

@@ -15,10 +15,14 @@ from .text import capital, code, help_text, lines_of, page, table
 TABLES = {
     "Processes and devices": ("launch", "managed_by", "cpu", "gpu", "hardware"),
     "Parallelism": ("data", "tensor", "pipeline", "placement"),
-    "Work": ("tasks", "batching", "options"),
+    "Work": ("tasks", "batching", "sampling"),
+    "Load options": ("options", "passes"),
     "Caches": ("prefix_cache", "caches"),
     "Times": ("timestamps",),
 }
+
+#: Facts whose reason is about what is not in their list.
+LISTS = ("options", "sampling")
 
 INTRODUCTION = """\
 What each [backend](../backends.md) declares; anything else is refused. `llenergy doctor --backends` prints
@@ -52,4 +56,5 @@ def _install(spec: BackendSpec) -> str:
 def _reasons(row: Iterable[Fact]) -> Iterator[str]:
     for fact in row:
         if fact.reason:
-            yield f"- {fact.title} is `{fact.value}`: {fact.reason}"
+            what = fact.title if fact.name in LISTS else f"{fact.title} is `{fact.value}`"
+            yield f"- {what}: {fact.reason}"

@@ -162,13 +162,12 @@ class BackendHandle:
             return task.result.merge(workload.results())
 
     def _check(self, task: Task, params: Params) -> None:
-        """Raise ``BackendError`` if the capability row lacks the task or the cache."""
+        """Raise ``BackendError`` if the capability row lacks the task, the cache or a parameter."""
         row = self.spec.capabilities
         if task.name not in row.tasks:
             raise BackendError(f"{self.name} does not {task.name}; it does: {', '.join(row.tasks)}")
-        if isinstance(params, GenerationParams) and params.cache not in row.caches:
-            offered = ", ".join(row.caches)
-            raise BackendError(f"{self.name} has no {params.cache} cache; it offers: {offered}")
+        if isinstance(params, GenerationParams):
+            row.loaded_with(self.options).refuse_params(self.name, params)
 
 
 def _with_task(info: BackendInfo, inputs: Inputs, params: Params) -> BackendInfo:

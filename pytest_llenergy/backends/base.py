@@ -24,7 +24,7 @@ import msgspec
 from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
 from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.tasks import GenerationParams, Result
+from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, Result
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.model.timeline import Flops
@@ -60,6 +60,7 @@ class Capabilities:
         options: Names of the load options.
         passes: Where the library lists its own options, which the backend passes on and checks in the rank;
             None if it takes no others.
+        sampling: Parameters of ``generate`` in ``backends.tasks.EXTRA_PARAMS`` that the backend honours.
         caches: Kinds of key-value cache.
         timestamps: Granularity of the timestamps that the backend reports.
         exact: Whether a timestamp is taken when its token is available, rather than when a batch of tokens
@@ -86,6 +87,7 @@ class Capabilities:
     tasks: tuple[str, ...] = ("generate",)
     options: tuple[str, ...] = ()
     passes: str | None = None
+    sampling: tuple[str, ...] = ()
     caches: tuple[str, ...] = ("dynamic",)
     batching: tuple[Literal["static", "continuous"], ...] = ("static",)
     prefix_cache: str = "none"
@@ -113,6 +115,20 @@ class Capabilities:
             for name in names
             if name not in self.options and (self.passes is None or name in COMMON_OPTIONS)
         ]
+
+    def refuse_params(self, backend: str, params: GenerationParams) -> None:
+        """Check a call against what the backend honours.
+
+        Raises:
+            BackendError: If the cache or a parameter in ``EXTRA_PARAMS`` is not declared.
+        """
+        if params.cache not in self.caches:
+            raise BackendError(f"{backend} has no {params.cache} cache; it offers: {', '.join(self.caches)}")
+        refused = [name for name in params.extras if name not in self.sampling]
+        if refused:
+            offered = f"it takes: {', '.join(self.sampling) or 'none of ' + ', '.join(EXTRA_PARAMS)}"
+            why = "; ".join(filter(None, (offered, self.reasons.get("sampling", ""))))
+            raise BackendError(f"{backend} does not honour {', '.join(refused)} ({why})")
 
     def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
         """Return the capabilities with these load options applied."""

@@ -14,14 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.models import ModelSource, explain_load_error
+from pytest_llenergy.backends.models import ModelSource, explain_load_error, resolve_model
 from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.base import MALFORMED, cache_directory
@@ -371,3 +371,17 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
     if "error" in answer:
         raise ModelError(answer["error"])
     return replace(source, directory=answer["directory"])
+
+
+def convert_draft_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the model of the load option ``speculative`` in the same way. Returns the options.
+
+    Raises:
+        ModelError: If it does not exist, or the conversion fails.
+    """
+    draft = options.get("speculative")
+    name = draft.get("model") if isinstance(draft, Mapping) else None
+    if not isinstance(draft, Mapping) or not isinstance(name, str):
+        return dict(options)
+    directory = convert_in_subprocess(resolve_model(name)).directory
+    return {**options, "speculative": {**draft, "model": directory or name}}

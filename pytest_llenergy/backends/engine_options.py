@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Load options that mean the same in every backend that declares them. A backend that does not declare one
 #: refuses it, even if its library has an option of that name.
@@ -18,11 +27,127 @@ COMMON_OPTIONS: Mapping[str, str] = {
     "kv_cache_dtype": "type of the key-value cache",
     "attention": "attention implementation",
     "chunked_prefill": "whether a prompt may be processed in several steps; a number is their tokens",
-    "speculative": "how tokens are drafted: settings by name",
+    "speculative": "how tokens are drafted, as a dict: num_tokens, and model or method",
     "prefix_cache": "whether prompts may reuse the cache of earlier ones",
     "lora": "directory of a LoRA adapter to apply",
     "compile": "whether the model is compiled, or the compilation mode",
 }
+
+#: Methods of ``speculative`` that mean the same in every backend: a smaller model drafts, or the continuation
+#: of an earlier occurrence of the last tokens is the draft. Other methods are names of the library.
+DRAFT_MODEL, PROMPT_LOOKUP = "draft_model", "prompt_lookup"
+
+#: Longest sequence of last tokens that prompt lookup searches for.
+LOOKUP_NGRAM = 2
+
+#: On a round that has taken prompt tokens from the prefix cache.
+PREFIXES_REUSED = Flag(
+    name="prefix-cache-used",
+    severity="note",
+    detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
+    "prefill them whole; tokens.cached counts the tokens",
+)
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The load option ``speculative``.
+
+    Attributes:
+        num_tokens: Tokens drafted per step, at most.
+        model: Name of the model that drafts, as for ``--energy-model``.
+        method: ``draft_model``, ``prompt_lookup``, or a method of the library; by default what ``model``
+            implies.
+        max_ngram: Longest sequence of last tokens that ``prompt_lookup`` searches for.
+    """
+
+    num_tokens: Positive
+    model: str | None = None
+    method: str | None = None
+    max_ngram: Positive = LOOKUP_NGRAM
+
+    @property
+    def kind(self) -> str:
+        """The method, also where it was not given."""
+        return self.method or DRAFT_MODEL
+
+
+class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The load options in ``COMMON_OPTIONS``, with their types; None for the default of the backend."""
+
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    attention: str | None = None
+    chunked_prefill: bool | Positive | None = None
+    speculative: Speculative | None = None
+    prefix_cache: bool | None = None
+    lora: str | None = None
+    compile: bool | str | None = None
+
+    @classmethod
+    def parse(cls, backend: str, options: Mapping[str, Any]) -> Self:
+        """Check the types of the common options among the load options of a test.
+
+        Raises:
+            BackendError: If a value has another type, or no adapter is in the directory of ``lora``.
+        """
+        given = {name: value for name, value in options.items() if name in cls.__struct_fields__}
+        if isinstance(given.get("lora"), Path):
+            given["lora"] = str(given["lora"])
+        try:
+            parsed = msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            what, _, place = str(error).partition(" - at `$.")
+            name = re.split(r"\W", place)[0]
+            needs = re.sub(r"Expected `(.*)`, got `(.*)`", r"needs \1, not \2", what)
+            where = f" (at {place.rstrip('`')})" if place.rstrip("`") != name else ""
+            raise BackendError(f"{backend}: {name} is {given[name]!r}: {needs}{where}") from None
+        parsed._check_speculative(backend)
+        if parsed.lora is not None and not (Path(parsed.lora) / "adapter_config.json").is_file():
+            raise BackendError(
+                f"{backend}: lora is {parsed.lora!r}, which is no directory with adapter_config.json"
+            )
+        return parsed
+
+    def _check_speculative(self, backend: str) -> None:
+        draft = self.speculative
+        if draft is None:
+            return
+        if draft.model is None and draft.kind == DRAFT_MODEL:
+            raise BackendError(
+                f"{backend}: speculative needs model, the name of the model that drafts, or "
+                f"method={PROMPT_LOOKUP!r}"
+            )
+        if draft.model is not None and draft.kind == PROMPT_LOOKUP:
+            raise BackendError(f"{backend}: speculative: {PROMPT_LOOKUP} has no model; leave it out")
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapter in ``lora``."""
+        config = json.loads((Path(str(self.lora)) / "adapter_config.json").read_text(encoding="utf-8"))
+        return int(config["r"])
+
+
+def combine_options(
+    backend: str, common: Mapping[str, Mapping[str, Any]], passed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keywords for a library: those that common options set, and those passed on to it.
+
+    Args:
+        backend: Name of the backend.
+        common: What each common option sets in the library.
+        passed: Options of the library that the test gives.
+
+    Raises:
+        BackendError: If a test gives a common option and what it sets.
+    """
+    for name, keywords in common.items():
+        twice = sorted(set(keywords) & set(passed))
+        if twice:
+            raise BackendError(f"{backend}: {name} sets {', '.join(twice)} as well; give one of them")
+    return {**{key: value for keywords in common.values() for key, value in keywords.items()}, **passed}
 
 
 def check_engine_options(

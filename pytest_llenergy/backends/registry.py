@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_type_hints
 
 from pytest_llenergy.backends import (
@@ -154,14 +154,13 @@ def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str,
     unmet = list(required.unmet(spec.capabilities))
     if not unmet:
         return None
-    able = ", ".join(_capable(required, known)) or "none here"
-    return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {able}"
+    return f"{spec.name} does not offer {' and '.join(unmet)}; {_name_capable(required, known)}"
 
 
 def explain_unmet_by_all(
     specs: Sequence[BackendSpec], required: Requirements, known: Mapping[str, BackendSpec]
 ) -> str | None:
-    """Return why no backend in ``known`` can run a test, by the capabilities of ``specs``; None if one can.
+    """Return why no backend in ``known`` can run a test, by the capabilities of ``specs``; None if one may.
 
     Args:
         specs: Backends whose missing capabilities the message names.
@@ -176,6 +175,17 @@ def explain_unmet_by_all(
 
 def _capable(required: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
     return [name for name, each in known.items() if not any(required.unmet(each.capabilities))]
+
+
+def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:
+    """Name the backends that can run a test, and those whose library may take an option that it names."""
+    capable = _capable(required, known)
+    strict = [
+        name for name in capable if not any(required.unmet(replace(known[name].capabilities, passes=None)))
+    ]
+    perhaps = [name for name in capable if name not in strict]
+    tail = f"; if their library has the option: {', '.join(perhaps)}" if perhaps else ""
+    return f"backends that do: {', '.join(strict) or 'none here'}{tail}"
 
 
 def _parenthesize(*texts: str) -> str:

@@ -6,6 +6,7 @@ Written from the documentation; not yet run on hardware.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,22 @@ from typing import Any
 
 from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import (
+    COMMON_OPTIONS,
+    DRAFT_MODEL,
+    PREFIXES_REUSED,
+    PROMPT_LOOKUP,
+    CommonOptions,
+    Speculative,
+    check_engine_options,
+    combine_options,
+)
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
     load_tokenizer,
     refuse_openvino_ir,
+    resolve_model,
     translate_load_errors,
 )
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
@@ -45,19 +57,22 @@ SPEC = BackendSpec(
         pipeline=True,
         cpu=False,
         gpu=True,
-        options=(
-            *("dtype", "quantization", "context_length", "mem_fraction_static", "attention_backend"),
-            *("disable_cuda_graph", "enable_deterministic_inference"),
-        ),
+        options=tuple(COMMON_OPTIONS),
+        passes="sglang.srt.server_args.ServerArgs",
+        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
         batching=("continuous",),
-        prefix_cache="switched off",
+        prefix_cache="switched off, unless prefix_cache=True",
         reasons={
+            "sampling": "SGLang has no beams",
             "cpu": "the wheel on PyPI is for CUDA",
             "placement": f"SGLang {SHARDS_ONLY}",
             "timestamps": "generate() reports how long a request took, not when its tokens were produced",
         },
         sources={
             **dict.fromkeys(("cpu", "placement", "tasks", "caches"), "this adapter"),
+            "hardware": "run with a stand-in only",
+            "passes": "python/sglang/srt/server_args.py (ServerArgs)",
+            "sampling": "python/sglang/srt/sampling/sampling_params.py",
             "managed_by": OFFLINE_API_DOCS,
             "gpu": OFFLINE_API_DOCS,
             "launch": OFFLINE_API_DOCS,
@@ -81,18 +96,100 @@ SPEC = BackendSpec(
 SCHEDULER_TITLE = re.compile(r"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
 
 
+#: Name of the adapter of the load option ``lora``.
+ADAPTER = "adapter"
+
+DEVICES = "the devices are those of the test; use the marks gpus and parallel"
+SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
+
+#: Fields of ``ServerArgs`` that this backend sets, with the reason.
+RESERVED: Mapping[str, str] = {
+    **dict.fromkeys(("model_path", "tokenizer_path", "skip_tokenizer_init", "revision"), SOURCE),
+    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "nnodes", "node_rank"), DEVICES),
+    **dict.fromkeys(("base_gpu_id", "gpu_id_step", "device"), DEVICES),
+    "random_seed": "a seed is an argument of generate",
+    "disable_radix_cache": "use the load option prefix_cache",
+}
+
+
+def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``sglang.Engine`` for load options.
+
+    Raises:
+        BackendError: If ``ServerArgs`` has no such field, or this backend sets it.
+    """
+    import sglang
+    from sglang.srt.server_args import ServerArgs
+
+    passed = {name: value for name, value in options.items() if name not in COMMON_OPTIONS}
+    fields = {each.name for each in dataclasses.fields(ServerArgs)}
+    check_engine_options(
+        "sglang",
+        passed,
+        fields - set(RESERVED),
+        where=f"ServerArgs of SGLang {sglang.__version__}",
+        reserved=RESERVED,
+    )
+    return combine_options("sglang", _translate(common), passed)
+
+
+def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
+    """Return what each common option sets in ``ServerArgs``."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("dtype", "quantization", "kv_cache_dtype"):
+        if getattr(common, name) is not None:
+            found[name] = {name: getattr(common, name)}
+    if common.attention is not None:
+        found["attention"] = {"attention_backend": common.attention}
+    if common.chunked_prefill is False:
+        found["chunked_prefill"] = {"chunked_prefill_size": -1}
+    elif common.chunked_prefill not in (None, True):
+        found["chunked_prefill"] = {"chunked_prefill_size": common.chunked_prefill}
+    if common.speculative is not None:
+        found["speculative"] = _speculative_arguments(common.speculative)
+    if common.lora is not None:
+        found["lora"] = {"lora_paths": {ADAPTER: common.lora}}
+    if isinstance(common.compile, str):
+        raise BackendError("sglang: compile is True or False; SGLang has no modes of compilation")
+    if common.compile is not None:
+        found["compile"] = {"enable_torch_compile": common.compile}
+    return found
+
+
+def _speculative_arguments(draft: Speculative) -> dict[str, Any]:
+    """Return the arguments of speculative decoding. SGLang counts the model's own token as drafted."""
+    shared: dict[str, Any] = {"speculative_num_draft_tokens": draft.num_tokens + 1}
+    if draft.kind == PROMPT_LOOKUP:
+        return {**shared, "speculative_algorithm": "NGRAM"}
+    algorithm = "STANDALONE" if draft.kind == DRAFT_MODEL else draft.kind.upper()
+    model = (
+        {}
+        if draft.model is None
+        else {"speculative_draft_model_path": pretrained_path(resolve_model(draft.model))}
+    )
+    steps = {"speculative_num_steps": draft.num_tokens, "speculative_eagle_topk": 1}
+    return {**shared, **model, **steps, "speculative_algorithm": algorithm}
+
+
 @dataclass
 class SglangJob:
-    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
+    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done.
+
+    Attributes:
+        keywords: Further arguments of ``generate``.
+        reuses: Whether the test allows the radix cache.
+    """
 
     engine: Any
     tokenizer: Any
     prompts: list[list[int]]
     sampling: list[dict[str, Any]]
+    keywords: dict[str, Any]
+    reuses: bool
 
     def run(self) -> list[dict[str, Any]]:
         outputs: list[dict[str, Any]] = self.engine.generate(
-            input_ids=self.prompts, sampling_params=self.sampling
+            input_ids=self.prompts, sampling_params=self.sampling, **self.keywords
         )
         return outputs
 
@@ -101,7 +198,7 @@ class SglangJob:
         requests = []
         for prompt, ids, output in zip(self.prompts, token_ids, outcome, strict=True):
             meta = output["meta_info"]
-            if meta.get("cached_tokens"):
+            if meta.get("cached_tokens") and not self.reuses:
                 raise BackendError(
                     f"sglang: took {meta['cached_tokens']} prompt tokens from its radix cache, which should "
                     "be off; the round has not done the work"
@@ -111,15 +208,25 @@ class SglangJob:
                     f"sglang: reports {meta['prompt_tokens']} prompt and {meta['completion_tokens']} output "
                     f"tokens, where {len(prompt)} went in and {len(ids)} came out"
                 )
-            requests.append(RequestTimeline(input_tokens=len(prompt), output_tokens=len(ids)))
+            requests.append(
+                RequestTimeline(
+                    input_tokens=len(prompt),
+                    output_tokens=len(ids),
+                    # python/sglang/srt/managers/tokenizer_manager.py: in the meta_info of drafted requests.
+                    drafted_tokens=meta.get("spec_num_proposed_drafts"),
+                    accepted_tokens=meta.get("spec_num_correct_drafts"),
+                    cached_tokens=int(meta.get("cached_tokens") or 0) if self.reuses else None,
+                )
+            )
+        flags = [PREFIXES_REUSED] if any(request.cached_tokens for request in requests) else []
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests, flags=flags)
 
 
 class SglangBackend:
-    """``sglang.Engine`` with its radix cache off. It is given token ids, so it detokenises nothing.
+    """``sglang.Engine``. It is given token ids, so it detokenises nothing.
 
-    Load options are those of ``sglang.Engine`` in ``SPEC``.
+    Load options are the common ones and the fields of ``ServerArgs``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -128,6 +235,10 @@ class SglangBackend:
         parallel = context.parallel
         import sglang
 
+        common = CommonOptions.parse("sglang", options)
+        keywords = _engine_keywords(common, options)
+        self._reuses = bool(common.prefix_cache)
+        self._adapter = {} if common.lora is None else {"lora_path": ADAPTER}
         path = pretrained_path(model)
         self._tokenizer: Any = load_tokenizer(model, path)
         with translate_load_errors("sglang", model):
@@ -136,20 +247,21 @@ class SglangBackend:
                 tp_size=parallel.tensor,
                 pp_size=parallel.pipeline,
                 dp_size=parallel.data,
-                disable_radix_cache=True,
+                disable_radix_cache=not self._reuses,
                 skip_tokenizer_init=True,
                 random_seed=0,
-                **options,
+                **keywords,
             )
         self._seeded = bool(options.get("enable_deterministic_inference"))
         server_info = self._engine.get_server_info()
-        if not server_info.get("disable_radix_cache"):
+        if not self._reuses and not server_info.get("disable_radix_cache"):
             raise BackendError(
                 "sglang: does not confirm that its radix cache is off, which would make rounds almost free"
             )
         self._world = parallel.tensor, parallel.pipeline
         resolved = (
             "dtype",
+            "kv_cache_dtype",
             "attention_backend",
             "sampling_backend",
             "chunked_prefill_size",
@@ -163,7 +275,7 @@ class SglangBackend:
             options={
                 **{name: str(value) for name, value in options.items()},
                 **{name: _primitive(server_info.get(name)) for name in resolved},
-                "radix_cache": False,
+                "radix_cache": self._reuses,
                 "threads": context.threads,
                 "device": ",".join(context.devices),
                 "python": platform.python_version(),
@@ -193,6 +305,7 @@ class SglangBackend:
             )
         ids = encode_prompts("sglang", self._tokenizer, prompts)
         shared: dict[str, Any] = {
+            **params.extras,
             "max_new_tokens": params.max_new_tokens,
             "ignore_eos": params.ignore_eos,
             "stop_token_ids": list(params.stop_token_ids),
@@ -204,7 +317,8 @@ class SglangBackend:
         seeds = [
             {"sampling_seed": params.seed + number} if params.do_sample else {} for number in range(len(ids))
         ]
-        return SglangJob(self._engine, self._tokenizer, ids, [{**shared, **seed} for seed in seeds])
+        sampling = [{**shared, **seed} for seed in seeds]
+        return SglangJob(self._engine, self._tokenizer, ids, sampling, self._adapter, self._reuses)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("sglang", self._tokenizer, texts)]

@@ -40,6 +40,10 @@ MAX_RECORDED_VALUES = 16
 MAX_ARRIVALS_S = 24 * 3600.0
 
 
+#: Parameters of ``generate`` that not every backend honours (``Capabilities.sampling``).
+EXTRA_PARAMS = ("num_beams", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
+
+
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keyword arguments of a task."""
 
@@ -118,6 +122,13 @@ class GenerationParams(Params, frozen=True):
         ignore_eos: Make every sequence ``max_new_tokens`` long, which keeps the work of a benchmark constant.
         stop_token_ids: End a sequence like its end-of-sequence token.
         cache: Kind of key-value cache.
+        num_beams: Sequences that beam search keeps per prompt. The best one is the output; tokens of the
+            others are computed, and not counted as output.
+        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens in the prompt or
+            the output; 1 for none.
+        presence_penalty: Subtracted from the logits of tokens in the output.
+        frequency_penalty: Subtracted as often as a token is in the output.
+        min_p: Least probability that is drawn, relative to that of the likeliest token.
     """
 
     task: ClassVar[str] = "generate"
@@ -131,6 +142,18 @@ class GenerationParams(Params, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     cache: Literal["dynamic", "static"] = "dynamic"
+    num_beams: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_p: float = 0.0
+
+    @property
+    def extras(self) -> dict[str, float]:
+        """The parameters in ``EXTRA_PARAMS`` that have an effect."""
+        neutral = {field.name: field.default for field in msgspec.structs.fields(GenerationParams)}
+        values = {name: getattr(self, name) for name in EXTRA_PARAMS}
+        return {name: value for name, value in values.items() if value != neutral[name]}
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield "max_new_tokens", self.max_new_tokens >= 1, "1 or more"
@@ -139,6 +162,12 @@ class GenerationParams(Params, frozen=True):
         yield "top_k", self.top_k >= 1, "1 or more"
         yield "seed", self.seed >= 0, "0 or more"
         yield "stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "ids of 0 or more"
+        yield "num_beams", self.num_beams >= 1, "1 or more"
+        yield "repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0; 1 is none"
+        for name in ("presence_penalty", "frequency_penalty"):
+            yield name, -2 <= getattr(self, name) <= 2, "-2 to 2; 0 is none"
+        yield "min_p", 0 <= self.min_p <= 1, "0 to 1; 0 is none"
+        yield "min_p", not self.min_p or self.do_sample, "do_sample=True, since greedy decoding draws nothing"
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,11 +178,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: Output tokens as produced, without prompt and padding, including the token that ended the
             sequence.
         requests: Token counts and timestamps.
+        flags: What a reader must know about the result.
     """
 
     texts: list[str]
     token_ids: list[list[int]]
     requests: list[RequestTimeline]
+    flags: list[Flag] = []
 
     def __repr__(self) -> str:
         first = f": {reprlib.repr(self.texts[0])}" if self.texts else ""
@@ -174,6 +205,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
             texts=[text for part in parts for text in part.texts],
             token_ids=[ids for part in parts for ids in part.token_ids],
             requests=[request for part in parts for request in part.requests],
+            flags=list(dict.fromkeys(flag for part in parts for flag in part.flags)),
         )
 
 
@@ -321,12 +353,9 @@ class ServedGeneration(Generation, frozen=True, kw_only=True):
     Attributes:
         token_ids: Empty if the server does not return them.
         cached_tokens: Prompt tokens found in the server's prefix cache and not computed; None if unknown.
-        flags: What a reader must know about the result.
     """
 
     cached_tokens: int | None = None
-
-    flags: list[Flag] = []
 
 
 class ServedLoad(ServedGeneration, frozen=True, kw_only=True):

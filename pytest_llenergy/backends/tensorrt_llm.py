@@ -17,11 +17,22 @@ from typing import Any
 
 from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import (
+    COMMON_OPTIONS,
+    DRAFT_MODEL,
+    PREFIXES_REUSED,
+    PROMPT_LOOKUP,
+    CommonOptions,
+    Speculative,
+    check_engine_options,
+    combine_options,
+)
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
     load_tokenizer,
     refuse_openvino_ir,
+    resolve_model,
     translate_load_errors,
 )
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
@@ -46,18 +57,28 @@ SPEC = BackendSpec(
         pipeline=True,
         cpu=False,
         gpu=True,
-        options=("dtype", "max_seq_len", "max_num_tokens", "max_batch_size", "free_gpu_memory_fraction"),
+        options=(
+            *("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "speculative", "prefix_cache"),
+            *("compile", "free_gpu_memory_fraction"),
+        ),
+        passes="tensorrt_llm.llmapi.TorchLlmArgs",
+        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
         batching=("continuous",),
-        prefix_cache="switched off",
+        prefix_cache="switched off, unless prefix_cache=True",
         timestamps="token",
         exact=True,
         clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
         reasons={
+            "options": "the checkpoint decides on quantisation; adapters need a lora_config",
+            "sampling": "beams need max_beam_width at loading, and are not offered",
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
             "placement": f"TensorRT-LLM {SHARDS_ONLY}",
         },
         sources={
             **dict.fromkeys(("data", "cpu", "placement", "tasks", "caches"), "this adapter"),
+            "hardware": "run with a stand-in only",
+            "passes": f"{REFERENCE_DOCS} (TorchLlmArgs)",
+            "sampling": f"{REFERENCE_DOCS} (SamplingParams)",
             "managed_by": REFERENCE_DOCS,
             "gpu": REFERENCE_DOCS,
             "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
@@ -83,6 +104,86 @@ IN_PROCESS = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
 MPI_RANK, MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 
 
+DEVICES = "the devices are those of the test; use the marks gpus and parallel"
+SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
+
+#: Fields of ``TorchLlmArgs`` that this backend sets, with the reason.
+RESERVED: Mapping[str, str] = {
+    **dict.fromkeys(("model", "tokenizer", "skip_tokenizer_init", "revision", "tokenizer_revision"), SOURCE),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "gpus_per_node"), DEVICES),
+    "kv_cache_config": "use kv_cache_dtype, prefix_cache and free_gpu_memory_fraction",
+    "return_perf_metrics": "it is on, for timestamps",
+}
+
+#: Load options of this backend that are not those of ``TorchLlmArgs``.
+OWN_OPTIONS = (*COMMON_OPTIONS, "free_gpu_memory_fraction")
+
+
+def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``tensorrt_llm.LLM`` for load options.
+
+    Raises:
+        BackendError: If ``TorchLlmArgs`` has no such field, or this backend sets it.
+    """
+    import tensorrt_llm
+    from tensorrt_llm.llmapi import KvCacheConfig, TorchLlmArgs
+
+    passed = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    check_engine_options(
+        "tensorrt-llm",
+        passed,
+        set(TorchLlmArgs.model_fields) - set(RESERVED),
+        where=f"TorchLlmArgs of TensorRT-LLM {tensorrt_llm.__version__}",
+        reserved=RESERVED,
+    )
+    cache: dict[str, Any] = {"enable_block_reuse": bool(common.prefix_cache)}
+    if common.kv_cache_dtype is not None:
+        cache["dtype"] = common.kv_cache_dtype
+    if options.get("free_gpu_memory_fraction") is not None:
+        cache["free_gpu_memory_fraction"] = options["free_gpu_memory_fraction"]
+    keywords = combine_options("tensorrt-llm", _translate(common), passed)
+    return {**keywords, "kv_cache_config": KvCacheConfig(**cache)}
+
+
+def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
+    """Return what each common option sets in ``TorchLlmArgs``, apart from its cache."""
+    found: dict[str, dict[str, Any]] = {}
+    if common.dtype is not None:
+        found["dtype"] = {"dtype": common.dtype}
+    if common.attention is not None:
+        found["attention"] = {"attn_backend": common.attention}
+    if common.chunked_prefill is not None:
+        found["chunked_prefill"] = {"enable_chunked_prefill": bool(common.chunked_prefill)}
+        if not isinstance(common.chunked_prefill, bool):
+            found["chunked_prefill"]["max_num_tokens"] = common.chunked_prefill
+    if common.speculative is not None:
+        found["speculative"] = {"speculative_config": _speculative_config(common.speculative)}
+    if isinstance(common.compile, str):
+        raise BackendError("tensorrt-llm: compile is True or False; its modes are in torch_compile_config")
+    if common.compile:
+        from tensorrt_llm.llmapi import TorchCompileConfig
+
+        found["compile"] = {"torch_compile_config": TorchCompileConfig()}
+    return found
+
+
+def _speculative_config(draft: Speculative) -> Any:
+    from tensorrt_llm import llmapi
+
+    if draft.kind == PROMPT_LOOKUP:
+        return llmapi.NGramDecodingConfig(
+            max_draft_len=draft.num_tokens, max_matching_ngram_size=draft.max_ngram
+        )
+    if draft.kind == DRAFT_MODEL:
+        return llmapi.DraftTargetDecodingConfig(
+            max_draft_len=draft.num_tokens, speculative_model=pretrained_path(resolve_model(draft.model))
+        )
+    raise BackendError(
+        f"tensorrt-llm: speculative has {DRAFT_MODEL} and {PROMPT_LOOKUP}; give another method, such as "
+        f"{draft.kind}, as speculative_config"
+    )
+
+
 @dataclass
 class TensorRtLlmOutcome:
     """Output of one call, and when it started and ended."""
@@ -94,12 +195,19 @@ class TensorRtLlmOutcome:
 
 @dataclass
 class TensorRtLlmJob:
-    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
+    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done.
+
+    Attributes:
+        reuses: Whether the test allows blocks of the cache to be reused.
+        drafts: Whether tokens are drafted.
+    """
 
     llm: Any
     tokenizer: Any
     prompts: list[list[int]]
     sampling: list[Any]
+    reuses: bool
+    drafts: bool
 
     def run(self) -> TensorRtLlmOutcome:
         start_ns = time.monotonic_ns()
@@ -110,14 +218,15 @@ class TensorRtLlmJob:
         completions = [output.outputs[0] for output in outcome.outputs]
         token_ids = [[int(token) for token in each.token_ids] for each in completions]
         reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in completions)
-        if reused:
+        if reused and not self.reuses:
             raise BackendError(
                 f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse should be off; "
                 "the round has not done the work"
             )
         requests = []
         for prompt, ids, each in zip(self.prompts, token_ids, completions, strict=True):
-            times = each.request_perf_metrics.timing_metrics
+            measured = each.request_perf_metrics
+            times, drafts = measured.timing_metrics, measured.speculative_decoding
             first_ns, last_ns = _to_ns(times.first_token_time), _to_ns(times.last_token_time)
             # The steady clock is the system's monotonic clock on Linux; discard times outside the call.
             on_our_clock = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
@@ -127,16 +236,21 @@ class TensorRtLlmJob:
                     output_tokens=len(ids),
                     first_token_ns=first_ns if on_our_clock else None,
                     last_token_ns=last_ns if on_our_clock else None,
+                    # Counts of zero where nothing drafts.
+                    drafted_tokens=int(drafts.total_draft_tokens) if self.drafts else None,
+                    accepted_tokens=int(drafts.total_accepted_draft_tokens) if self.drafts else None,
                 )
             )
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        flags = [PREFIXES_REUSED] if reused else []
+        return Generation(texts=texts, token_ids=token_ids, requests=requests, flags=flags)
 
 
 class TensorRtLlmBackend:
-    """``tensorrt_llm.LLM`` (PyTorch workflow) without reuse of cache blocks, given token ids.
+    """``tensorrt_llm.LLM`` (PyTorch workflow), given token ids.
 
-    Load options are those of ``tensorrt_llm.LLM``, plus ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
+    Load options are common ones, ``free_gpu_memory_fraction`` of ``KvCacheConfig``, and the fields of
+    ``TorchLlmArgs``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -147,19 +261,17 @@ class TensorRtLlmBackend:
         if self._world == 1:
             os.environ.update(IN_PROCESS)
         import tensorrt_llm
-        from tensorrt_llm.llmapi import KvCacheConfig
 
+        common = CommonOptions.parse("tensorrt-llm", options)
+        keywords = _engine_keywords(common, options)
+        self._reuses, self._drafts = bool(common.prefix_cache), "speculative_config" in keywords
         path = pretrained_path(model)
         self._tokenizer: Any = load_tokenizer(model, path)
-        keywords = dict(options)
-        fraction = keywords.pop("free_gpu_memory_fraction", None)
-        share = {} if fraction is None else {"free_gpu_memory_fraction": fraction}
         with translate_load_errors("tensorrt-llm", model):
             self._llm: Any = tensorrt_llm.LLM(
                 model=path,
                 tensor_parallel_size=parallel.tensor,
                 pipeline_parallel_size=parallel.pipeline,
-                kv_cache_config=KvCacheConfig(enable_block_reuse=False, **share),
                 **keywords,
             )
         self._ends = _end_tokens(path, self._tokenizer)
@@ -170,7 +282,7 @@ class TensorRtLlmBackend:
             dtype=str(options.get("dtype", "auto")),
             options={
                 **{name: str(value) for name, value in options.items()},
-                "block_reuse": False,
+                "block_reuse": self._reuses,
                 "worker": "in the rank" if self._world == 1 else "MPI",
                 "threads": context.threads,
                 "device": ",".join(context.devices),
@@ -212,11 +324,12 @@ class TensorRtLlmBackend:
                 seed=params.seed + number,
                 detokenize=False,
                 return_perf_metrics=True,
+                **params.extras,
                 **drawn,
             )
             for number in range(len(ids))
         ]
-        return TensorRtLlmJob(self._llm, self._tokenizer, ids, sampling)
+        return TensorRtLlmJob(self._llm, self._tokenizer, ids, sampling, self._reuses, self._drafts)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("tensorrt-llm", self._tokenizer, texts)]

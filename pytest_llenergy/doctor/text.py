@@ -68,6 +68,7 @@ def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:
     yield "timestamps", "timestamps", _timestamps(row)
     yield "options", "load options", _list(row.options)
     yield "passes", "other options", row.passes or "none"
+    yield "sampling", "beams, penalties", _list(row.sampling)
     yield "hardware", "run on", row.hardware or NEVER_RUN
 
 

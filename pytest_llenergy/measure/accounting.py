@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -344,4 +344,14 @@ def _tokens(measured: MeasuredRound) -> Tokens | None:
     return Tokens(
         input=sum(request.input_tokens for request in requests),
         output=sum(request.output_tokens for request in requests),
+        drafted=_sum_known(request.drafted_tokens for request in requests),
+        accepted=_sum_known(request.accepted_tokens for request in requests),
+        computed=_sum_known(request.computed_tokens for request in requests),
+        cached=_sum_known(request.cached_tokens for request in requests),
     )
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if a count is unknown."""
+    known = list(counts)
+    return None if None in known else sum(count or 0 for count in known)

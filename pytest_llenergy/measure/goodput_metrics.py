@@ -56,10 +56,10 @@ def _max_load(round_: Round) -> RoundValue | None:
 #: Every metric that only loads with an SLO have, in the order of the report.
 GOODPUT_METRICS: dict[str, RoundMetric] = {
     "goodput_requests_per_s": RoundMetric(
-        "request/s", _goodput, heading="good request/s", better="more", applies=has_slo, served=True
+        "request/s", _goodput, heading="good request/s", better="more", applies=has_slo, optional=True
     ),
     "slo_attainment": RoundMetric(
-        "", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, served=True
+        "", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, optional=True
     ),
     "energy_per_good_request_j": RoundMetric(
         "J/request",
@@ -68,7 +68,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         "per good request ± u",
         applies=has_slo,
         pooled=partial(_total_per_good, good_requests),
-        served=True,
+        optional=True,
     ),
     "energy_per_output_token_at_slo_j": RoundMetric(
         "J/token",
@@ -77,7 +77,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         "per token at SLO ± u",
         applies=has_slo,
         pooled=partial(_total_per_good, good_output_tokens),
-        served=True,
+        optional=True,
     ),
     "goodput_per_watt": RoundMetric(
         "request/J",
@@ -87,7 +87,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         "more",
         applies=has_slo,
         pooled=_total_good_per_joule,
-        served=True,
+        optional=True,
     ),
     "max_load_requests_per_s": RoundMetric(
         "request/s",
@@ -95,6 +95,6 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         heading="max request/s",
         better="more",
         applies=lambda round_: round_.max_load is not None,
-        served=True,
+        optional=True,
     ),
 }

@@ -123,7 +123,7 @@ def compute_metrics(
     metrics: dict[str, Metric] = {}
     added_to = _added_to(rounds, planned)
     for name, figure in ROUND_METRICS.items():
-        if figure.served and not applies_to_rounds(name, rounds):
+        if figure.optional and not applies_to_rounds(name, rounds):
             continue
         values, reason = round_values(name, rounds)
         if values:
@@ -287,6 +287,17 @@ def _lacks_phase(name: str, round_: Round) -> str | None:
     return phase.reason if phase is not None else f"no phase {name}"
 
 
+def _is_drafted(round_: Round) -> bool:
+    return round_.tokens is not None and round_.tokens.drafted is not None
+
+
+def _draft_acceptance(round_: Round) -> RoundValue | None:
+    tokens = round_.tokens
+    if tokens is None or not tokens.drafted or tokens.accepted is None:
+        return None
+    return RoundValue(tokens.accepted / tokens.drafted)
+
+
 def _has_tokens(round_: Round) -> bool:
     return round_.tokens is not None and round_.tokens.output > 0
 
@@ -349,6 +360,15 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     ),
     **SERVED_METRICS,
     **GOODPUT_METRICS,
+    "draft_acceptance_rate": RoundMetric(
+        "accepted/drafted",
+        _draft_acceptance,
+        "no token was drafted",
+        "accepted/drafted",
+        "more",
+        applies=_is_drafted,
+        optional=True,
+    ),
 }
 
 #: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.

@@ -31,7 +31,7 @@ class RoundMetric:
             median over only some rounds would be another metric.
         pooled: Returns the metric of all valid rounds together and of how many values it is, if it is not the
             median over rounds.
-        served: Whether only served loads have the metric.
+        optional: Whether a test to which the metric does not apply leaves it out.
     """
 
     unit: str
@@ -43,7 +43,7 @@ class RoundMetric:
     phase: str | None = None
     lacks: Callable[[Round], str | None] | None = None
     pooled: Callable[[Sequence[Round]], tuple[float, int]] | None = None
-    served: bool = False
+    optional: bool = False
 
     @property
     def is_energy(self) -> bool:

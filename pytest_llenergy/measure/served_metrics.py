@@ -135,7 +135,13 @@ def _pooled_metric(
     lacks: Callable[[Round], str | None],
 ) -> RoundMetric:
     return RoundMetric(
-        "s", partial(_of_round, pooled), missing, applies=_is_served, lacks=lacks, pooled=pooled, served=True
+        "s",
+        partial(_of_round, pooled),
+        missing,
+        applies=_is_served,
+        lacks=lacks,
+        pooled=pooled,
+        optional=True,
     )
 
 
@@ -167,7 +173,7 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         applies=_is_served,
         phase=STEADY,
         lacks=_lacks_steady_energy,
-        served=True,
+        optional=True,
     ),
     "steady_output_tokens_per_s": RoundMetric(
         "token/s",
@@ -176,7 +182,7 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         better="more",
         applies=_is_served,
         lacks=_lacks_steady,
-        served=True,
+        optional=True,
     ),
     "requests_per_s": RoundMetric(
         "request/s",
@@ -184,14 +190,14 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         heading="request/s",
         better="more",
         applies=_is_served,
-        served=True,
+        optional=True,
     ),
     "end_to_end_latency_s": RoundMetric(
         "s",
         partial(_mean_latency, "end_to_end_latency_s"),
         heading="end to end s",
         applies=_is_served,
-        served=True,
+        optional=True,
     ),
     **_percentiles("time_to_first_token_s"),
     **_gap_percentiles(),

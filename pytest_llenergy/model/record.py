@@ -183,10 +183,21 @@ class MaxLoad(StoredStruct, frozen=True):
 
 
 class Tokens(StoredStruct, frozen=True):
-    """Token counts summed over requests: prompts without padding, outputs as produced."""
+    """Token counts summed over requests: prompts without padding, outputs as produced.
+
+    Attributes:
+        drafted: Tokens that speculative decoding proposed; None without it.
+        accepted: Drafted tokens that the model has confirmed; part of ``output``.
+        computed: Tokens computed for the output if they are more, such as those of all beams.
+        cached: Prompt tokens taken from a prefix cache that the test allows; None without one.
+    """
 
     input: Count
     output: Count
+    drafted: Count | None = None
+    accepted: Count | None = None
+    computed: Count | None = None
+    cached: Count | None = None
 
 
 class Round(StoredStruct, frozen=True):

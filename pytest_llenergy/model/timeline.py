@@ -30,6 +30,9 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
         first_token_ns: None if the backend does not report token times; ``last_token_ns`` likewise.
         token_ns: Time of each token, or empty if they are not known one by one.
         chunk_ns: When each chunk of a stream arrived, if one of them held several tokens.
+        drafted_tokens: Tokens that speculative decoding proposed; None without it.
+        accepted_tokens: Drafted tokens that the model has confirmed. They are part of the output.
+        computed_tokens: Tokens computed for the output if they are more, such as those of all beams.
     """
 
     input_tokens: int
@@ -40,6 +43,9 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     token_ns: tuple[int, ...] = ()
     chunk_ns: tuple[int, ...] = ()
     due_ns: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    computed_tokens: int | None = None
     cached_tokens: int | None = None
 
 

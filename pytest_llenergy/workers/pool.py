@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
-from pytest_llenergy.backends.convert import convert_in_subprocess
+from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyError, PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import BackendInfo
@@ -63,10 +63,11 @@ class Load:
         """
         converts = self.spec.python is not None and self.spec.reads == "directory"
         model = convert_in_subprocess(self.model) if converts else self.model
+        options = dict(self.options)
         return {
             "factory": self.spec.factory,
             "model": asdict(model),
-            "options": dict(self.options),
+            "options": convert_draft_model(options) if converts else options,
         }
 
 

@@ -101,8 +101,8 @@ class TestTransformers:
         dynamic, _ = tiny.generate(["hello"])
         static, _ = tiny.generate(["hello"], cache="static")
         assert static.token_ids == dynamic.token_ids
-        with LoadedRanks(dtype="float32", attn_implementation="eager") as eager:
-            assert eager.info.options["attn_implementation"] == "eager"
+        with LoadedRanks(dtype="float32", attention="eager") as eager:
+            assert eager.info.options["attention"] == "eager"
             assert eager.generate(["hello"])[0].token_ids == dynamic.token_ids
 
     def test_sampling_is_reproducible_with_a_seed(self, tiny: LoadedRanks) -> None:
@@ -114,7 +114,7 @@ class TestTransformers:
 
     def test_the_loaded_model_is_described(self, tiny: LoadedRanks) -> None:
         assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
-        assert tiny.info.options["attn_implementation"] == "sdpa"
+        assert tiny.info.options["attention"] == "sdpa"
         assert tiny.info.load_s is not None
 
     @pytest.mark.slow

@@ -109,14 +109,22 @@ def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
 
 
 def test_a_requirement_that_no_backend_meets_is_a_collection_error(two: pytest.Pytester) -> None:
-    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
+    marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(placement=2)\n"
+    marks += "@pytest.mark.backend_needs(task='serve')"
+    result = run(two, TEST.format(marks=marks))
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    actual = (
-        "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-        "offer the load option dtyp (it takes: none; it takes the file as it is); backends that do: none here"
-    )
-    assert actual in text_of(result)
-    assert text_of(result).count("backends that do: ") == 1
+    assert "one does not offer placement parallelism" in text_of(result)
+    assert text_of(result).count("backends that do: none here") == 1
+
+
+def test_an_option_that_only_a_library_may_have_skips_with_the_nearest_name(two: pytest.Pytester) -> None:
+    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
+    result.assert_outcomes(skipped=2)
+    actual = text_of(result)
+    assert "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?)" in actual
+    assert "other does not offer the load option dtyp (it takes: none; it takes the file as it is)" in actual
+    library = "if their library has the option: transformers, vllm, sglang, tensorrt-llm"
+    assert f"backends that do: none here; {library}" in actual
 
 
 def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester) -> None:
@@ -158,13 +166,13 @@ def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
 
 
 def test_an_unmet_mark_of_a_parameter_fails_its_tests_only(two: pytest.Pytester) -> None:
-    result = run(two, OF_A_PARAMETER.format(mark="backend_options(dtyp=1)"))
+    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='embed', timestamps='token')"))
     result.assert_outcomes(passed=2, errors=2)
     assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in text_of(
         result
     )
-    actual = "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-    assert actual in text_of(result)
+    assert "one does not offer the task embed (it has: generate)" in text_of(result)
+    assert "; backends that do: none here" in text_of(result)
 
 
 def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:

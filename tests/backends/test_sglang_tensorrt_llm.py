@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -89,6 +90,56 @@ def test_prefix_caching_despite_being_off_is_detected(name: str, monkeypatch: py
         made.generate(["abc"], max_new_tokens=2)
         with pytest.raises(BackendError, match=r"from its .*cache, .* off; the round has not done the work"):
             made.generate(["abc"], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_prefix_cache_is_used_and_recorded_if_asked_for(name: str) -> None:
+    with LoadedRanks(SPECS[name], prefix_cache=True) as made:
+        first = made.generate(["abc"], max_new_tokens=2)[1]
+        second = made.generate(["abc"], max_new_tokens=2)[1]
+    assert first.flags == ()
+    assert [flag.name for flag in second.flags] == ["prefix-cache-used"]
+    assert True in (made.info.options.get("radix_cache"), made.info.options.get("block_reuse"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_common_options_and_those_of_the_library_are_passed_on(name: str) -> None:
+    native = {"sglang": "max_running_requests", "tensorrt-llm": "max_batch_size"}
+    draft = {"method": "prompt_lookup", "num_tokens": 3}
+    options: dict[str, Any] = {
+        "dtype": "float16",
+        "kv_cache_dtype": "fp8",
+        "chunked_prefill": 512,
+        native[name]: 4,
+    }
+    with LoadedRanks(SPECS[name], speculative=draft, **options) as made:
+        _, timeline = made.generate(PROMPTS[:1], max_new_tokens=8)
+    (request,) = timeline.requests
+    # Two steps of three drafted tokens and one more each.
+    assert (request.drafted_tokens, request.accepted_tokens, request.output_tokens) == (6, 6, 8)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_options_that_the_library_lacks_or_the_adapter_sets_are_refused(name: str) -> None:
+    hints = {
+        "sglang": "ServerArgs of SGLang .* did you mean max_running_requests",
+        "tensorrt-llm": "TorchLlmArgs of TensorRT-LLM .* did you mean max_batch_size",
+    }
+    typo: dict[str, Any] = {"sglang": {"max_runing_requests": 4}, "tensorrt-llm": {"max_batchsize": 4}}
+    with pytest.raises(BackendError, match=f"{name}: {hints[name]}"):
+        LoadedRanks(SPECS[name], **typo[name])
+    taken = {"sglang": "disable_radix_cache", "tensorrt-llm": "kv_cache_config"}[name]
+    given: dict[str, Any] = {taken: True}
+    with pytest.raises(BackendError, match=f"{name}: the load option {taken} is not available: use "):
+        LoadedRanks(SPECS[name], **given)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_source_claims_a_test_of_what_has_not_run(name: str) -> None:
+    row = SPECS[name].capabilities
+    assert row.hardware is None
+    assert "tested" not in row.sources.values()
+    assert row.sources["hardware"] == "run with a stand-in only"
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assisted generation: the tokens are those of the model alone, and each is counted."""
+"""Speculative decoding: the tokens are those of the model alone, and each is counted.
+
+Drafted and accepted tokens are compared with a loop written by hand.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import BackendError, ModelError
 
@@ -20,6 +25,8 @@ Read = Callable[..., dict[str, Any]]
 
 #: A repetitive prompt, so that continuations can be looked up in it.
 PROMPT = ["abc abc abc abc"]
+
+LOOKUP: dict[str, Any] = {"method": "prompt_lookup", "num_tokens": 4}
 
 #: Saves a random model of a given shape with its own weights.
 SAVES_A_MODEL = """
@@ -46,8 +53,8 @@ def alone() -> Iterator[Generation]:
 
 @pytest.fixture(scope="module")
 def same() -> Iterator[LoadedRanks]:
-    """The model drafts for itself: right whenever its confidence suffices."""
-    with LoadedRanks(assistant=TINY, dtype="float32") as ranks:
+    """The model drafts for itself, and is always right."""
+    with LoadedRanks(speculative={"model": TINY, "num_tokens": 5}, dtype="float32") as ranks:
         yield ranks
 
 
@@ -55,6 +62,30 @@ def times(generation: Generation) -> list[int]:
     """Return the timestamps of the tokens."""
     (request,) = generation.requests
     return list(request.token_ns)
+
+
+def look_up_by_hand(prompt: list[int], continuation: list[int], num_tokens: int) -> tuple[int, int]:
+    """Return drafted and accepted tokens: the draft is what followed the last two tokens, or else the last
+    one, where they occurred first.
+    """
+    tokens = list(prompt)
+    drafted = accepted = done = 0
+    while done < len(continuation):
+        left = continuation[done:]
+        found = (
+            tokens[at + size : at + size + num_tokens]
+            for size in (2, 1)
+            for at in range(len(tokens) - size)
+            if tokens[at : at + size] == tokens[-size:]
+        )
+        draft = next(found, []) if len(left) > 1 else []
+        right = next((n for n, (a, b) in enumerate(zip(draft, left, strict=False)) if a != b), len(draft))
+        right = min(right, len(left) - 1)
+        drafted += len(draft)
+        accepted += right
+        tokens += left[: right + 1]
+        done += right + 1
+    return drafted, accepted
 
 
 def test_without_assistance_each_token_has_its_own_step(alone: Generation) -> None:
@@ -73,21 +104,66 @@ def test_tokens_of_an_assistant_are_counted_rather_than_its_calls(
 
 @pytest.mark.slow
 def test_a_bad_assistant_does_not_change_the_tokens(alone: Generation, tmp_path: Path) -> None:
-    with LoadedRanks(assistant=save_a_model(tmp_path / "small", 259), dtype="float32") as ranks:
-        assert ranks.info.options["assistant"] == "small"
-        assert ranks.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
+    draft = {"model": save_a_model(tmp_path / "small", 259), "num_tokens": 4}
+    with LoadedRanks(speculative=draft, dtype="float32") as ranks:
+        assert ranks.info.options["draft_model"] == "small"
+        generation, timeline = ranks.generate(PROMPT, max_new_tokens=24)
+        assert generation.token_ids == alone.token_ids
+        (request,) = timeline.requests
+        assert (request.accepted_tokens or 0) < (request.drafted_tokens or 0) / 2
 
 
 def test_prompt_lookup_gives_the_same_tokens(alone: Generation) -> None:
-    with LoadedRanks(prompt_lookup_num_tokens=4, dtype="float32") as ranks:
+    with LoadedRanks(speculative=LOOKUP, dtype="float32") as ranks:
         actual = ranks.info.options
         assert (actual["prompt_lookup_num_tokens"], actual["max_matching_ngram_size"]) == (4, 2)
         generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
         ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
     assert generation.token_ids == alone.token_ids
     assert len(set(times(generation))) < generation.output_tokens == 24
+    (request,) = generation.requests
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(pretrained_path(resolve_model(TINY)))
+    drafted, accepted = look_up_by_hand(
+        tokenizer(PROMPT[0])["input_ids"], alone.token_ids[0], LOOKUP["num_tokens"]
+    )
+    assert (request.drafted_tokens, request.accepted_tokens) == (drafted, accepted)
+    assert 0 < accepted < drafted
     stop = alone.token_ids[0].index(alone.token_ids[0][9])
     assert ended.token_ids == [alone.token_ids[0][: stop + 1]]
+
+
+def test_all_drafts_of_the_model_itself_are_accepted(alone: Generation, same: LoadedRanks) -> None:
+    """Twenty-four tokens are four steps of five drafted tokens and one more each."""
+    generation, timeline = same.generate(PROMPT, max_new_tokens=24)
+    assert generation.token_ids == alone.token_ids
+    (request,) = timeline.requests
+    assert (request.drafted_tokens, request.accepted_tokens, request.output_tokens) == (20, 20, 24)
+    assert len(set(times(generation))) == 4
+
+
+def test_the_record_has_drafted_and_accepted_tokens(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        f"""
+        def test_drafts(energy, backend):
+            drafting = backend.with_options(dtype="float32", speculative={LOOKUP!r})
+            energy(drafting.generate, {PROMPT!r}, max_new_tokens=24, ignore_eos=True)
+        """
+    )
+    result = quick.runpytest(
+        "--energy-report", "--energy-model=random:llama-tiny", "--energy-backend=transformers"
+    )
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    rounds = [each["tokens"] for each in record["rounds"]]
+    drafted, accepted = rounds[0]["drafted"], rounds[0]["accepted"]
+    assert all(each == rounds[0] for each in rounds)
+    assert rounds[0]["output"] == 24 * record["rounds"][0]["iterations"]
+    assert 0 < accepted < drafted
+    rate = record["metrics"]["draft_acceptance_rate"]
+    assert rate["value"] == pytest.approx(accepted / drafted)
+    assert rate["unit"] == "accepted/drafted"
 
 
 def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, same: LoadedRanks) -> None:
@@ -101,40 +177,41 @@ def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, 
 def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
     actual = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
     assert actual == {
-        "assistant": "random:llama-tiny",
-        "num_assistant_tokens": 20,
+        "num_assistant_tokens": 5,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.4,
+        "assistant_confidence_threshold": 0.0,
     }
+    assert same.info.options["draft_model"] == "random:llama-tiny"
 
 
 @pytest.mark.slow
 def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     message = (
-        "transformers: assistant other has a vocabulary of 100 tokens and the model one of 259; name a model "
-        "with the same tokenizer"
+        "transformers: speculative: other has a vocabulary of 100 tokens and the model one of 259; name a "
+        "model with the same tokenizer"
     )
     other = save_a_model(tmp_path / "other", 100)
     with pytest.raises(BackendError, match=message):
-        LoadedRanks(assistant=other, dtype="float32")
+        LoadedRanks(speculative={"model": other, "num_tokens": 4}, dtype="float32")
 
 
 @pytest.mark.slow
 def test_a_missing_assistant_gives_a_one_line_error() -> None:
-    message = r"model '\./nowhere': no such file or directory, and not a hub id"
+    message = r"speculative: model '\./nowhere': no such file or directory, and not a hub id"
     with pytest.raises(ModelError, match=message):
-        LoadedRanks(assistant="./nowhere", dtype="float32")
+        LoadedRanks(speculative={"model": "./nowhere", "num_tokens": 4}, dtype="float32")
 
 
 def test_assisted_generation_refuses_a_batch(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
         def test_it(backend):
-            backend.with_options(prompt_lookup_num_tokens=3).generate(["a", "b"])
+            drafting = backend.with_options(speculative={"method": "prompt_lookup", "num_tokens": 3})
+            drafting.generate(["a", "b"])
         """
     )
     result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["BackendError: transformers: assisted generation takes one prompt at a time, not 2; *"]
+        ["BackendError: transformers: speculative takes one prompt at a time, not 2; *"]
     )

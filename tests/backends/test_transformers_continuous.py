@@ -70,7 +70,7 @@ def test_tokens_match_a_static_batch(static: LoadedRanks, continuous: LoadedRank
 @pytest.mark.slow
 def test_eager_attention_gives_the_same_tokens(static: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
-    with LoadedRanks(batching="continuous", attn_implementation="eager", dtype="float32") as eager:
+    with LoadedRanks(batching="continuous", attention="eager", dtype="float32") as eager:
         first, _ = eager.generate(PROMPTS)
         again, _ = eager.generate(PROMPTS)
     assert first.token_ids == again.token_ids == expected.token_ids

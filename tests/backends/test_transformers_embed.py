@@ -137,7 +137,7 @@ def test_an_encoder_refuses_to_generate() -> None:
     [
         ({"batching": "continuous"}, "batching"),
         ({"compile": True}, "compile"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"speculative": {"method": "prompt_lookup", "num_tokens": 3}}, "speculative"),
     ],
 )
 def test_options_of_generation_are_refused_for_embedding(given: dict[str, Any], names: str) -> None:

@@ -20,6 +20,9 @@ from pytest_llenergy.model.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 
+DRAFTED = {"model": "m", "num_tokens": 3}
+LOOKED_UP = {"method": "prompt_lookup", "num_tokens": 3}
+
 #: Prepares a batch twice with two rounds each, without and with ``compile``; then lists child processes.
 COMPILES = """
 import json
@@ -55,8 +58,8 @@ print(json.dumps(actual))
     [
         ({"dtype": "int8"}, "dtype is 'int8', needs one of auto, float32, bfloat16, float16"),
         (
-            {"attn_implementation": "fast"},
-            "attn_implementation is 'fast', needs one of sdpa, eager, flash_attention_2, flash_attention_3, "
+            {"attention": "fast"},
+            "attention is 'fast', needs one of sdpa, eager, flash_attention_2, flash_attention_3, "
             "flex_attention",
         ),
         (
@@ -70,17 +73,23 @@ print(json.dumps(actual))
             "quantization is 'int2', needs one of int8wo, int8dyn, int8, 8bit, nf4",
         ),
         (
-            {"prompt_lookup_num_tokens": 0},
-            "prompt_lookup_num_tokens is 0, needs a whole number of 1 or more",
+            {"speculative": {"method": "prompt_lookup", "num_tokens": 0}},
+            "speculative is {'method': 'prompt_lookup', 'num_tokens': 0}: Expected `int` >= 1 (at "
+            "speculative.num_tokens)",
         ),
+        ({"speculative": {"num_tokens": 3}}, "speculative needs model, the name of the model that drafts"),
+        ({"speculative": {"num_tokens": 3, "method": "mtp"}}, "speculative: transformers does not draft by"),
+        ({"chunked_prefill": True}, "chunked_prefill is True, needs a whole number of 1 or more"),
+        ({"prefix_cache": True}, "prefix_cache=True: transformers computes each prompt anew"),
+        ({"lora": "/nowhere"}, "lora is '/nowhere', which is no directory with adapter_config.json"),
         ({"batching": "continuous", "num_blocks": True}, "num_blocks is True, needs a whole number of 1 or"),
-        ({"assistant": 1}, "assistant is 1, needs a model's name, as for --energy-model"),
+        ({"speculative": "m"}, "speculative is 'm': needs object | null, not str"),
         (
-            {"attn_implementation": "flash_attention_2"},
+            {"attention": "flash_attention_2"},
             "flash_attention_2 does not run on a CPU; use sdpa or eager",
         ),
         (
-            {"attn_implementation": "flex_attention"},
+            {"attention": "flex_attention"},
             "flex_attention does not run on a CPU; use sdpa or eager",
         ),
         (
@@ -88,16 +97,16 @@ print(json.dumps(actual))
             "compile and batching='continuous' cannot be combined; leave one out",
         ),
         (
-            {"assistant": "m", "batching": "continuous"},
-            "assisted generation takes one prompt at a time; leave out batching='continuous'",
+            {"speculative": DRAFTED, "batching": "continuous"},
+            "speculative decoding takes one prompt at a time; leave out batching='continuous'",
         ),
         (
-            {"assistant": "m", "compile": True},
-            "assisted generation needs a growing cache, compile a static one; leave one out",
+            {"speculative": DRAFTED, "compile": True},
+            "speculative needs a growing cache, compile a static one; leave one out",
         ),
         (
-            {"assistant": "m", "prompt_lookup_num_tokens": 3},
-            "assistant and prompt_lookup_num_tokens both draft tokens; leave one out",
+            {"speculative": {"model": "m", "method": "prompt_lookup", "num_tokens": 3}},
+            "speculative: prompt_lookup has no model; leave it out",
         ),
         ({"num_blocks": 4}, "num_blocks is an option of batching='continuous'; leave it out"),
     ],
@@ -116,12 +125,11 @@ def test_invalid_options_give_a_one_line_error(given: dict[str, Any], message: s
         ({"quantization": "int8"}, "quantization"),
         ({"compile": True}, "compile"),
         ({"batching": "continuous"}, "batching='continuous'"),
-        ({"assistant": "m"}, "assistant"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"speculative": LOOKED_UP}, "speculative"),
     ],
 )
 def test_options_of_one_device_are_refused_on_several(given: dict[str, Any], named: str, kind: str) -> None:
-    options = LoadOptions(**given)
+    options = LoadOptions.parse(given, on_cpu=True)
     with pytest.raises(BackendError) as caught:
         options.check_degrees(Parallel(**{kind: 2}))
     assert str(caught.value) == (f"transformers: {named} and {kind}=2 cannot be combined; leave one out")
@@ -132,7 +140,7 @@ def test_missing_flash_attention_gives_the_install_command() -> None:
     if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("flash_attn is installed")
     with pytest.raises(BackendError) as caught:
-        LoadOptions.parse({"attn_implementation": "flash_attention_2"}, on_cpu=False)
+        LoadOptions.parse({"attention": "flash_attention_2"}, on_cpu=False)
     assert str(caught.value) == (
         "transformers: flash_attention_2 needs the module flash_attn, which is not installed; "
         "pip install flash-attn --no-build-isolation"
@@ -156,17 +164,16 @@ def test_missing_flash_attention_gives_the_install_command() -> None:
             "batching='continuous' samples in the order in which requests are scheduled",
         ),
         (
-            {"prompt_lookup_num_tokens": 3},
+            {"speculative": LOOKED_UP},
             {},
             2,
-            "assisted generation takes one prompt at a time, not 2; give one, or leave out assistant "
-            "and prompt_lookup_num_tokens",
+            "speculative takes one prompt at a time, not 2; give one, or leave out speculative",
         ),
         (
-            {"assistant": "m"},
+            {"speculative": DRAFTED},
             {"cache": "static"},
             1,
-            "assisted generation needs a growing cache; leave out cache='static'",
+            "speculative needs a growing cache; leave out cache='static'",
         ),
     ],
 )
@@ -181,7 +188,7 @@ def test_calls_that_conflict_with_the_options_are_refused(
 
 def test_without_options_nothing_is_refused() -> None:
     options = LoadOptions.parse({}, on_cpu=True)
-    assert (options.continuous, options.assisted, options.compile) == (False, False, None)
+    assert (options.continuous, options.speculative, options.compile) == (False, None, None)
     options.check(GenerationParams.parse({"cache": "static", "do_sample": True}), 8)
     options.check_embedding()
 

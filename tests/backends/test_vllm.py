@@ -18,10 +18,11 @@ import pytest
 
 from pytest_llenergy.backends import vllm
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.backends.vllm import VllmJob
+from pytest_llenergy.backends.vllm.backend import VllmJob
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.model.record import Parallel
 
+from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 SPEC = dataclasses.replace(vllm.SPEC, python=os.environ.get("LLENERGY_TEST_VLLM_PYTHON") or None)
@@ -30,7 +31,11 @@ MISSING = SPEC.explain_unavailable()
 needs_vllm = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}; or set LLENERGY_TEST_VLLM_PYTHON")
 
 #: Without compilation, which takes minutes; 32-bit floats give the same tokens in every backend.
-EAGER: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+EAGER: dict[str, Any] = {"dtype": "float32", "compile": False, "max_model_len": 512}
+
+
+#: Repetitive, so that continuations can be looked up in them.
+REPETITIVE = ["abc abc abc abc", "xyzxyzxyz"]
 
 
 def refusal(expected: type[LLEnergyError], **asked: Any) -> str:
@@ -115,7 +120,7 @@ class TestOneProcess:
         ):
             ranks.generate(["a" * 10], max_new_tokens=7)
         assert caught.value.args[0] == (
-            "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; ask for fewer, or "
+            "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; request fewer, or "
             "load with a larger max_model_len"
         )
 
@@ -162,6 +167,7 @@ class TestShards:
             (before,) = ranks.group.ranks
             ranks.load(**{**EAGER, "max_model_len": 256})
             (after,) = ranks.group.ranks
+            ranks.close()
         assert after.pid == before.pid
         assert len({*before.workers, *after.workers}) == 4
         assert not any(psutil.pid_exists(pid) for pid in (before.pid, *before.workers, *after.workers))
@@ -189,7 +195,7 @@ def test_replicas_are_separate_ranks() -> None:
 
 @needs_vllm
 def test_the_default_model_is_converted_from_its_gguf_file() -> None:
-    with LoadedRanks(SPEC, model=None, enforce_eager=True, max_model_len=256) as ranks:
+    with LoadedRanks(SPEC, model=None, compile=False, max_model_len=256) as ranks:
         generation, _ = ranks.generate(["The capital of France is"], ignore_eos=False)
     assert "Paris" in generation.texts[0]
     assert (ranks.info.model, ranks.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "bfloat16")
@@ -221,6 +227,115 @@ class TestRefusals:
     def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         assert refusal(ModelError, model=str(tmp_path)).startswith(f"model {tmp_path.name}: ")
+
+
+@needs_vllm
+class TestOptions:
+    """What load options do, beside the load without them."""
+
+    def test_prompt_lookup_gives_the_same_tokens_and_counts_drafts(self, alone: LoadedRanks) -> None:
+        expected = alone.generate(REPETITIVE, max_new_tokens=24)[0].token_ids
+        draft = {"method": "prompt_lookup", "num_tokens": 4}
+        with LoadedRanks(SPEC, speculative=draft, **EAGER) as ranks:
+            generation, timeline = ranks.generate(REPETITIVE, max_new_tokens=24)
+            assert ranks.info.options["draft_method"] == "ngram"
+        assert generation.token_ids == expected
+        for request in timeline.requests:
+            drafted, accepted = request.drafted_tokens or 0, request.accepted_tokens or 0
+            # Each step makes one token itself. Drafts that exceed max_new_tokens are accepted and cut.
+            steps = len(set(request.token_ns))
+            assert request.output_tokens == len(request.token_ns) == 24
+            assert 0 < 24 - steps <= accepted <= drafted
+            assert accepted - (24 - steps) <= 4
+
+    def test_drafts_of_the_model_itself_are_accepted(self, alone: LoadedRanks) -> None:
+        expected = alone.generate(REPETITIVE, max_new_tokens=24)[0].token_ids
+        with LoadedRanks(SPEC, speculative={"model": TINY, "num_tokens": 5}, **EAGER) as ranks:
+            generation, timeline = ranks.generate(REPETITIVE, max_new_tokens=24)
+        assert generation.token_ids == expected
+        drafted = sum(request.drafted_tokens or 0 for request in timeline.requests)
+        accepted = sum(request.accepted_tokens or 0 for request in timeline.requests)
+        assert 0.9 * drafted < accepted <= drafted
+
+    def test_a_prefix_cache_is_used_and_recorded_if_asked_for(self) -> None:
+        with LoadedRanks(SPEC, prefix_cache=True, **EAGER) as ranks:
+            assert ranks.info.options["prefix_caching"] is True
+            workload = ranks.prepare(["y" * 300], GenerationParams(max_new_tokens=2, ignore_eos=True))
+            first, second = workload.run_round(), workload.run_round()
+        assert [request.cached_tokens for request in first.requests] == [0]
+        (again,) = second.requests
+        assert (again.cached_tokens or 0) >= 128
+        assert first.flags == ()
+        assert [flag.name for flag in second.flags] == ["prefix-cache-used"]
+
+    def test_a_prompt_is_prefilled_in_chunks(self, alone: LoadedRanks) -> None:
+        expected = alone.generate(["z" * 300])[0].token_ids
+        with LoadedRanks(SPEC, chunked_prefill=128, **EAGER) as ranks:
+            options = ranks.info.options
+            assert (options["chunked_prefill"], options["max_num_batched_tokens"]) == (True, 128)
+            assert ranks.generate(["z" * 300])[0].token_ids == expected
+
+    def test_penalties_give_the_tokens_of_transformers(self, alone: LoadedRanks) -> None:
+        with LoadedRanks(dtype="float32") as reference:
+            expected, _ = reference.generate(["abcabc"], max_new_tokens=16, repetition_penalty=1.5)
+        generation, _ = alone.generate(["abcabc"], max_new_tokens=16, repetition_penalty=1.5)
+        assert generation.token_ids == expected.token_ids
+        (plain,) = alone.generate(["abcabc"], max_new_tokens=16)[0].token_ids
+        (spread,) = alone.generate(
+            ["abcabc"], max_new_tokens=16, presence_penalty=2.0, frequency_penalty=2.0
+        )[0].token_ids
+        assert len(set(spread)) > len(set(plain))
+
+    def test_an_adapter_changes_the_tokens(self, alone: LoadedRanks, tmp_path: Path) -> None:
+        save_adapter(tmp_path / "adapter")
+        plain = alone.generate(PROMPTS)[0].token_ids
+        with LoadedRanks(SPEC, lora=str(tmp_path / "adapter"), **EAGER) as ranks:
+            adapted = ranks.generate(PROMPTS)[0].token_ids
+        assert adapted != plain
+        assert [len(ids) for ids in adapted] == [8, 8, 8]
+
+    def test_options_of_vllm_are_passed_on(self) -> None:
+        with LoadedRanks(SPEC, max_num_seqs=2, block_size=32, **EAGER) as ranks:
+            options = ranks.info.options
+            assert (options["max_num_seqs"], options["block_size"]) == (2, 32)
+            assert counts(ranks.generate(PROMPTS)[0]) == [(3, 8), (11, 8), (1, 8)]
+
+
+@needs_vllm
+class TestRefusedOptions:
+    def test_an_unknown_option_is_refused_with_the_nearest_name(self) -> None:
+        message = refusal(BackendError, max_num_seq=2)
+        assert message.startswith("vllm: vllm.EngineArgs of vLLM 0.")
+        assert "has no option max_num_seq; did you mean max_num_seqs?" in message
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"seed": 1}, "vllm: the load option seed is not available: a seed is an argument of generate"),
+            (
+                {"enable_prefix_caching": True},
+                "vllm: the load option enable_prefix_caching is not available: use the load option "
+                "prefix_cache",
+            ),
+            (
+                {"data_parallel_size": 2},
+                "vllm: the load option data_parallel_size is not available: the devices are those of the "
+                "test; use the marks gpus and parallel",
+            ),
+            (
+                {"compile": False, "enforce_eager": True},
+                "vllm: compile sets enforce_eager as well; give one of them",
+            ),
+            (
+                {"attention": "FLASH_ATTN"},
+                "vllm: attention='FLASH_ATTN' does not run on a CPU; leave it out, or give 'CPU_ATTN'",
+            ),
+        ],
+    )
+    def test_what_the_adapter_sets_is_refused_with_the_reason(
+        self, given: dict[str, Any], message: str
+    ) -> None:
+        assert refusal(BackendError, **given) == message
 
 
 def test_prompt_tokens_from_a_cache_are_detected() -> None:

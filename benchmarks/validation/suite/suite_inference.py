@@ -14,9 +14,9 @@ from pytest_llenergy.api import BackendHandle, Energy
 from .in_rank import DRY, GPU
 
 MODES: dict[str, dict[str, Any]] = {
-    "sdpa": {"attn_implementation": "sdpa"},
-    "eager": {"attn_implementation": "eager"},
-    "compiled": {"attn_implementation": "sdpa", "compile": True},
+    "sdpa": {"attention": "sdpa"},
+    "eager": {"attention": "eager"},
+    "compiled": {"attention": "sdpa", "compile": True},
 }
 
 #: Cases that may be cut for lack of time come last; batches of a model and mode are adjacent to load it once.

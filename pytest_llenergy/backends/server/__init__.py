@@ -40,7 +40,7 @@ SPEC = BackendSpec(
             ),
             **{"tasks": "tested", "timestamps": "tested", "prefix_cache": "tested", "gpu": "not run"},
         },
-        hardware="CPU (llama.cpp's server)",
+        hardware="CPU (the servers of llama.cpp and vLLM)",
     ),
 )
 

@@ -132,7 +132,8 @@ class Endpoint:
 def _check_lengths(exchange: Exchange, answer: Answer, params: GenerationParams, name: str) -> None:
     """Raise ``BackendError`` if a prompt or an answer has not the length that was asked for."""
     produced, asked = answer.request.output_tokens, exchange.output_tokens
-    short = params.ignore_eos and produced < asked
+    # A stop token may end any request.
+    short = params.ignore_eos and not params.stop_token_ids and produced < asked
     if short or produced > asked:
         raise BackendError(
             f"server: {name}: {produced} tokens instead of {asked}; "

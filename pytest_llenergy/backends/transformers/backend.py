@@ -9,7 +9,12 @@ from typing import Any
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.flops import transformers_job_flops
-from pytest_llenergy.backends.models import ModelSource, check_context_length, explain_load_error
+from pytest_llenergy.backends.models import (
+    ModelSource,
+    check_context_length,
+    explain_load_error,
+    first_error_line,
+)
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
@@ -19,6 +24,7 @@ from pytest_llenergy.backends.transformers.jobs import (
     is_encoder,
     prepare_embedding,
 )
+from pytest_llenergy.backends.transformers.library_options import sort_library_options
 from pytest_llenergy.backends.transformers.options import (
     LoadOptions,
     compile_config,
@@ -53,12 +59,12 @@ class TransformersBackend:
         self._label = model.label
         load_options = self._options = LoadOptions.parse(options, on_cpu=self._device == "cpu")
         load_options.check_degrees(context.parallel)
-        placement = self._read(model, load_options, context)
+        placement = self._read(model, load_options, LoadOptions.not_ours(options), context)
         loaded, attention = self._model, str(self._model.config._attn_implementation)
-        if load_options.attn_implementation not in (None, attention):
+        if load_options.attention not in (None, attention):
             raise BackendError(
                 f"transformers: model {model.label} runs with {attention}, not with the requested "
-                f"{load_options.attn_implementation}; request {attention}"
+                f"{load_options.attention}; request {attention}"
             )
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
@@ -69,7 +75,7 @@ class TransformersBackend:
             dtype=str(loaded.dtype).removeprefix("torch."),
             options={
                 **{name: str(value) for name, value in options.items()},
-                "attn_implementation": attention,
+                "attention": attention,
                 "torch": str(torch.__version__),
                 "device": self._device,
                 **placement,
@@ -78,7 +84,7 @@ class TransformersBackend:
         )
 
     def _read(
-        self, model: ModelSource, load_options: LoadOptions, context: RankContext
+        self, model: ModelSource, load_options: LoadOptions, passed: Mapping[str, Any], context: RankContext
     ) -> dict[str, Primitive]:
         """Read model and tokenizer. Returns which devices they are on, for the record.
 
@@ -87,12 +93,14 @@ class TransformersBackend:
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
         keywords: dict[str, Any] = {"dtype": load_options.dtype}
-        if load_options.attn_implementation is not None:
-            keywords["attn_implementation"] = load_options.attn_implementation
+        if load_options.attention is not None:
+            keywords["attn_implementation"] = load_options.attention
         path = pretrained_path(model)
         try:
             check_degrees(path, context.parallel, model.label)
             config = AutoConfig.from_pretrained(path)
+            self._library = sort_library_options(passed, config)
+            keywords |= self._library.loading
             if load_options.quantization is not None:
                 keywords |= quantization_keywords(
                     load_options.quantization, config, load_options.dtype, self._device
@@ -101,7 +109,12 @@ class TransformersBackend:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
             kind = AutoModelForCausalLM if self._generates else AutoModel
             loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
-        except (OSError, ValueError, ImportError, KeyError) as error:
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            if passed:
+                given = ", ".join(f"{name}={value!r}" for name, value in passed.items())
+                raise BackendError(
+                    f"transformers refuses to load {model.label} with {given}: {first_error_line(error)}"
+                ) from error
             raise ModelError(explain_load_error(model, error)) from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -131,6 +144,11 @@ class TransformersBackend:
         mask = inputs["attention_mask"]
         if int(mask.sum(dim=1).min()) == 0:
             raise BackendError("transformers: a prompt has no tokens; leave empty prompts out")
+        if params.repetition_penalty != 1 and not bool(mask.all()):
+            raise BackendError(
+                "transformers: repetition_penalty would also apply to the token that pads shorter prompts; "
+                "give prompts of one length"
+            )
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         check_context_length("transformers", int(mask.sum(dim=1).max()) + params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
@@ -150,10 +168,15 @@ class TransformersBackend:
             pad,
             # On a GPU transformers would compile the steps of a static cache by default.
             **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-            **jobs.prompt_lookup_options(self._options.prompt_lookup_num_tokens),
+            **jobs.prompt_lookup_options(self._options.speculative),
+            prefill_chunk_size=self._options.chunked_prefill,
+            **self._library.generation,
         )
         keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
-        job = TransformersJob(self._model, self._tokenizer, dict(inputs), config, params.seed, ends, keywords)
+        drafts = self._options.speculative is not None
+        job = TransformersJob(
+            self._model, self._tokenizer, dict(inputs), config, params.seed, ends, keywords, drafts
+        )
         if mode:
             compile_job(job)
         return job
@@ -195,10 +218,13 @@ class TransformersBackend:
             recorded |= describe_quantization(load_options.quantization, self._model)
         if load_options.continuous:
             recorded |= continuous.describe_settings(load_options.num_blocks, load_options.max_batch_tokens)
-        if load_options.assistant is not None:
-            self._assistant, described = jobs.load_assistant(load_options.assistant, self._model)
+        if load_options.lora is not None:
+            recorded |= jobs.load_adapter(self._model, load_options.lora)
+        draft = load_options.speculative
+        if draft is not None and draft.model is not None:
+            self._assistant, described = jobs.load_assistant(draft, self._model, self._library.generation)
             recorded |= described
-        return recorded | jobs.prompt_lookup_options(load_options.prompt_lookup_num_tokens)
+        return recorded | jobs.prompt_lookup_options(draft)
 
     def _close_batcher(self) -> None:
         """Free the cache of the last continuous batch."""

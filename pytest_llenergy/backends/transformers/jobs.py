@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import explain_load_error, resolve_model
+from pytest_llenergy.backends.engine_options import PROMPT_LOOKUP, Speculative
+from pytest_llenergy.backends.models import explain_load_error, first_error_line, resolve_model
 from pytest_llenergy.backends.tasks import (
     Embedding,
     EmbeddingParams,
@@ -21,16 +25,12 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
 
-#: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a
-#: sequence the threshold adapts if scikit-learn is installed.
+#: How a model drafts, set explicitly so that no other default applies. With the threshold of 0 it drafts as
+#: many tokens as requested, as in other libraries; transformers' own default stops where it is unsure.
 DRAFTING: dict[str, Primitive] = {
-    "num_assistant_tokens": 20,
     "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.4,
+    "assistant_confidence_threshold": 0.0,
 }
-
-#: Longest suffix that is searched for in the prompt: transformers' default, set explicitly.
-MAX_MATCHING_NGRAM_SIZE = 2
 
 
 class StepClock:
@@ -42,18 +42,45 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self.steps_ns: list[int] = []
+        self.tokens_ns: list[int] = []
+        self.steps = 0
         self._prompt_seen = False
 
     def put(self, tokens: Any) -> None:
         """Record the time of a step, once per token that it gave a sequence."""
         if self._prompt_seen:
             count = tokens.shape[1] if tokens.dim() == 2 else 1
-            self.steps_ns.extend([time.monotonic_ns()] * count)
+            self.tokens_ns.extend([time.monotonic_ns()] * count)
+            self.steps += 1
         self._prompt_seen = True
 
     def end(self) -> None:
         """Do nothing: the last step was already recorded."""
+
+    def __call__(self, input_ids: Any, _scores: Any, **_: Any) -> Any:
+        """Record the time of a step of beam search, which takes no streamer but asks whether to stop."""
+        import torch
+
+        if input_ids.is_cuda:
+            torch.cuda.synchronize(input_ids.device)
+        self.tokens_ns.append(time.monotonic_ns())
+        self.steps += 1
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+class DraftCounter:
+    """A hook of the model that counts the drafted tokens that it checks.
+
+    The first forward pass takes the prompt and a draft, each later one the last token and a draft.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.drafted = 0
+        self._known = prompt_tokens
+
+    def __call__(self, _model: Any, _args: Any, keywords: dict[str, Any]) -> None:
+        self.drafted += keywords["input_ids"].shape[1] - self._known
+        self._known = 1
 
 
 def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **keywords: Any) -> Any:
@@ -67,9 +94,9 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
     """
     from transformers import GenerationConfig
 
-    sampling: dict[str, Any] = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False, **params.extras}
     if params.do_sample:
-        sampling = {
+        sampling |= {
             "do_sample": True,
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -85,6 +112,15 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
     )
 
 
+@dataclass(frozen=True)
+class TransformersOutcome:
+    """Token ids with prompts, the times of the steps, and the number of drafted tokens."""
+
+    output: Any
+    clock: StepClock
+    drafted: int
+
+
 @dataclass
 class TransformersJob:
     """A padded batch on the device.
@@ -92,6 +128,7 @@ class TransformersJob:
     Attributes:
         ends: Tokens that end a sequence.
         keywords: Further arguments of ``generate``.
+        drafts: Whether tokens are drafted, for the only prompt.
     """
 
     model: Any
@@ -102,51 +139,82 @@ class TransformersJob:
     ends: frozenset[int]
     keywords: dict[str, Any] = field(default_factory=dict)
 
-    def run(self) -> tuple[Any, StepClock]:
+    drafts: bool = False
+
+    def run(self) -> TransformersOutcome:
         import torch
 
         torch.manual_seed(self.seed)
         clock = StepClock()
-        with torch.inference_mode():
+        watch = {"stopping_criteria": [clock]} if self._beams > 1 else {"streamer": clock}
+        counter = DraftCounter(self.inputs["input_ids"].shape[1])
+        with torch.inference_mode(), ExitStack() as stack:
+            if self.drafts:
+                hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
+                stack.callback(hook.remove)
             output = self.model.generate(
-                **self.inputs, generation_config=self.config, streamer=clock, **self.keywords
+                **self.inputs, generation_config=self.config, **watch, **self.keywords
             )
-        return output, clock
+        return TransformersOutcome(output, clock, counter.drafted)
 
-    def result(self, outcome: tuple[Any, StepClock]) -> Generation:
-        output, clock = outcome
-        mask = self.inputs["attention_mask"]
-        token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
-        steps_ns = clock.steps_ns
+    def result(self, outcome: TransformersOutcome) -> Generation:
+        mask, clock = self.inputs["attention_mask"], outcome.clock
+        token_ids = [cut_at_end(row, self.ends) for row in outcome.output[:, mask.shape[1] :].tolist()]
+        lengths = mask.sum(dim=1).tolist()
         requests = [
-            RequestTimeline(
-                input_tokens=int(length),
-                output_tokens=len(ids),
-                first_token_ns=steps_ns[0],
-                last_token_ns=steps_ns[len(ids) - 1],
-                token_ns=tuple(steps_ns[: len(ids)]),
-            )
-            for length, ids in zip(mask.sum(dim=1).tolist(), token_ids, strict=True)
+            self._timeline(int(length), len(ids), outcome)
+            for length, ids in zip(lengths, token_ids, strict=True)
         ]
+        if self.drafts:
+            # Each step makes one token itself; the rest of its tokens were drafted.
+            accepted = len(clock.tokens_ns) - clock.steps
+            counted = {"drafted_tokens": outcome.drafted, "accepted_tokens": accepted}
+            requests = [msgspec.structs.replace(request, **counted) for request in requests]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
+    @property
+    def _beams(self) -> int:
+        return int(self.config.num_beams or 1)
 
-def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
-    """Return the options that draft from the prompt, for ``GenerationConfig`` and records; empty if not
-    requested.
-    """
-    if prompt_lookup_num_tokens is None:
+    def _timeline(self, length: int, count: int, outcome: TransformersOutcome) -> RequestTimeline:
+        tokens_ns = outcome.clock.tokens_ns
+        if self._beams > 1:
+            # Which beam is the best is known at the end.
+            return RequestTimeline(
+                input_tokens=length,
+                output_tokens=count,
+                first_token_ns=tokens_ns[0],
+                last_token_ns=tokens_ns[-1],
+                computed_tokens=self._beams * outcome.clock.steps,
+            )
+        return RequestTimeline(
+            input_tokens=length,
+            output_tokens=count,
+            first_token_ns=tokens_ns[0],
+            last_token_ns=tokens_ns[count - 1],
+            token_ns=tuple(tokens_ns[:count]),
+        )
+
+
+def prompt_lookup_options(draft: Speculative | None) -> dict[str, Primitive]:
+    """Return what drafts from the prompt, for ``GenerationConfig`` and records; empty if not requested."""
+    if draft is None or draft.kind != PROMPT_LOOKUP:
         return {}
-    return {
-        "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
-        "max_matching_ngram_size": MAX_MATCHING_NGRAM_SIZE,
-    }
+    return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}
 
 
-def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
-    """Load an assistant in the dtype and on the device of the model. Returns it and what goes into the
-    record.
+def load_assistant(
+    draft: Speculative, model: Any, passed: Mapping[str, Any]
+) -> tuple[Any, dict[str, Primitive]]:
+    """Load a model that drafts, in the dtype and on the device of the model.
+
+    Returns it and what goes into the record.
+
+    Args:
+        draft: How it drafts.
+        model: The model that checks.
+        passed: Attributes of ``GenerationConfig`` that the test gives.
 
     Raises:
         ModelError: If it cannot be loaded.
@@ -156,22 +224,41 @@ def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
     from transformers.utils import is_sklearn_available
 
     try:
-        source = resolve_model(name)
+        source = resolve_model(draft.model)
     except ModelError as error:
-        raise ModelError(f"assistant: {error}") from None
+        raise ModelError(f"speculative: {error}") from None
     try:
         assistant: Any = AutoModelForCausalLM.from_pretrained(pretrained_path(source), dtype=model.dtype)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ModelError(f"assistant: {explain_load_error(source, error)}") from error
+        raise ModelError(f"speculative: {explain_load_error(source, error)}") from error
     sizes = [each.config.get_text_config().vocab_size for each in (assistant, model)]
     if sizes[0] != sizes[1]:
         raise BackendError(
-            f"transformers: assistant {source.label} has a vocabulary of {sizes[0]} tokens and the model one "
-            f"of {sizes[1]}; name a model with the same tokenizer"
+            f"transformers: speculative: {source.label} has a vocabulary of {sizes[0]} tokens and the model "
+            f"one of {sizes[1]}; name a model with the same tokenizer"
         )
-    assistant.generation_config = GenerationConfig(**DRAFTING)
-    recorded = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
+    settings = DRAFTING | {name: value for name, value in passed.items() if name in DRAFTING}
+    settings["num_assistant_tokens"] = draft.num_tokens
+    assistant.generation_config = GenerationConfig(**settings)
+    adapts = bool(settings["assistant_confidence_threshold"]) and bool(is_sklearn_available())
+    recorded = {"draft_model": source.label, **settings, "threshold_adapts": adapts}
     return assistant.to(model.device).eval(), recorded
+
+
+def load_adapter(model: Any, directory: str) -> dict[str, Primitive]:
+    """Add a LoRA adapter to a model, unmerged. Returns what goes into the record.
+
+    Raises:
+        BackendError: If it does not fit the model.
+    """
+    try:
+        model.load_adapter(directory)
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        raise BackendError(f"transformers: lora {directory}: {first_error_line(error)}") from error
+    parameters = sum(each.numel() for name, each in model.named_parameters() if ".lora_" in name)
+    if not parameters:
+        raise BackendError(f"transformers: lora {directory} adds no parameters to {type(model).__name__}")
+    return {"lora_parameters": parameters}
 
 
 def is_encoder(config: Any) -> bool:

@@ -10,6 +10,13 @@ from itertools import chain
 from typing import Any
 
 from pytest_llenergy.backends.base import DTYPES, is_installed
+from pytest_llenergy.backends.engine_options import (
+    COMMON_OPTIONS,
+    DRAFT_MODEL,
+    PROMPT_LOOKUP,
+    CommonOptions,
+    Speculative,
+)
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
@@ -28,6 +35,9 @@ GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 BATCHING_KINDS = ("static", "continuous")
+
+#: Why this backend has no prefix cache, and no other type of the key-value cache.
+NO_PREFIX_CACHE = "transformers computes each prompt anew; nothing is kept between calls"
 
 
 def compile_config(mode: str) -> Any:
@@ -164,21 +174,24 @@ class LoadOptions:
 
     Attributes:
         compile: Mode of ``torch.compile``; None for none.
+        chunked_prefill: Prompt tokens per step; None for all at once.
+        speculative: How tokens are drafted.
+        lora: Directory of an adapter.
         num_blocks: Pages of the cache of continuous batching; None to fit each batch.
         max_batch_tokens: Tokens per step of continuous batching; None to fit each batch.
-        assistant: Name of a model that drafts tokens.
-        prompt_lookup_num_tokens: Number of tokens drafted from the prompt.
     """
 
     dtype: str = "auto"
-    attn_implementation: str | None = None
+    attention: str | None = None
     compile: str | None = None
     quantization: str | None = None
+    chunked_prefill: int | None = None
+    speculative: Speculative | None = None
+    prefix_cache: bool = False
+    lora: str | None = None
     batching: str = "static"
     num_blocks: int | None = None
     max_batch_tokens: int | None = None
-    assistant: str | None = None
-    prompt_lookup_num_tokens: int | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
@@ -187,24 +200,29 @@ class LoadOptions:
         Raises:
             BackendError: If an option cannot be used; names the first problem.
         """
+        common = CommonOptions.parse("transformers", options)
         values = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
+        values |= {name: getattr(common, name) for name in values if name in COMMON_OPTIONS}
+        values = {name: value for name, value in values.items() if value is not None}
         if isinstance(values.get("compile"), bool):
             values["compile"] = "reduce-overhead" if values["compile"] else None
+        if values.get("chunked_prefill") is False:
+            values["chunked_prefill"] = None
         parsed = cls(**values)
         # In this order: the later checks look up values that the first has validated.
         for problem in chain(parsed._invalid_values(), parsed._unavailable(on_cpu), parsed._conflicts()):
             raise BackendError(f"transformers: {problem}")
         return parsed
 
+    @classmethod
+    def not_ours(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that are passed on to transformers."""
+        return {name: value for name, value in options.items() if name not in cls.__dataclass_fields__}
+
     @property
     def continuous(self) -> bool:
         """Whether batching is continuous: requests join and leave a batch as they come and end."""
         return self.batching == "continuous"
-
-    @property
-    def assisted(self) -> bool:
-        """Whether tokens are drafted and then verified by the model."""
-        return self.assistant is not None or self.prompt_lookup_num_tokens is not None
 
     def check(self, params: GenerationParams, batch: int) -> None:
         """Raise ``BackendError`` if the parameters of a call conflict with these options."""
@@ -217,8 +235,8 @@ class LoadOptions:
             "quantization": self.quantization,
             "compile": self.compile,
             "batching='continuous'": self.continuous,
-            "assistant": self.assistant,
-            "prompt_lookup_num_tokens": self.prompt_lookup_num_tokens,
+            "speculative": self.speculative,
+            "lora": self.lora,
         }
         for kind in ("tensor", "placement"):
             degree = getattr(degrees, kind)
@@ -233,8 +251,8 @@ class LoadOptions:
         given = {
             "batching": self.continuous,
             "compile": self.compile,
-            "assistant": self.assistant,
-            "prompt_lookup_num_tokens": self.prompt_lookup_num_tokens,
+            "chunked_prefill": self.chunked_prefill,
+            "speculative": self.speculative,
         }
         names = [name for name, value in given.items() if value]
         if names:
@@ -246,7 +264,7 @@ class LoadOptions:
     def _invalid_values(self) -> Iterator[str]:
         for name, known in (
             ("dtype", DTYPES),
-            ("attn_implementation", (None, *ATTENTIONS)),
+            ("attention", (None, *ATTENTIONS)),
             ("compile", (None, *COMPILE_MODES)),
             ("quantization", (None, *QUANTIZERS)),
             ("batching", BATCHING_KINDS),
@@ -255,16 +273,18 @@ class LoadOptions:
             if value not in known:
                 names = ", ".join(each for each in known if each is not None)
                 yield f"{name} is {value!r}, needs one of {names}"
-        for name in ("num_blocks", "max_batch_tokens", "prompt_lookup_num_tokens"):
+        for name in ("chunked_prefill", "num_blocks", "max_batch_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 yield f"{name} is {value!r}, needs a whole number of 1 or more"
-        assistant = getattr(self, "assistant")  # noqa: B009 - tests can pass any object
-        if not (assistant is None or isinstance(assistant, str)):
-            yield f"assistant is {assistant!r}, needs a model's name, as for --energy-model"
+        if self.speculative is not None and self.speculative.kind not in (DRAFT_MODEL, PROMPT_LOOKUP):
+            yield (
+                f"speculative: transformers does not draft by {self.speculative.kind}; it does by "
+                f"{DRAFT_MODEL} and {PROMPT_LOOKUP}"
+            )
 
     def _unavailable(self, on_cpu: bool) -> Iterator[str]:
-        attention = self.attn_implementation
+        attention = self.attention
         if attention in GPU_ATTENTIONS and on_cpu:
             yield f"{attention} does not run on a CPU; use sdpa or eager"
         needs = ATTENTIONS[attention] if attention is not None else None
@@ -277,20 +297,26 @@ class LoadOptions:
                     f"quantization {self.quantization!r} needs {package.name}, which is not installed; "
                     f"{package.install}"
                 )
+        if self.lora is not None and not is_installed("peft"):
+            yield "lora needs peft, which is not installed; pip install 'pytest-llenergy[lora]'"
+        if self.prefix_cache:
+            yield f"prefix_cache=True: {NO_PREFIX_CACHE}"
 
     def _conflicts(self) -> Iterator[str]:
         if self.continuous and self.compile:
             yield "compile and batching='continuous' cannot be combined; leave one out"
-        if self.continuous and self.assisted:
-            yield "assisted generation takes one prompt at a time; leave out batching='continuous'"
-        if self.continuous and self.attn_implementation == "flex_attention":
+        if self.continuous and self.speculative:
+            yield "speculative decoding takes one prompt at a time; leave out batching='continuous'"
+        if self.continuous and self.attention == "flex_attention":
             yield "batching='continuous' runs with sdpa, eager or flash attention, not with flex_attention"
-        if self.compile and self.assisted:
-            yield "assisted generation needs a growing cache, compile a static one; leave one out"
+        if self.compile and self.speculative:
+            yield "speculative needs a growing cache, compile a static one; leave one out"
         if self.quantization == "8bit" and self.dtype != "float16":
             yield "quantization '8bit' always multiplies in float16; give dtype='float16'"
-        if self.assistant is not None and self.prompt_lookup_num_tokens is not None:
-            yield "assistant and prompt_lookup_num_tokens both draft tokens; leave one out"
+        if self.speculative and self.chunked_prefill:
+            yield "speculative takes the whole prompt in its first step; leave out chunked_prefill"
+        if self.continuous and self.chunked_prefill:
+            yield "batching='continuous' always prefills in steps; max_batch_tokens is their size"
         if not self.continuous:
             for name in ("num_blocks", "max_batch_tokens"):
                 if getattr(self, name) is not None:
@@ -306,10 +332,11 @@ class LoadOptions:
                 "batching='continuous' samples in the order in which requests are scheduled, so a seed does "
                 "not reproduce it; use do_sample=False"
             )
-        if self.assisted and params.cache != "dynamic":
-            yield f"assisted generation needs a growing cache; leave out cache={params.cache!r}"
-        if self.assisted and batch > 1:
-            yield (
-                f"assisted generation takes one prompt at a time, not {batch}; give one, or leave out "
-                "assistant and prompt_lookup_num_tokens"
-            )
+        if self.speculative and params.cache != "dynamic":
+            yield f"speculative needs a growing cache; leave out cache={params.cache!r}"
+        if self.speculative and batch > 1:
+            yield f"speculative takes one prompt at a time, not {batch}; give one, or leave out speculative"
+        if self.speculative and params.num_beams > 1:
+            yield "speculative drafts for one sequence; leave out num_beams"
+        if self.compile and params.num_beams > 1:
+            yield "compile is not available with beam search; leave out num_beams"

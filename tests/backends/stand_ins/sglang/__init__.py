@@ -8,6 +8,7 @@ import os
 import subprocess
 from typing import Any
 
+from sglang.srt.server_args import ServerArgs
 from words import continued
 
 __version__ = "0.5.stand-in"
@@ -19,34 +20,6 @@ SAMPLING = {
     *("regex", "ebnf", "structural_tag", "ignore_eos", "skip_special_tokens", "logit_bias", "sampling_seed"),
     *("spaces_between_special_tokens", "no_stop_trim", "custom_params", "stream_interval"),
 }
-
-
-@dataclasses.dataclass
-class ServerArgs:
-    """Those of its many arguments that a caller here could mean."""
-
-    model_path: str
-    tokenizer_path: str | None = None
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    quantization: str | None = None
-    context_length: int | None = None
-    mem_fraction_static: float | None = None
-    tp_size: int = 1
-    pp_size: int = 1
-    dp_size: int = 1
-    random_seed: int | None = None
-    log_level: str = "info"
-    attention_backend: str | None = None
-    sampling_backend: str | None = None
-    chunked_prefill_size: int | None = None
-    disable_radix_cache: bool = False
-    disable_cuda_graph: bool = False
-    enable_deterministic_inference: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
-            raise ValueError(f"unknown dtype {self.dtype}")
 
 
 class Engine:
@@ -77,9 +50,11 @@ class Engine:
         input_ids: list[list[int]] | list[int] | None = None,
         return_logprob: list[bool] | bool | None = False,
         stream: bool = False,
+        lora_path: list[str | None] | str | None = None,
     ) -> list[dict[str, Any]]:
         assert prompt is None, "with skip_tokenizer_init prompts are token ids"
         assert not stream
+        assert lora_path is None or lora_path in (self.server_args.lora_paths or {})
         assert isinstance(sampling_params, list)
         outputs = []
         for ids, params in zip(input_ids or [], sampling_params, strict=True):
@@ -92,7 +67,7 @@ class Engine:
             cached = len(ids) - 1 if self._caches and tuple(ids) in self._seen else 0
             self._seen.add(tuple(ids))
             reason = {"type": "stop", "matched": made[-1]} if made[-1] in ends else {"type": "length"}
-            meta = {
+            meta: dict[str, Any] = {
                 "id": "0",
                 "finish_reason": reason,
                 "prompt_tokens": len(ids),
@@ -100,6 +75,12 @@ class Engine:
                 "cached_tokens": cached,
                 "e2e_latency": 0.001,
             }
+            drafts = self.server_args.speculative_num_draft_tokens
+            if drafts is not None:
+                # python/sglang/srt/managers/tokenizer_manager.py: all drafts of a step, less its own token.
+                steps = -(-len(made) // drafts)
+                proposed, correct = steps * (drafts - 1), len(made) - steps
+                meta |= {"spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": correct}
             outputs.append({"output_ids": made, "meta_info": meta})
         return outputs
 

@@ -11,16 +11,10 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from tensorrt_llm.llmapi import KvCacheConfig
+from tensorrt_llm.llmapi import KvCacheConfig, TorchLlmArgs
 from words import continued
 
 __version__ = "1.2.stand-in"
-
-#: Fields of TorchLlmArgs that a caller here could mean.
-ARGUMENTS = {
-    *("pipeline_parallel_size", "kv_cache_config", "max_seq_len", "max_num_tokens", "max_batch_size"),
-    *("backend", "disable_overlap_scheduler", "cuda_graph_config", "attn_backend", "enable_chunked_prefill"),
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +30,10 @@ class SamplingParams:
     top_p: float | None = None
     seed: int | None = None
     temperature: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_p: float | None = None
     return_perf_metrics: bool = False
     ignore_eos: bool = False
     detokenize: bool = True
@@ -75,12 +73,13 @@ class LLM:
         **kwargs: Any,
     ) -> None:
         for key in kwargs:
-            if key not in ARGUMENTS:
+            if key not in TorchLlmArgs.model_fields:
                 raise ValueError(f"LLM got invalid argument: {key}")
         if dtype not in ("auto", "float16", "bfloat16", "float32"):
             raise ValueError(f"unknown dtype {dtype}")
         cache: KvCacheConfig = kwargs.get("kv_cache_config") or KvCacheConfig()
         self._caches = cache.enable_block_reuse or "STAND_IN_CACHES" in os.environ
+        self._draft = kwargs.get("speculative_config")
         self._seen: set[tuple[int, ...]] = set()
         world = tensor_parallel_size * kwargs.get("pipeline_parallel_size", 1)
         single = world == 1 and os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
@@ -118,8 +117,15 @@ class LLM:
         times = SimpleNamespace(first_token_time=first, last_token_time=_steady_clock())
         reused = 1 if self._caches and tuple(ids) in self._seen else 0
         self._seen.add(tuple(ids))
+        steps = len(made) if self._draft is None else -(-len(made) // (self._draft.max_draft_len + 1))
+        drafts = SimpleNamespace(
+            total_draft_tokens=0 if self._draft is None else steps * self._draft.max_draft_len,
+            total_accepted_draft_tokens=len(made) - steps,
+        )
         metrics = SimpleNamespace(
-            timing_metrics=times, kv_cache_metrics=SimpleNamespace(num_reused_blocks=reused)
+            timing_metrics=times,
+            kv_cache_metrics=SimpleNamespace(num_reused_blocks=reused),
+            speculative_decoding=drafts,
         )
         stopped = made[-1] in stops
         shown = made[:-1] if stopped and not params.include_stop_str_in_output else made

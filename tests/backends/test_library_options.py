@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that are passed on to transformers, and those with one meaning in every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import is_installed
+from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, CommonOptions, combine_options
+from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.errors import BackendError
+
+from .adapters import save_adapter
+from .loaded_ranks import PROMPTS, LoadedRanks
+
+Read = Callable[..., dict[str, Any]]
+
+
+def refusal(**options: Any) -> str:
+    """Return the error of loading the tiny model in transformers with these options."""
+    with pytest.raises(BackendError) as caught:
+        LoadedRanks(**options)
+    message = str(caught.value.args[0])
+    assert "\n" not in message
+    return message
+
+
+def test_common_options_have_types() -> None:
+    assert set(CommonOptions.__struct_fields__) == set(COMMON_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": 32}, "dtype is 32: needs str | null, not int"),
+        ({"chunked_prefill": 0}, "chunked_prefill is 0: Expected `int` >= 1"),
+        ({"prefix_cache": "yes"}, "prefix_cache is 'yes': needs bool | null, not str"),
+        (
+            {"speculative": {"num_tokens": 2, "modle": "m"}},
+            "speculative is {'num_tokens': 2, 'modle': 'm'}: Object contains unknown field `modle`",
+        ),
+    ],
+)
+def test_values_of_another_type_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        CommonOptions.parse("vllm", given)
+    assert str(caught.value).startswith(f"vllm: {message}")
+
+
+def test_an_option_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(BackendError, match="x: compile sets enforce_eager as well; give one of them"):
+        combine_options("x", {"compile": {"enforce_eager": True}}, {"enforce_eager": False})
+
+
+@pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
+def test_common_options_that_are_not_declared_are_not_passed_on(spec: Any) -> None:
+    row = spec.capabilities
+    refused = set(row.unknown_options(COMMON_OPTIONS))
+    assert refused == set(COMMON_OPTIONS) - set(row.options)
+
+
+def test_attributes_of_the_configuration_and_of_generation_are_passed_on() -> None:
+    with LoadedRanks(dtype="float32") as ranks:
+        plain, _ = ranks.generate(PROMPTS, max_new_tokens=16)
+    with LoadedRanks(dtype="float32", no_repeat_ngram_size=1, rms_norm_eps=1e-5) as ranks:
+        assert ranks.info.options["no_repeat_ngram_size"] == "1"
+        generation, _ = ranks.generate(PROMPTS[:1], max_new_tokens=16)
+    (ids,) = generation.token_ids
+    assert len(set(ids)) == len(ids) == 16
+    assert len(set(plain.token_ids[0])) < 16, "without the option tokens repeat"
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    message = refusal(no_repeat_ngram=2)
+    assert message.startswith("transformers: transformers 5.")
+    assert "has no option no_repeat_ngram; did you mean no_repeat_ngram_size?" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"attn_implementation": "eager"}, "use the load option attention"),
+        ({"device_map": "auto"}, "the devices are those of the test; use the marks gpus and parallel"),
+        ({"num_beams": 2}, "it is an argument of generate"),
+        ({"prompt_lookup_num_tokens": 2}, "it is part of the load option speculative"),
+        ({"num_return_sequences": 2}, "outputs are counted as one sequence of tokens per prompt"),
+    ],
+)
+def test_what_the_adapter_sets_is_refused_with_the_reason(given: dict[str, Any], reason: str) -> None:
+    (name,) = given
+    assert refusal(**given) == f"transformers: the load option {name} is not available: {reason}"
+
+
+def test_a_value_that_transformers_refuses_is_one_line() -> None:
+    message = refusal(experts_implementation="none-such")
+    assert message.startswith("transformers refuses to load random:llama-tiny with experts_implementation=")
+
+
+def test_a_prompt_that_is_prefilled_in_chunks_gives_the_same_tokens() -> None:
+    with LoadedRanks(dtype="float32") as ranks:
+        expected, _ = ranks.generate(["abcdefghij" * 4])
+    with LoadedRanks(dtype="float32", chunked_prefill=16) as ranks:
+        assert ranks.info.options["chunked_prefill"] == "16"
+        assert ranks.generate(["abcdefghij" * 4])[0].token_ids == expected.token_ids
+
+
+@pytest.mark.skipif(not is_installed("peft"), reason="needs peft; pip install 'pytest-llenergy[lora]'")
+def test_an_adapter_changes_the_tokens_and_is_counted(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "adapter")
+    with LoadedRanks(dtype="float32") as ranks:
+        plain, _ = ranks.generate(PROMPTS)
+    with LoadedRanks(dtype="float32", lora=str(tmp_path / "adapter")) as ranks:
+        adapted, _ = ranks.generate(PROMPTS)
+        assert int(ranks.info.options["lora_parameters"] or 0) > 0
+    assert adapted.token_ids != plain.token_ids
+
+
+@pytest.mark.skipif(is_installed("peft"), reason="peft is installed")
+def test_without_peft_an_adapter_is_refused_with_the_install_command(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "adapter")
+    assert refusal(lora=str(tmp_path / "adapter")) == (
+        "transformers: lora needs peft, which is not installed; pip install 'pytest-llenergy[lora]'"
+    )
+
+
+def test_the_handle_passes_options_of_the_library_and_refuses_others_early(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        from pytest_llenergy.errors import BackendError
+
+        @pytest.mark.backend_options(attention="eager", no_repeat_ngram_size=2)
+        def test_passes(energy, backend):
+            with pytest.raises(BackendError, match="unknown load option kv_cache_dtype"):
+                backend.with_options(kv_cache_dtype="int8")
+            energy(backend.generate, ["abc"], max_new_tokens=4, ignore_eos=True)
+        """
+    )
+    result = quick.runpytest(
+        "--energy-report", "--energy-model=random:llama-tiny", "--energy-backend=transformers"
+    )
+    result.assert_outcomes(passed=1)
+    options = read_report()["records"][0]["backend"]["options"]
+    assert (options["attention"], options["no_repeat_ngram_size"]) == ("eager", "2")
