@@ -24,6 +24,9 @@ COMMON_OPTIONS: Mapping[str, str] = {
     "compile": "whether the model is compiled, or the compilation mode",
 }
 
+#: Why a backend refuses ``prefix_cache``.
+NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
+
 
 def check_engine_options(
     backend: str,

@@ -277,9 +277,9 @@ class Settings:
         None,
         columns,
         "NAME[,NAME]",
-        "Columns of the summary: backend, model, device, meter, rounds or metrics. Without it: those of "
-        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
-        "(device: that differ), and those of --energy-carbon and --energy-price",
+        "Columns of the summary: backend, model, device, precision, meter, rounds or metrics. Without it: those "
+        f"of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
+        "(device, precision: that differ), and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,
