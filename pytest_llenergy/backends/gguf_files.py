@@ -21,13 +21,13 @@ from pytest_llenergy.errors import BackendError, ModelError
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 #: Names of tensor types by their numbers (``enum ggml_type``); removed ones have none.
-_TYPE_NAMES = dict(
-    enumerate(
-        "float32 float16 q4_0 q4_1 - - q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs "
-        "iq1_s iq4_nl iq3_s iq2_s iq4_xs int8 int16 int32 int64 float64 iq1_m bfloat16 - - - tq1_0 tq2_0 - - - "
-        "mxfp4 nvfp4".split()
-    )
-)
+_TYPE_NAMES = {
+    **dict(enumerate(("float32", "float16", "q4_0", "q4_1"))),
+    **dict(enumerate(("q5_0", "q5_1", "q8_0", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"), 6)),
+    **dict(enumerate(("iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s", "iq4_xs"), 16)),
+    **dict(enumerate(("int8", "int16", "int32", "int64", "float64", "iq1_m", "bfloat16"), 24)),
+    **{34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4"},
+}
 
 
 def describe_gguf_weights(path: Path) -> str | None:
@@ -91,9 +91,7 @@ def _copy_metadata(reader: Any, writer: Any, gguf: Any, kind: str) -> None:
         if entry.name.startswith("GGUF.") or entry.name == "general.architecture":
             continue
         if entry.name == "general.file_type":
-            writer.add_file_type(
-                gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"]
-            )
+            writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
             continue
         is_array = entry.types[0] == gguf.GGUFValueType.ARRAY
         writer.add_key_value(

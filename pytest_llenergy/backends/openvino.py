@@ -84,12 +84,12 @@ SPEC = BackendSpec(
         reasons={
             "tensor": "LLMPipeline takes one device",
             "gpu": "only its CPU plugin is used here",
-            "prefix_cache": NO_PREFIX_CACHE,
-            "attention": "its scheduler has paged attention only",
-            "quantization": "it reads the weights as the file stores them; name another file",
-            "speculative": "drafts give several tokens a step, whose times its metrics do not have",
-            "lora": "not offered by this adapter; merge the adapter into the model",
-            "compile": "its plugin always compiles the model when it loads it",
+            "options_prefix_cache": NO_PREFIX_CACHE,
+            "options_attention": "its scheduler has paged attention only",
+            "options_quantization": "it reads the weights as the file stores them; name another file",
+            "options_speculative": "drafts give several tokens a step, whose times its metrics do not have",
+            "options_lora": "not offered by this adapter; merge the adapter into the model",
+            "options_compile": "its plugin always compiles the model when it loads it",
         },
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
@@ -265,7 +265,9 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
     scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
     # A property with a class as its value cannot be given as text.
     own = {
-        name for name in dir(scheduler) if isinstance(getattr(scheduler, name), (bool, int)) and name[0] != "_"
+        name
+        for name in dir(scheduler)
+        if isinstance(getattr(scheduler, name), (bool, int)) and name[0] != "_"
     }
     supported = openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES")
     writable = {name for name, access in supported.items() if access == "RW"}
@@ -276,8 +278,8 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
     if "dtype" in options:
         if options["dtype"] != "float32":
             raise BackendError(
-                f"openvino: dtype is {options['dtype']!r}, needs float32; for another arithmetic on the weights "
-                "of the file, give INFERENCE_PRECISION_HINT"
+                f"openvino: dtype is {options['dtype']!r}, needs float32; for another arithmetic on the "
+                "weights of the file, give INFERENCE_PRECISION_HINT"
             )
         properties = {**FLOAT32}
     if "kv_cache_dtype" in options:
@@ -288,7 +290,9 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
     if "chunked_prefill" in options:
         chunk = options["chunked_prefill"]
         if not isinstance(chunk, int) or chunk < 0:
-            raise BackendError(f"openvino: chunked_prefill is {chunk!r}, needs True, False or tokens of a step")
+            raise BackendError(
+                f"openvino: chunked_prefill is {chunk!r}, needs True, False or tokens of a step"
+            )
         scheduler.dynamic_split_fuse = bool(chunk)
         if not isinstance(chunk, bool):
             scheduler.max_num_batched_tokens = chunk

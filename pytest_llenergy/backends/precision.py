@@ -36,11 +36,14 @@ def list_types(parameters: Mapping[str, int]) -> str | None:
         parameters: Number of parameters of each type.
     """
     total = sum(parameters.values())
-    return ", ".join(
-        type_name(name)
-        for name, count in Counter(parameters).most_common()
-        if count and count >= _NAMED_SHARE * total
-    ) or None
+    return (
+        ", ".join(
+            type_name(name)
+            for name, count in Counter(parameters).most_common()
+            if count and count >= _NAMED_SHARE * total
+        )
+        or None
+    )
 
 
 def count_torch_types(parameters: Iterable[object]) -> Counter[str]:
