@@ -66,7 +66,12 @@ class BackendHandle:
         accepted = self.spec.capabilities.options
         unknown = sorted(self.spec.capabilities.unknown_options(options))
         if unknown:
-            hints = (f"it takes: {', '.join(accepted) or 'none'}", did_you_mean(unknown, accepted))
+            row = self.spec.capabilities
+            hints = (
+                f"it takes: {', '.join(accepted) or 'none'}",
+                *row.option_reasons(unknown),
+                did_you_mean(unknown, accepted),
+            )
             message = "; ".join(filter(None, hints))
             raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {message}")
         return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})

@@ -60,6 +60,7 @@ RESERVED = {
     ),
     **dict.fromkeys(("cpuparams", "cpuparams_batch"), "use --energy-threads"),
     **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
+    **dict.fromkeys(("api_keys", "hf_token"), "it is a secret, and options are recorded"),
     **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
     **{"flash_attn_type": "use attention", "lora_adapters": "use lora", "n_gpu_layers": "it has no GPU"},
 }

@@ -277,8 +277,8 @@ class Settings:
         None,
         columns,
         "NAME[,NAME]",
-        "Columns of the summary: backend, model, device, precision, meter, rounds or metrics. Without it: those "
-        f"of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
+        "Columns of the summary: backend, model, device, precision, meter, rounds or metrics. Without it: "
+        f"those of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
         "(device, precision: that differ), and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(

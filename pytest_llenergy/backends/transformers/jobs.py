@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_llenergy.backends.batches import batch_result
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import explain_load_error, resolve_model
 from pytest_llenergy.backends.tasks import (
@@ -117,19 +118,8 @@ class TransformersJob:
         output, clock = outcome
         mask = self.inputs["attention_mask"]
         token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
-        steps_ns = clock.steps_ns
-        requests = [
-            RequestTimeline(
-                input_tokens=int(length),
-                output_tokens=len(ids),
-                first_token_ns=steps_ns[0],
-                last_token_ns=steps_ns[len(ids) - 1],
-                token_ns=tuple(steps_ns[: len(ids)]),
-            )
-            for length, ids in zip(mask.sum(dim=1).tolist(), token_ids, strict=True)
-        ]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        return batch_result(texts, token_ids, mask.sum(dim=1).tolist(), clock.steps_ns)
 
 
 def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
