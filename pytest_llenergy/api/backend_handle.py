@@ -152,7 +152,7 @@ class BackendHandle:
             group, info = self.context.state.pool.get_loaded(plan, load, self.context.check_running)
         self.context.record_ranks(group)
         if self.context.draft.experiment is None:
-            self.context.draft.backend = _with_task(info, inputs, checked)
+            self.context.draft.backend = _with_task(self.name, info, inputs, checked)
         return task_workload(group, inputs, checked, self.context.settings.timeout)
 
     def _run(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
@@ -171,7 +171,12 @@ class BackendHandle:
             raise BackendError(f"{self.name} has no {params.cache} cache; it offers: {offered}")
 
 
-def _with_task(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
+def _with_task(name: str, info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
+    """Add the task, and the name of the backend in this run: several specs can share a class."""
     return msgspec.structs.replace(
-        info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
+        info,
+        name=name,
+        task=params.task,
+        generation=params.primitives(),
+        prompts_digest=digest_prompts(inputs),
     )

@@ -23,7 +23,6 @@ from pytest_llenergy.options.values import (
     backend_python,
     carbon,
     columns,
-    command,
     floor,
     flops_switch,
     gpus,
@@ -35,6 +34,7 @@ from pytest_llenergy.options.values import (
     price,
     saved_name,
     seconds,
+    server_command,
     share,
     sort_key,
     threshold,
@@ -68,6 +68,7 @@ class Option:
             relative to the directory of the call, in an ini file to the root directory.
         may_be_path: Whether the value is such a path if that file exists.
         repeatable: Whether the value is a tuple. An ini file has one element per line.
+        joins: Whether each repetition is a tuple, whose elements are joined and kept once.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Option:
     is_path: bool = False
     may_be_path: bool = False
     repeatable: bool = False
+    joins: bool = False
 
     @property
     def flag(self) -> str:
@@ -203,7 +205,9 @@ class Settings:
         f"{defaults.MODEL_HUB_ID.rpartition('/')[2]}",
         may_be_path=True,
     )
-    backend: tuple[str, ...] = option("", names, "NAME[,NAME]", "Run only these backends. Without it: all")
+    backend: tuple[str, ...] = option(
+        "", names, "NAME[,NAME]", "Run only these backends. Without it: all", repeatable=True, joins=True
+    )
     python: tuple[tuple[str, Path], ...] = option(
         "",
         backend_python,
@@ -294,12 +298,13 @@ class Settings:
         "KEY[,KEY]",
         "Group the summary by name, func, fullfunc, param, param:NAME, backend, model or device",
     )
-    server_command: str = option(
+    server_command: tuple[tuple[str, str], ...] = option(
         "",
-        command,
-        "COMMAND",
-        "Start this server for the backend server, such as 'llama-server -m {model} --port {port}', without "
-        "a shell",
+        server_command,
+        "[NAME=]COMMAND",
+        "Start this server for the backend NAME, or server without a name, such as "
+        "'llama-server -m {model} --port {port}', without a shell",
+        repeatable=True,
     )
     server_url: str = option(
         "",
