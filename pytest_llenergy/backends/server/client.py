@@ -184,6 +184,7 @@ class Dialect:
         stops: Whether ``stop_token_ids`` is supported.
         takes_top_k: Whether ``top_k`` is supported.
         version: Path and field of the server's version.
+        weights: Path and field of the types of the model's weights.
     """
 
     name: str
@@ -194,6 +195,7 @@ class Dialect:
     stops: bool = False
     takes_top_k: bool = False
     version: tuple[str, str] | None = None
+    weights: tuple[str, str] | None = None
 
     @property
     def switches_cache(self) -> bool:
@@ -211,6 +213,7 @@ DIALECTS = {
         so_far=_tokens_from_timings,
         takes_top_k=True,
         version=("/props", "build_info"),
+        weights=("/props", "model_ftype"),
     ),
     # vllm/entrypoints: openai/completion/protocol.py (CompletionRequest), generate/base/protocol.py
     # (StreamOptions).
