@@ -94,9 +94,8 @@ class RunState:
             call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
         )
         if known[server.SPEC.name] is server.SPEC:
-            known[server.SPEC.name] = server.with_run_options(
-                server.SPEC,
-                settings.server_command,
+            known |= server.specs_of_run(
+                dict(settings.server_command),
                 settings.server_url,
                 settings.server_health,
                 settings.server_model,
@@ -153,7 +152,8 @@ class RunState:
     @property
     def server(self) -> ProcessFamily | None:
         """The processes of the server at ``--energy-server-url``; None without one."""
-        if self.settings.server_command or not self.settings.server_url:
+        starts_it = server.SPEC.name in dict(self.settings.server_command)
+        if starts_it or not self.settings.server_url:
             return None
         return find_family(parse_local_url(self.settings.server_url))
 

@@ -71,7 +71,12 @@ class BackendHandle:
         accepted = self.spec.capabilities.options
         unknown = sorted(self.spec.capabilities.unknown_options(options))
         if unknown:
-            hints = (f"it takes: {', '.join(accepted) or 'none'}", did_you_mean(unknown, accepted))
+            row = self.spec.capabilities
+            hints = (
+                f"it takes: {', '.join(accepted) or 'none'}",
+                *row.option_reasons(unknown),
+                did_you_mean(unknown, accepted),
+            )
             message = "; ".join(filter(None, hints))
             raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {message}")
         return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})
@@ -152,7 +157,7 @@ class BackendHandle:
             group, info = self.context.state.pool.get_loaded(plan, load, self.context.check_running)
         self.context.record_ranks(group)
         if self.context.draft.experiment is None:
-            self.context.draft.backend = _with_task(info, inputs, checked)
+            self.context.draft.backend = _with_task(self.name, info, inputs, checked)
         return task_workload(group, inputs, checked, self.context.settings.timeout)
 
     def _run(self, task: Task, inputs: Inputs, params: dict[str, Any]) -> Any:
@@ -170,8 +175,9 @@ class BackendHandle:
             row.loaded_with(self.options).refuse_params(self.name, params)
 
 
-def _with_task(info: BackendInfo, inputs: Inputs, params: Params) -> BackendInfo:
+def _with_task(name: str, info: BackendInfo, inputs: Inputs, params: Params) -> BackendInfo:
+    """Add the task, and the name of the backend in this run: several specs can share a class."""
     generation = describe_inputs(params.task, inputs, params.primitives())
     return msgspec.structs.replace(
-        info, task=params.task, generation=generation, prompts_digest=digest_inputs(inputs)
+        info, name=name, task=params.task, generation=generation, prompts_digest=digest_inputs(inputs)
     )

@@ -67,7 +67,8 @@ class Capabilities:
             arrives.
         clock: Where the timestamps come from.
         changed_by: Fields that a load option overrides: option name, option value, then the new field values.
-        reasons: For a field, why it has its value; added to messages about refused tests.
+        reasons: For a field, why it has its value, and for ``options_NAME``, why it is no load option; added
+            to messages about refused tests.
         sources: For a field, how it is known: ``tested`` by this package's tests, or a URL or file of the
             library.
         hardware: What the backend has been run on; None if not yet run.
@@ -129,6 +130,11 @@ class Capabilities:
             offered = f"it takes: {', '.join(self.sampling) or 'none of ' + ', '.join(EXTRA_PARAMS)}"
             why = "; ".join(filter(None, (offered, self.reasons.get("sampling", ""))))
             raise BackendError(f"{backend} does not honour {', '.join(refused)} ({why})")
+
+    def option_reasons(self, names: Iterable[str]) -> list[str]:
+        """Return why these options are not taken, as far as ``reasons`` says."""
+        keys = ("options", *(f"options_{name}" for name in names))
+        return [self.reasons[key] for key in keys if key in self.reasons]
 
     def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
         """Return the capabilities with these load options applied."""

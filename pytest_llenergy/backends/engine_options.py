@@ -150,6 +150,10 @@ def combine_options(
     return {**{key: value for keywords in common.values() for key, value in keywords.items()}, **passed}
 
 
+#: Why a backend refuses ``prefix_cache``.
+NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
+
+
 def check_engine_options(
     backend: str,
     given: Collection[str],

@@ -9,33 +9,74 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.batches import check_lengths
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
+from pytest_llenergy.backends.gguf_files import FLOATS, converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.models import ModelSource, check_context_length, gguf_hint
+from pytest_llenergy.backends.precision import captured_log, list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.record import BackendInfo, Precision
 from pytest_llenergy.model.timeline import RequestTimeline
 
 #: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
 MAX_SOCKET_PATH_BYTES = 103
 
-#: Value of ``verbosity``: log errors only.
-VERBOSITY_ERRORS = 1
+#: Values of ``verbosity``: log errors only, or also what llama.cpp finds and decides while it loads a model.
+VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
+
+#: How long its log may lag behind the loaded model, and how often to look (seconds).
+LOG_TIMEOUT_S, LOG_POLL_S = 1.0, 0.01
+
+#: Values of the load option ``attention``, with llama.cpp's names.
+ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
+
+#: Values of ``kv_cache_dtype`` besides ``FLOATS`` (``kv_cache_types``, common/arg.cpp).
+QUANTISED_KV_TYPES = ("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+_BY_BATCH = "it is set for each batch"
+#: Fields of llama.cpp's parameters that are set here, with the reason.
+RESERVED = {
+    **dict.fromkeys(("n_parallel", "n_ctx", "n_batch", "kv_unified", "fit_params", "ctx_shift"), _BY_BATCH),
+    **dict.fromkeys(
+        ("cache_prompt", "cache_idle_slots", "cache_ram_mib", "n_cache_reuse", "n_ctx_checkpoints"),
+        NO_PREFIX_CACHE,
+    ),
+    **dict.fromkeys(("cpuparams", "cpuparams_batch"), "use --energy-threads"),
+    **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
+    **dict.fromkeys(("api_keys", "hf_token"), "it is a secret, and options are recorded"),
+    **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
+    **{"flash_attn_type": "use attention", "lora_adapters": "use lora", "n_gpu_layers": "it has no GPU"},
+}
 
 #: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
 CONTEXT_STEP = 256
+
+#: Types in which ggml multiplies weights with activations, by the types of the weights (``vec_dot_type`` in
+#: ggml-cpu.c). It adds up in float32.
+ACTIVATIONS = {
+    **{"float16": "float16", "bfloat16": "bfloat16"},
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4"), "q8_0"),
+    **dict.fromkeys(("q4_1", "q5_1"), "q8_1"),
+    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0"), "q8_k"),
+    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), "q8_k"),
+}
 
 #: ``LLAMA_DEFAULT_SEED``, which means a random seed.
 SEED_LIMIT = 2**32 - 1
@@ -66,6 +107,8 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[llama-cpp]'",
     capabilities=Capabilities(
         data=True,
+        options=("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "lora"),
+        passes="xllamacpp.CommonParams",
         prefix_cache="switched off",
         timestamps="step",
         clock="llama.cpp's durations of prompt and generation, counted back from the arrival of its answer",
@@ -78,6 +121,10 @@ SPEC = BackendSpec(
             "caches": "sized for the batch; attention covers the part in use",
             "exact": "late by the latency of a local socket, a millisecond on a quiet machine",
             "stop_token_ids": "its server stops at texts, not at tokens",
+            "options_prefix_cache": NO_PREFIX_CACHE,
+            "options_quantization": "it reads the weights as the file stores them; name another file",
+            "options_speculative": "not offered by this adapter, whose steps have one token of each prompt",
+            "options_compile": "its kernels are compiled already",
         },
         sources={
             **dict.fromkeys(
@@ -111,13 +158,92 @@ class Capacity:
     step: int
 
 
-class Server:
-    """A loaded model. Its socket is in ``scratch``. Raises ``ModelError`` if llama.cpp cannot load it."""
+SMALLEST = Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP)
 
-    def __init__(self, file: str, label: str, capacity: Capacity, threads: int, scratch: str | None) -> None:
+
+@dataclass(frozen=True)
+class Settings:
+    """Load options, checked, and the place of the rank.
+
+    Attributes:
+        options: The load options as given.
+        native: Those that are fields of ``xllamacpp.CommonParams``.
+        kv_type: ggml's name of the type of keys and values; None for llama.cpp's default.
+        attention: Key of ``ATTENTIONS``; None to let llama.cpp decide.
+        step: Prompt tokens of one step; None for all of a batch.
+        lora: File of a LoRA adapter.
+    """
+
+    threads: int
+    scratch: str | None
+    options: Mapping[str, Any]
+    native: Mapping[str, Any]
+    kv_type: str | None
+    attention: str | None
+    step: int | None
+    lora: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any], context: RankContext) -> Settings:
+        """Check the load options.
+
+        Raises:
+            BackendError: If llama.cpp does not take one of them.
+        """
+        import xllamacpp
+
+        defaults = xllamacpp.CommonParams()
+        names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
+        native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
+        where = f"xllamacpp.CommonParams of {xllamacpp.__version__}"
+        check_engine_options("llama-cpp", native, names, where=where, reserved=RESERVED)
+        for name, value in native.items():
+            _set_parameter(defaults, name, value)
+        dtype, kv_type = options.get("dtype"), options.get("kv_cache_dtype", options.get("dtype"))
+        attention, step, lora = (options.get(name) for name in ("attention", "chunked_prefill", "lora"))
+        for name, value, known in (
+            ("dtype", dtype, tuple(FLOATS)),
+            ("kv_cache_dtype", kv_type, (*FLOATS, *QUANTISED_KV_TYPES)),
+            ("attention", attention, tuple(ATTENTIONS)),
+        ):
+            if value is not None and value not in known:
+                raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(known)}")
+        if step is not None and (type(step) is not int or step < 1) and step is not False:
+            raise BackendError(f"llama-cpp: chunked_prefill is {step!r}, needs False or the tokens of a step")
+        if lora is not None and not Path(str(lora)).is_file():
+            raise BackendError(f"llama-cpp: lora is {lora!r}, needs a .gguf file of an adapter")
+        return cls(
+            threads=context.threads,
+            scratch=context.scratch,
+            options=options,
+            native=native,
+            kv_type=None if kv_type is None else FLOATS.get(kv_type, kv_type),
+            attention=attention,
+            step=step or None,
+            lora=None if lora is None else str(lora),
+        )
+
+
+class Server:
+    """A loaded model.
+
+    Raises ``ModelError`` if llama.cpp cannot load it, or ``BackendError`` if it was given options.
+
+    Attributes:
+        precision: Its number types, with ``describes``.
+        attention: Whether flash attention runs, with ``describes``; None if unknown.
+    """
+
+    attention: str | None = None
+
+    def __init__(
+        self, file: str, label: str, capacity: Capacity, settings: Settings, *, describes: bool = False
+    ) -> None:
         import xllamacpp
 
         self.capacity = capacity
+        self.precision: Precision | None = None
+        scratch = settings.scratch
         # Accessible to this user only: no port is open.
         self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
         self._path = str(Path(self.directory) / "s.sock")
@@ -127,14 +253,18 @@ class Server:
                     f"llama-cpp: the path of its socket, {self._path}, has more than "
                     f"{MAX_SOCKET_PATH_BYTES} bytes; set TMPDIR to a shorter directory"
                 )
-            with _captured_stderr(self.directory) as messages:
+            with captured_log(2, self.directory) as log:
+                params = _parameters(xllamacpp, file, self._path, capacity, settings)
+                params.verbosity = VERBOSITY_LOADING if describes else VERBOSITY_ERRORS
                 try:
-                    self._server: Any = xllamacpp.Server(
-                        _parameters(xllamacpp, file, self._path, capacity, threads)
-                    )
+                    self._server: Any = xllamacpp.Server(params)
                 except RuntimeError as error:
-                    reason = _first_error(Path(messages)) or str(error)
-                    raise ModelError(f"model {label}: llama.cpp cannot load it ({reason})") from error
+                    reason = _first_error(log) or str(error)
+                    given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+                    message = f"llama.cpp cannot load it{f' with {given}' if given else ''} ({reason})"
+                    raise (BackendError if given else ModelError)(f"model {label}: {message}") from error
+                if describes:
+                    self.precision, self.attention = _read_log(log)
             if self._server.listening_address != f"unix://{self._path}":
                 raise BackendError(
                     f"llama-cpp: the server listens on {self._server.listening_address} and not on its "
@@ -191,14 +321,15 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _parameters(xllamacpp: Any, file: str, path: str, capacity: Capacity, threads: int) -> Any:
+def _parameters(xllamacpp: Any, file: str, path: str, capacity: Capacity, settings: Settings) -> Any:
     params = xllamacpp.CommonParams()
+    for name, value in settings.native.items():
+        _set_parameter(params, name, value)
     params.model.path = file
     params.hostnames = [path]
     params.ui = False
     params.n_threads_http = 1
-    params.verbosity = VERBOSITY_ERRORS
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings.threads
     params.n_gpu_layers = 0
     params.n_parallel = capacity.prompts
     # Divided evenly among the prompts.
@@ -213,24 +344,47 @@ def _parameters(xllamacpp: Any, file: str, path: str, capacity: Capacity, thread
     params.cache_prompt = False
     params.cache_idle_slots = False
     params.cache_ram_mib = params.n_cache_reuse = params.n_ctx_checkpoints = 0
+    if settings.kv_type is not None:
+        kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{settings.kv_type.upper()}")
+        params.cache_type_k = params.cache_type_v = kind
+    if settings.attention is not None:
+        kinds = xllamacpp.llama_flash_attn_type
+        params.flash_attn_type = getattr(kinds, f"LLAMA_FLASH_ATTN_TYPE_{ATTENTIONS[settings.attention]}")
+    if settings.lora is not None:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(settings.lora, 1.0)]
     return params
 
 
-@contextmanager
-def _captured_stderr(directory: str) -> Iterator[str]:
-    """Redirect standard error to a file and yield its name. llama.cpp's exceptions omit the cause."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.NamedTemporaryFile(dir=directory) as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield file.name
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            file.seek(0)
-            sys.stderr.write(file.read().decode(errors="replace"))
-            sys.stderr.flush()
+def _set_parameter(params: Any, name: str, value: object) -> None:
+    """Set a field of llama.cpp's parameters; enumerations by the name of a value.
+
+    Raises ``BackendError`` for a value of another type.
+    """
+    current = getattr(params, name)
+    members = getattr(type(current), "__members__", None)
+    if members is not None:
+        if value not in members:
+            raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(members)}")
+        setattr(params, name, members[value])
+    elif type(value) is type(current) or (isinstance(current, float) and type(value) is int):
+        setattr(params, name, value)
+    else:
+        raise BackendError(f"llama-cpp: {name} is {value!r}, needs {type(current).__name__}")
+
+
+def _read_log(log: Path) -> tuple[Precision, str | None]:
+    """Return number types and attention from what llama.cpp printed while loading a model."""
+    deadline = time.monotonic() + LOG_TIMEOUT_S
+    # It prints in a thread of its own.
+    while (
+        "resolve_fused_ops" not in (text := log.read_text(errors="replace")) and time.monotonic() < deadline
+    ):
+        time.sleep(LOG_POLL_S)
+    cache = re.search(r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)", text)
+    flash = re.search(r"Flash Attention (?:was auto, set to )?(\w+)|flash_attn += (enabled|disabled)", text)
+    return Precision(kv_cache=list_types(Counter(cache.groups())) if cache else None), (
+        (flash[1] or flash[2]) if flash else None
+    )
 
 
 def _first_error(messages: Path) -> str | None:
@@ -331,22 +485,37 @@ class LlamaCppBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import xllamacpp
 
-        self._file, self._label = model.location, model.label
-        self._threads, self._scratch = context.threads, context.scratch
-        self._server: Server | None = None
-        properties = self._any_server().request("GET", "/props")
+        settings = self._settings = Settings.parse(options, context)
+        dtype = options.get("dtype")
+        file = Path(model.location) if dtype is None else converted_gguf("llama-cpp", model, str(dtype))
+        self._file, self._label = str(file), model.label
+        # Loaded once to print what it does, which would disturb a measurement; ``prepare`` loads it again.
+        self._server: Server | None = self._serve(SMALLEST, describes=True)
+        assert self._server.precision is not None
+        weights = describe_gguf_weights(file)
+        kinds = set((weights or "").split(", "))
+        precision = msgspec.structs.replace(
+            self._server.precision,
+            weights=weights,
+            compute="float32",
+            activations=", ".join(sorted({ACTIVATIONS[each] for each in kinds if each in ACTIVATIONS}))
+            or "none",
+        )
         return BackendInfo(
             name="llama-cpp",
             version=str(xllamacpp.__version__),
             model=model.label,
-            dtype=str(properties["model_ftype"]).lower(),
+            dtype=weights,
+            precision=precision,
             options={
+                **{name: str(value) for name, value in options.items()},
                 "prefix_caching": False,
+                "flash_attention": self._server.attention,
                 "threads": context.threads,
                 "device": "CPU",
                 # Set by ``_with_capacity`` for each batch, whose tokens are in the record.
                 "n_ctx": f"what the batch needs, in steps of {CONTEXT_STEP} a prompt",
-                "n_batch": f"the prompts of the batch, in steps of {CONTEXT_STEP}",
+                "n_batch": settings.step or f"the prompts of the batch, in steps of {CONTEXT_STEP}",
                 "n_ubatch": f"n_batch, {xllamacpp.CommonParams().n_ubatch} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
@@ -361,8 +530,7 @@ class LlamaCppBackend:
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"llama-cpp: seed is {params.seed}, needs less than 2**32 - 1")
         rows = [self._tokens(prompt) for prompt in prompts]
-        if not all(rows):
-            raise BackendError("llama-cpp: a prompt has no tokens; leave empty prompts out")
+        check_lengths("llama-cpp", [len(row) for row in rows], params.max_new_tokens, None)
         server = self._with_capacity(rows, params.max_new_tokens)
         sampling: dict[str, Any] = {"samplers": ["temperature"], "temperature": 0.0}
         if params.do_sample:
@@ -391,7 +559,7 @@ class LlamaCppBackend:
 
     def _any_server(self) -> Server:
         if self._server is None:
-            self._server = self._serve(Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP))
+            self._server = self._serve(SMALLEST)
         return self._server
 
     def _with_capacity(self, rows: list[list[int]], new: int) -> Server:
@@ -399,17 +567,17 @@ class LlamaCppBackend:
         capacity = Capacity(
             prompts=len(rows),
             tokens=-(-needed // CONTEXT_STEP) * CONTEXT_STEP,
-            step=-(-sum(map(len, rows)) // CONTEXT_STEP) * CONTEXT_STEP,
+            step=self._settings.step or -(-sum(map(len, rows)) // CONTEXT_STEP) * CONTEXT_STEP,
         )
-        if self._server is None or self._server.capacity != capacity:
+        if self._server is None or self._server.capacity != capacity or self._server.precision is not None:
             self.close()
             self._server = self._serve(capacity)
         limit = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
         check_context_length("llama-cpp", needed, limit)
         return self._server
 
-    def _serve(self, capacity: Capacity) -> Server:
-        return Server(self._file, self._label, capacity, self._threads, self._scratch)
+    def _serve(self, capacity: Capacity, *, describes: bool = False) -> Server:
+        return Server(self._file, self._label, capacity, self._settings, describes=describes)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(self._tokens(text)) for text in texts]

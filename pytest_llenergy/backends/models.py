@@ -40,6 +40,9 @@ _MAX_HEAD_BYTES = 32 << 20
 #: Most tensors, pairs, or strings in an array of a GGUF file. Vocabularies have up to 600,000 merges.
 _MAX_COUNT = 2_000_000
 
+#: Most dimensions of a tensor (``GGML_MAX_DIMS``).
+_MAX_DIMENSIONS = 4
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -191,6 +194,27 @@ def check_gguf_head(path: Path) -> None:
         for _ in _iter_pairs(file, pairs):
             pass
         _check_count(tensors)
+
+
+def read_tensor_shapes(path: Path) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the type number (``enum ggml_type``) and the shape of each tensor in a GGUF file.
+
+    Raises ``ValueError`` or ``struct.error`` if its head is damaged.
+    """
+    check_gguf_head(path)
+    with path.open("rb") as file:
+        _, _, tensors, pairs = struct.unpack("<4sIQQ", file.read(24))
+        for _ in _iter_pairs(file, pairs):
+            pass
+        found = []
+        for _ in range(tensors):
+            _read_string(file)
+            (dimensions,) = _unpack(file, "I")
+            if dimensions > _MAX_DIMENSIONS:
+                raise ValueError(f"a tensor of {dimensions} dimensions")
+            *shape, kind, _offset = _unpack(file, f"{dimensions}QIQ")
+            found.append((kind, tuple(shape)))
+    return found
 
 
 def _iter_pairs(file: BinaryIO, pairs: int) -> Iterator[tuple[str, object]]:

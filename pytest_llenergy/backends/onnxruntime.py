@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.batches import batch_result
 from pytest_llenergy.backends.convert import (
     GENAI_CONFIG,
     NO_TELEMETRY,
@@ -21,15 +23,23 @@ from pytest_llenergy.backends.convert import (
     is_onnx_directory,
     onnx_directory,
 )
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
 from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
+from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.model.record import BackendInfo, Precision
 
 #: The builder's precisions for the CPU, with the names of weights in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
+
+#: Fields of the session's options that are set here, with the reason.
+RESERVED = {"intra_op_num_threads": "use --energy-threads"}
+
+#: Products of block-quantised weights. With ``accuracy_level`` 4 they quantise their inputs too
+#: (docs/ContribOperators.md of ONNX Runtime).
+QUANTISED_PRODUCT, QUANTISES_INPUTS = "MatMulNBits", 4
 
 #: The seed is a signed 32-bit integer.
 SEED_LIMIT = 2**31
@@ -64,7 +74,8 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[onnxruntime]'",
     capabilities=Capabilities(
         data=True,
-        options=("precision",),
+        options=("dtype", "precision"),
+        passes="onnxruntime.SessionOptions",
         caches=("dynamic", "static"),
         prefix_cache="none: each run has its own generator",
         timestamps="step",
@@ -76,6 +87,14 @@ SPEC = BackendSpec(
             "placement": "only its CPU provider is used here",
             "gpu": "only its CPU provider is used here",
             "batching": "right-padded, since its fused attention counts positions from the start of a row",
+            "options_quantization": "use precision, which names what its model builder makes",
+            "options_kv_cache_dtype": "keys and values have the type that its model builder writes",
+            "options_attention": "its model builder writes fused attention into the graph",
+            "options_chunked_prefill": "its generator takes a batch in one step",
+            "options_speculative": "its generator drafts no tokens",
+            "options_prefix_cache": NO_PREFIX_CACHE,
+            "options_lora": "not offered by this adapter; merge the adapter into the model",
+            "options_compile": "graphs are optimised when they are loaded: graph_optimization_level",
         },
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "tasks", "hardware"), "tested"),
@@ -144,18 +163,8 @@ class OnnxRuntimeJob:
     def result(self, outcome: Steps) -> Generation:
         rows = zip(*outcome.tokens, strict=True)
         token_ids = [cut_at_end(list(row), self.ends) for row in rows]
-        requests = [
-            RequestTimeline(
-                input_tokens=length,
-                output_tokens=len(ids),
-                first_token_ns=outcome.times_ns[0],
-                last_token_ns=outcome.times_ns[len(ids) - 1],
-                token_ns=tuple(outcome.times_ns[: len(ids)]),
-            )
-            for length, ids in zip(self.lengths, token_ids, strict=True)
-        ]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        return batch_result(texts, token_ids, self.lengths, outcome.times_ns)
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,12 @@ class OnnxRuntimeBackend:
             raise BackendError(
                 f"onnxruntime: precision is {precision!r}, needs one of {', '.join(PRECISIONS)}"
             )
+        if options.get("dtype", "float32") != "float32":
+            raise BackendError(
+                f"onnxruntime: dtype is {options['dtype']!r}, needs float32: its model builder makes "
+                "nothing else for the CPU; precision quantises weights"
+            )
+        session = _session_options(options)
         os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
 
@@ -207,13 +222,15 @@ class OnnxRuntimeBackend:
             self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
             config.clear_providers()
-            config.overlay(json.dumps(_overlay(self._shape, context.threads)))
+            config.overlay(json.dumps(_overlay(self._shape, context.threads, session)))
             self._model: Any = onnxruntime_genai.Model(config)
             self._tokenizer: Any = onnxruntime_genai.Tokenizer(self._model)
         except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [""])[0]
-            raise ModelError(
-                f"model {model.label}: onnxruntime-genai cannot load it ({type(error).__name__}: {reason})"
+            given = ", ".join(f"{name}={value!r}" for name, value in session.items())
+            raise (BackendError if given else ModelError)(
+                f"model {model.label}: onnxruntime-genai cannot load it{f' with {given}' if given else ''} "
+                f"({type(error).__name__}: {reason})"
             ) from error
         return BackendInfo(
             name="onnxruntime",
@@ -221,7 +238,9 @@ class OnnxRuntimeBackend:
             model=model.label,
             model_revision=Path(source.location).name if model.kind == "hub" else None,
             dtype=None if converted else PRECISIONS[precision],
+            precision=_read_precision(directory),
             options={
+                **{name: str(value) for name, value in options.items()},
                 **_runtime_version(),
                 "threads": context.threads,
                 "device": "CPU",
@@ -330,7 +349,55 @@ def _runtime_version() -> dict[str, str]:
         return {}
 
 
-def _overlay(shape: ModelShape, threads: int) -> dict[str, Any]:
+def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for ONNX Runtime's session. Raises ``BackendError`` for an unknown one."""
+    native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
+    if not native:
+        return {}
+    import onnxruntime
+
+    defaults = onnxruntime.SessionOptions()
+    names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
+    where = f"onnxruntime.SessionOptions {onnxruntime.__version__}"
+    check_engine_options("onnxruntime", native, names, where=where, reserved=RESERVED)
+    return native
+
+
+def _read_precision(directory: Path) -> Precision | None:
+    """Return the number types of the graph that the session has loaded; None if they cannot be read."""
+    try:
+        import onnx_ir
+
+        config = json.loads(read_limited(directory / GENAI_CONFIG))
+        graph = onnx_ir.load(directory / config["model"]["decoder"]["filename"]).graph
+    except (ImportError, OSError, KeyError, TypeError, ValueError):
+        return None
+    weights: Counter[str] = Counter()
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            weights[value.const_value.dtype.name] += value.const_value.size
+    quantised = [node.attributes for node in graph if node.op_type == QUANTISED_PRODUCT]
+    for attributes in quantised:
+        weights[f"int{attributes['bits'].value}"] += attributes["K"].value * attributes["N"].value
+    if quantised:
+        # The bytes into which those numbers are packed.
+        del weights["UINT8"]
+    levels = {
+        attributes["accuracy_level"].value for attributes in quantised if "accuracy_level" in attributes
+    }
+    caches = {
+        value.dtype.name for value in graph.inputs if "past_key" in value.name or "past_value" in value.name
+    }
+    outputs = {value.dtype.name for value in graph.outputs if value.name == "logits"}
+    return Precision(
+        weights=list_types(weights),
+        compute=list_types(Counter(outputs)),
+        kv_cache=list_types(Counter(caches)),
+        activations="int8" if QUANTISES_INPUTS in levels else "none",
+    )
+
+
+def _overlay(shape: ModelShape, threads: int, session: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that replace those of the directory.
 
     ONNX Runtime needs an end token, and fills rows that have reached it. So the padding token is the end
@@ -340,6 +407,6 @@ def _overlay(shape: ModelShape, threads: int) -> dict[str, Any]:
         "model": {
             "eos_token_id": shape.pad,
             "pad_token_id": shape.pad,
-            "decoder": {"session_options": {"intra_op_num_threads": threads}},
+            "decoder": {"session_options": {**session, "intra_op_num_threads": threads}},
         }
     }

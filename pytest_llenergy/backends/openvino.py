@@ -3,24 +3,57 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import shutil
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.batches import batch_result, check_lengths
+from pytest_llenergy.backends.convert import build_cached
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
 from pytest_llenergy.backends.flops import estimate_flops_from_file
-from pytest_llenergy.backends.models import ModelSource, check_context_length, gguf_hint, read_max_positions
+from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
+from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_positions
+from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import Flops, RequestTimeline
+from pytest_llenergy.model.record import BackendInfo, Precision
+from pytest_llenergy.model.timeline import Flops
+from pytest_llenergy.scratch import ScratchDirectory
 
 #: Prompt tokens per step, high enough to prefill a whole batch at once.
 MAX_BATCHED_TOKENS = 8192
+
+#: Graph of a model in OpenVINO's representation.
+IR_FILE = "openvino_model.xml"
+
+#: Environment variable that is read at each message, and its value for the properties of compiled models.
+LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", 3
+
+#: Properties with which every product is one of float32 numbers.
+FLOAT32 = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
+
+#: Values of the load option ``kv_cache_dtype``, with OpenVINO's names.
+KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8"}
+
+#: Options that are set here, with the reason.
+RESERVED = {
+    "enable_prefix_caching": NO_PREFIX_CACHE,
+    "INFERENCE_NUM_THREADS": "use --energy-threads",
+}
 
 
 _HEADER = struct.Struct("<4sIQQ")
@@ -46,7 +79,18 @@ SPEC = BackendSpec(
         timestamps="step",
         exact=True,
         clock="OpenVINO's own monotonic clock, per step",
-        reasons={"tensor": "LLMPipeline takes one device", "gpu": "only its CPU plugin is used here"},
+        options=("dtype", "kv_cache_dtype", "chunked_prefill"),
+        passes="openvino_genai.SchedulerConfig and the properties of OpenVINO's CPU plugin",
+        reasons={
+            "tensor": "LLMPipeline takes one device",
+            "gpu": "only its CPU plugin is used here",
+            "options_prefix_cache": NO_PREFIX_CACHE,
+            "options_attention": "its scheduler has paged attention only",
+            "options_quantization": "it reads the weights as the file stores them; name another file",
+            "options_speculative": "drafts give several tokens a step, whose times its metrics do not have",
+            "options_lora": "not offered by this adapter; merge the adapter into the model",
+            "options_compile": "its plugin always compiles the model when it loads it",
+        },
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
             **dict.fromkeys(("prefix_cache", "timestamps", "options", "hardware"), "tested"),
@@ -97,18 +141,8 @@ class OpenVinoJob:
 
     def result(self, outcome: OpenVinoOutcome) -> Generation:
         token_ids = [[int(token) for token in ids] for ids in outcome.output.tokens]
-        steps_ns = outcome.steps_ns(len(self.lengths))
-        requests = [
-            RequestTimeline(
-                input_tokens=length,
-                output_tokens=len(ids),
-                first_token_ns=steps_ns[0] if steps_ns else None,
-                last_token_ns=steps_ns[len(ids) - 1] if steps_ns else None,
-            )
-            for length, ids in zip(self.lengths, token_ids, strict=True)
-        ]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+        return batch_result(texts, token_ids, self.lengths, outcome.steps_ns(len(self.lengths)))
 
 
 class OpenVinoBackend:
@@ -123,39 +157,58 @@ class OpenVinoBackend:
 
         self._genai = openvino_genai
         self._source = model
+        scheduler = openvino_genai.SchedulerConfig()
+        properties = _apply_options(scheduler, options)
         if model.kind == "gguf":
             _check_header(model)
         self._max_positions = read_max_positions(model)
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False
-        scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
+        self._step_tokens = int(scheduler.max_num_batched_tokens)
+        self._splits = bool(options.get("chunked_prefill", False))
+        location = Path(model.location) if "dtype" not in options else _float32_directory(model)
         try:
-            self._pipeline: Any = openvino_genai.LLMPipeline(
-                model.location, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=context.threads
-            )
+            # It prints the properties of each model that it compiles, which it offers nowhere else.
+            with captured_log(1, context.scratch) as log, _log_level(PRINTS_PROPERTIES):
+                self._pipeline: Any = openvino_genai.LLMPipeline(
+                    str(location),
+                    "CPU",
+                    scheduler_config=scheduler,
+                    INFERENCE_NUM_THREADS=context.threads,
+                    **properties,
+                )
+                compiled = _compiled_properties(log.read_text(errors="replace"))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ModelError(f"model {model.label}: openvino cannot load it ({reason})") from error
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            message = f"openvino cannot load it{f' with {given}' if given else ''} ({reason})"
+            raise (BackendError if given else ModelError)(f"model {model.label}: {message}") from error
         self._tokenizer: Any = self._pipeline.get_tokenizer()
+        precision = _precision(compiled, location)
         return BackendInfo(
             name="openvino",
             version=openvino_genai.__version__,
             model=model.label,
-            dtype=_parse_quantization(model.label),
-            options={"prefix_caching": False, "threads": context.threads, "device": "CPU"},
+            dtype=precision.weights,
+            precision=precision,
+            options={
+                **{name: str(value) for name, value in options.items()},
+                "prefix_caching": False,
+                "threads": context.threads,
+                "device": "CPU",
+                "max_num_batched_tokens": self._step_tokens,
+                "dynamic_split_fuse": bool(scheduler.dynamic_split_fuse),
+            },
         )
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> OpenVinoJob:
         inputs = self._tokenizer.encode(list(prompts))
         # OpenVINO's own count covers the first prompt only.
         lengths = [int(row.sum()) for row in inputs.attention_mask.data]
-        if min(lengths) == 0:
-            raise BackendError("openvino: a prompt has no tokens; leave empty prompts out")
-        if sum(lengths) > MAX_BATCHED_TOKENS:
+        check_lengths("openvino", lengths, params.max_new_tokens, self._max_positions)
+        if sum(lengths) > self._step_tokens and not self._splits:
             raise BackendError(
-                f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
+                f"openvino: {sum(lengths)} prompt tokens in one batch; {self._step_tokens} fit one prefill; "
+                "give fewer, or load with max_num_batched_tokens or chunked_prefill=True"
             )
-        check_context_length("openvino", max(lengths) + params.max_new_tokens, self._max_positions)
         # A new one: the model's own defaults would not be recorded.
         config = self._genai.GenerationConfig()
         config.max_new_tokens = params.max_new_tokens
@@ -204,7 +257,139 @@ def _check_header(model: ModelSource) -> None:
         raise ModelError(f"model {model.label}: not a GGUF file of version 2 or 3, or damaged")
 
 
-def _parse_quantization(file_name: str) -> str | None:
-    """Return the encoding in a GGUF file's name, ``<model>.<encoding>.gguf`` by the format's naming rule."""
-    match = re.search(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32)\.gguf$", file_name, re.IGNORECASE)
-    return match.group(1).lower() if match else None
+def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str | int]:
+    """Set options of the scheduler and return the properties of the plugin.
+
+    Raises ``BackendError`` for an option or value that OpenVINO does not take.
+    """
+    import openvino
+
+    scheduler.enable_prefix_caching = False
+    scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
+    # A property with a class as its value cannot be given as text.
+    own = {
+        name
+        for name in dir(scheduler)
+        if isinstance(getattr(scheduler, name), (bool, int)) and name[0] != "_"
+    }
+    supported = openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES")
+    writable = {name for name, access in supported.items() if access == "RW"}
+    native = [name for name in options if name not in SPEC.capabilities.options]
+    where = f"OpenVINO GenAI {openvino.__version__}"
+    check_engine_options("openvino", native, own | writable, where=where, reserved=RESERVED)
+    properties: dict[str, str | int] = {}
+    if "dtype" in options:
+        if options["dtype"] != "float32":
+            raise BackendError(
+                f"openvino: dtype is {options['dtype']!r}, needs float32; for another arithmetic on the "
+                "weights of the file, give INFERENCE_PRECISION_HINT"
+            )
+        properties = {**FLOAT32}
+    if "kv_cache_dtype" in options:
+        kind = str(options["kv_cache_dtype"])
+        if kind not in KV_TYPES:
+            raise BackendError(f"openvino: kv_cache_dtype is {kind!r}, needs one of {', '.join(KV_TYPES)}")
+        properties["KV_CACHE_PRECISION"] = KV_TYPES[kind]
+    if "chunked_prefill" in options:
+        chunk = options["chunked_prefill"]
+        if not isinstance(chunk, int) or chunk < 0:
+            raise BackendError(
+                f"openvino: chunked_prefill is {chunk!r}, needs True, False or tokens of a step"
+            )
+        scheduler.dynamic_split_fuse = bool(chunk)
+        if not isinstance(chunk, bool):
+            scheduler.max_num_batched_tokens = chunk
+    for name in native:
+        if name in writable:
+            properties[name] = options[name]
+            continue
+        try:
+            setattr(scheduler, name, options[name])
+        except TypeError:
+            kind = type(getattr(scheduler, name)).__name__
+            raise BackendError(f"openvino: {name} is {options[name]!r}, needs {kind}") from None
+    return properties
+
+
+@contextmanager
+def _log_level(level: int) -> Iterator[None]:
+    before = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = str(level)
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL]
+        if before is not None:
+            os.environ[LOG_LEVEL] = before
+
+
+def _compiled_properties(log: str) -> dict[str, str]:
+    """Return the properties of the language model, which is compiled last, from OpenVINO's log."""
+    _, _, last = log.rpartition("\nModel: ")
+    return dict(re.findall(r"^  (\w+): (.*)$", last, re.MULTILINE))
+
+
+def _precision(compiled: Mapping[str, str], location: Path) -> Precision:
+    group = compiled.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+    keys, values = (compiled.get(f"{each}_CACHE_PRECISION") for each in ("KEY", "VALUE"))
+    weights = _ir_weights(location) if location.is_dir() else describe_gguf_weights(location)
+    compute = compiled.get("INFERENCE_PRECISION_HINT")
+    is_quantised = weights is not None and not weights.startswith(("float", "bfloat"))
+    activations = None
+    if group is not None:
+        # Only products with quantised weights quantise their inputs.
+        activations = f"int8, groups of {group}" if is_quantised and group != "0" else "none"
+    return Precision(
+        weights=weights,
+        compute=None if compute is None else type_name(compute),
+        kv_cache=None if keys is None or values is None else list_types(Counter([keys, values])),
+        activations=activations,
+    )
+
+
+def _ir_weights(directory: Path) -> str | None:
+    """Return the types of the constants in OpenVINO's representation of a model."""
+    text = (directory / IR_FILE).read_text()
+    parameters: Counter[str] = Counter()
+    for kind, shape in re.findall(r'type="Const"[^>]*>\s*<data element_type="(\w+)" shape="([\d, ]*)"', text):
+        parameters[kind] += math.prod(int(size) for size in shape.split(",") if size.strip())
+    return list_types(parameters)
+
+
+def _float32_directory(model: ModelSource) -> Path:
+    """Return a GGUF file as OpenVINO IR with float32 weights, converted on first use.
+
+    OpenVINO reads GGUF files with float16 weights but not with float32, so their graph is widened. Raises
+    ``BackendError`` for other models, ``ModelError`` if the conversion fails.
+    """
+    if model.kind != "gguf":
+        raise BackendError(
+            f"openvino: dtype converts .gguf files, and {model.label} is OpenVINO IR; leave dtype out"
+        )
+    half = converted_gguf("openvino", model, "float16")
+    return build_cached(f"{half.parent.name}-openvino-float32", lambda directory: _widen(half, directory))
+
+
+def _widen(half: Path, directory: Path) -> None:
+    import numpy
+    import openvino
+    import openvino_genai
+    from openvino import opset13
+
+    # The pipeline stores the graph next to the file that it has read.
+    with ScratchDirectory(directory.parent) as scratch:
+        file = scratch.path / half.name
+        file.symlink_to(half)
+        openvino_genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True)
+        model = openvino.Core().read_model(scratch.path / IR_FILE)
+        for node in model.get_ordered_ops():
+            source = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
+            if source is None or source.get_type_name() != "Constant":
+                continue
+            if source.get_element_type() == openvino.Type.f16:
+                wide = opset13.constant(source.get_data().astype(numpy.float32))
+                for target in node.output(0).get_target_inputs():
+                    target.replace_source_output(wide.output(0))
+        openvino.save_model(model, directory / IR_FILE, compress_to_fp16=False)
+        for path in scratch.path.glob("openvino_*tokenizer.*"):
+            shutil.copy(path, directory)

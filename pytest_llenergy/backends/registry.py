@@ -96,7 +96,7 @@ class Requirements:
         unknown = row.unknown_options(self.options)
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
-            why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))
+            why = (*row.option_reasons(unknown), did_you_mean(unknown, row.options))
             yield f"the load option {' and '.join(unknown)}{_parenthesize(takes, *why)}"
         stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
         for required, met, what, has, name in (

@@ -6,7 +6,9 @@ runs: no clock rate, temperature, free memory or host name, which would make eve
 of a board and the driver are not facts either: two boards of one model are comparable although they may draw
 10 % more or less, so a difference in these is a note. Workload facts determine what is executed. Versions of
 backends and libraries are left out because they are under test, and output tokens because they are a result;
-``work_differences`` finds output tokens and test code that differ too much for a verdict.
+``work_differences`` finds output tokens and test code that differ too much for a verdict. Number types are
+compared where both records have them, but are no part of ``workload_key``, which groups records of several
+versions.
 """
 
 from __future__ import annotations
@@ -300,9 +302,20 @@ def _output_tokens(record: Record) -> float | None:
 
 def workload_differences(base: Record, head: Record) -> list[str]:
     """Return a line for each difference between the workloads of two records."""
+    precisions = _precision_facts(base), _precision_facts(head)
+    # Reports of earlier versions have none.
+    differ = list_differences(*precisions) if all(precisions) else []
     if _raw_workload(base) == _raw_workload(head) and _batch(base) == _batch(head):
-        return []
-    return list_differences(workload_facts(base), workload_facts(head))
+        return differ
+    return [*list_differences(workload_facts(base), workload_facts(head)), *differ]
+
+
+def _precision_facts(record: Record) -> dict[str, str]:
+    """Describe the number types of a backend; empty if they are unknown."""
+    precision = record.backend.precision if record.backend is not None else None
+    if precision is None:
+        return {}
+    return {f"precision.{name}": str(getattr(precision, name)) for name in precision.__struct_fields__}
 
 
 def _raw_workload(record: Record) -> tuple[object, ...]:

@@ -36,13 +36,8 @@ SAVED = ".llenergy"
 MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 #: Columns of the summary unless ``--energy-columns`` is given. Empty ones are left out, and the device where
-#: there is only one.
+#: there is only one, and the precision where tests of one function have the same.
 COLUMNS = (
-    "backend",
-    "device",
-    "energy_j",
-    "energy_per_output_token_j",
-    "energy_per_input_token_j",
-    "output_tokens_per_s",
-    "meter",
+    *("backend", "device", "precision"),
+    *("energy_j", "energy_per_output_token_j", "energy_per_input_token_j", "output_tokens_per_s", "meter"),
 )

@@ -383,11 +383,31 @@ class Parallel(StoredStruct, frozen=True):
     placement: int = 1
 
 
+class Precision(StoredStruct, frozen=True):
+    """Number types that a backend executes with, as read from the loaded engine. None: it does not report it.
+
+    Several types are joined by commas, those of most parameters first; types of less than 1 % are left out.
+
+    Attributes:
+        weights: Types of the stored weights, such as ``float32`` or ``q4_1, q8_0``.
+        compute: Type of the arithmetic of weights that are not quantised, and of attention.
+        kv_cache: Types of keys and values.
+        activations: How activations are quantised during the run, such as ``int8, groups of 32``; ``none``
+            if they are not.
+    """
+
+    weights: str | None = None
+    compute: str | None = None
+    kv_cache: str | None = None
+    activations: str | None = None
+
+
 class BackendInfo(StoredStruct, frozen=True):
     """The backend that ran, and its settings.
 
     ``task`` is its task and ``generation`` the task's parameters; ``prompts_digest`` comes from
-    ``model.prompts.digest_prompts``. They are None or empty for other work.
+    ``model.prompts.digest_prompts``. They are None or empty for other work. ``precision`` is None in reports
+    of versions that did not record it.
     """
 
     name: str
@@ -395,6 +415,7 @@ class BackendInfo(StoredStruct, frozen=True):
     model: str
     model_revision: str | None = None
     dtype: str | None = None
+    precision: Precision | None = None
     options: dict[str, Primitive] = {}
     task: str | None = None
     generation: dict[str, Primitive] = {}

@@ -186,26 +186,36 @@ def check_names(config: pytest.Config, state: RunState) -> None:
 def _check_server_command(
     config: pytest.Config, state: RunState, selected: Mapping[str, BackendSpec]
 ) -> None:
-    """Check the command, and that its program exists if the backend ``server`` is one of those selected."""
+    """Check the commands and their names, and that the programs of selected servers exist."""
     from pytest_llenergy.backends import server
     from pytest_llenergy.backends.interpreter import activated_environment
+    from pytest_llenergy.backends.registry import load_backends
     from pytest_llenergy.backends.server.settings import ServerSettings
 
-    preset = state.backends[server.SPEC.name].preset
-    if "command" not in preset:
-        # A plugin has replaced the backend.
-        return
-    with naming_option(config, "server_command", "server: "):
-        program, *_ = ServerSettings.parse(preset).words
-        if not program:
-            raise LLEnergyError("the command begins with an empty word; begin it with the server's program")
-        spec = selected.get(server.SPEC.name)
-        if spec is None or "{" in program:
-            return
-        path = activated_environment(state.environment, spec.python).get("PATH")
-        if shutil.which(program, path=path) is None:
-            problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
-            raise LLEnergyError(f"{program!r} {problem}; install it, or write its whole path")
+    known = load_backends()
+    names = [name for name, _ in state.settings.server_command]
+    for name in names:
+        with naming_option(config, "server_command", "server: "):
+            if names.count(name) > 1:
+                raise LLEnergyError(f"two commands for the backend {name}; name them: NAME=COMMAND")
+            if name in known and name != server.SPEC.name:
+                raise LLEnergyError(f"{name} is another backend; choose another name for the server")
+            preset = state.backends[name].preset
+            if "command" not in preset:
+                # A plugin has replaced the backend.
+                continue
+            program, *_ = ServerSettings.parse(preset).words
+            if not program:
+                raise LLEnergyError(
+                    "the command begins with an empty word; begin it with the server's program"
+                )
+            spec = selected.get(name)
+            if spec is None or "{" in program:
+                continue
+            path = activated_environment(state.environment, spec.python).get("PATH")
+            if shutil.which(program, path=path) is None:
+                problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
+                raise LLEnergyError(f"{program!r} {problem}; install it, or write its whole path")
 
 
 def _check_gpus(config: pytest.Config, selection: str) -> None:

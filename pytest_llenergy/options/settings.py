@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
         base, text = config.rootpath, str(config.getini(option.ini))
         texts = [line for line in text.splitlines() if line.strip()] if option.repeatable else [text]
     values = [_read_text(option, source, text) for text in texts]
+    if option.joins:
+        return tuple(dict.fromkeys(chain.from_iterable(values)))
     if option.repeatable:
         return tuple((name, base / path) for name, path in values) if option.is_path else tuple(values)
     (value,) = values

@@ -24,7 +24,6 @@ from pytest_llenergy.options.values import (
     backend_python,
     carbon,
     columns,
-    command,
     floor,
     flops_switch,
     gpus,
@@ -37,6 +36,7 @@ from pytest_llenergy.options.values import (
     price,
     saved_name,
     seconds,
+    server_command,
     share,
     sort_key,
     threshold,
@@ -70,6 +70,7 @@ class Option:
             relative to the directory of the call, in an ini file to the root directory.
         may_be_path: Whether the value is such a path if that file exists.
         repeatable: Whether the value is a tuple. An ini file has one element per line.
+        joins: Whether each repetition is a tuple, whose elements are joined and kept once.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Option:
     is_path: bool = False
     may_be_path: bool = False
     repeatable: bool = False
+    joins: bool = False
 
     @property
     def flag(self) -> str:
@@ -205,7 +207,9 @@ class Settings:
         f"{defaults.MODEL_HUB_ID.rpartition('/')[2]}",
         may_be_path=True,
     )
-    backend: tuple[str, ...] = option("", names, "NAME[,NAME]", "Run only these backends. Without it: all")
+    backend: tuple[str, ...] = option(
+        "", names, "NAME[,NAME]", "Run only these backends. Without it: all", repeatable=True, joins=True
+    )
     python: tuple[tuple[str, Path], ...] = option(
         "",
         backend_python,
@@ -279,9 +283,9 @@ class Settings:
         None,
         columns,
         "NAME[,NAME]",
-        "Columns of the summary: backend, model, device, meter, rounds or metrics. Without it: those of "
-        f"{', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
-        "(device: that differ), and those of --energy-carbon and --energy-price",
+        "Columns of the summary: backend, model, device, precision, meter, rounds or metrics. Without it: "
+        f"those of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
+        "(device, precision: that differ), and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,
@@ -296,12 +300,13 @@ class Settings:
         "KEY[,KEY]",
         "Group the summary by name, func, fullfunc, param, param:NAME, backend, model or device",
     )
-    server_command: str = option(
+    server_command: tuple[tuple[str, str], ...] = option(
         "",
-        command,
-        "COMMAND",
-        "Start this server for the backend server, such as 'llama-server -m {model} --port {port}', without "
-        "a shell",
+        server_command,
+        "[NAME=]COMMAND",
+        "Start this server for the backend NAME, or server without a name, such as "
+        "'llama-server -m {model} --port {port}', without a shell",
+        repeatable=True,
     )
     server_url: str = option(
         "",

@@ -122,12 +122,15 @@ def gpus(text: str) -> str:
     return ",".join(elements)
 
 
-def command(text: str) -> str:
+def server_command(text: str) -> tuple[str, str]:
+    """Parse ``NAME=COMMAND``, or a command alone, whose name is ``server``."""
+    named = re.match(r"([A-Za-z][\w-]*)=\s*(?=\S)", text.strip())
+    name, command = (named[1], text.strip()[named.end() :]) if named else ("server", text.strip())
     try:
-        shlex.split(text)
+        shlex.split(command)
     except ValueError as error:
         raise ValueError(f"cannot be read as a command: {error}") from None
-    return text.strip()
+    return name, command
 
 
 def url_path(text: str) -> str:

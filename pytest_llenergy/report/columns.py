@@ -66,6 +66,21 @@ def device_names(record: Record) -> str:
     return one_line(", ".join(names)) + (" (fallback)" if record.fallback else "") or "-"
 
 
+def precision_name(record: Record) -> str:
+    """Return the number types, such as ``float32`` or ``q4_1, q8_0 (bfloat16, KV uint8, int8 inputs)``."""
+    precision = record.backend.precision if record.backend is not None else None
+    if precision is None or not (precision.weights or precision.compute):
+        return "-"
+    main = precision.weights or precision.compute or ""
+    others = [
+        precision.compute if precision.compute != main else None,
+        f"KV {precision.kv_cache}" if precision.kv_cache not in (None, precision.compute) else None,
+        f"inputs {precision.activations}" if precision.activations not in (None, "none") else None,
+    ]
+    shown = ", ".join(filter(None, others))
+    return one_line(f"{main} ({shown})" if shown else main)
+
+
 def meter_names(record: Record) -> str:
     """Return the names of the meters, ``estimated`` or ``none``; ``rapl (attributed)`` on a busy host."""
     if record.kind == "estimated":
@@ -101,6 +116,7 @@ def _columns() -> dict[str, Column]:
         "backend": Column("backend", backend_name),
         "model": Column("model", model_name),
         "device": Column("device", device_names),
+        "precision": Column("precision", precision_name),
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
@@ -191,8 +207,9 @@ class Layout:
             return [column_of(name) for name in self.columns]
         *others, meter = DEFAULT_COLUMNS
         with_device = self.with_device or _devices_differ(records)
+        shown = {"device": with_device, "precision": _precisions_differ(records)}
         added = custom_metrics_of(records)
-        names = [name for name in (*others, *DERIVED, *added, meter) if name != "device" or with_device]
+        names = [name for name in (*others, *DERIVED, *added, meter) if shown.get(name, True)]
         columns = [default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
@@ -236,6 +253,15 @@ def _devices_differ(records: Sequence[Record]) -> bool:
     """Whether tests ran on different devices. The number of ranks is shown elsewhere."""
     devices = {device_names(record) if record.boards else "cpu" for record in records if record.devices}
     return len(devices) > 1
+
+
+def _precisions_differ(records: Sequence[Record]) -> bool:
+    """Whether tests of one function ran with different number types, so that their joules are unlike."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        if record.backend is not None and record.backend.precision is not None:
+            found.setdefault(_without_params(record.id), set()).add(precision_name(record))
+    return any(len(several) > 1 for several in found.values())
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

@@ -127,6 +127,22 @@ class Job(TinyJob):
         return SEEN[key]
 """
 )
+KEEPS_HALF_OF_PREFIXES = (
+    JOBS
+    + """
+SEEN = {}
+class Job(TinyJob):
+    def prefill(self, prompt):
+        half = len(prompt) // 2
+        key = bytes(prompt[:half])
+        if key not in SEEN:
+            SEEN[key] = super().prefill(prompt[:half])
+        state = SEEN[key]
+        for token in prompt[half:]:
+            state = self.step(state, token)
+        return state
+"""
+)
 STAMPS = (
     JOBS
     + """
@@ -253,6 +269,11 @@ WRONG = {
     ),
     "keeps-a-prefix-cache": (
         {"code": KEEPS_PREFIX_CACHE},
+        "test_repeated_prompts_cost_as_much_as_new_ones",
+        "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
+    ),
+    "keeps-half-of-each-prefix": (
+        {"code": KEEPS_HALF_OF_PREFIXES},
         "test_repeated_prompts_cost_as_much_as_new_ones",
         "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
     ),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
@@ -45,24 +46,22 @@ SPEC = BackendSpec(
 )
 
 
-def with_run_options(
-    spec: BackendSpec, command: str, url: str, health: str, model: str, timeout_s: float
-) -> BackendSpec:
-    """Return the spec with the run's options as preset load options.
+def specs_of_run(
+    commands: Mapping[str, str], url: str, health: str, model: str, timeout_s: float
+) -> dict[str, BackendSpec]:
+    """Return the backend ``server`` and those with commands of their own, with the run's options preset.
 
     Args:
-        spec: The backend ``server``.
-        command: Command that starts a server; empty for none.
-        url: URL of a running server; empty for none.
+        commands: Commands that start servers, by name of the backend.
+        url: URL of a running server, for ``server``; empty for none.
         health: Path of the health check.
         model: Name of the model in the server's API; empty for the first that it lists.
         timeout_s: Value of ``--energy-timeout`` (seconds).
     """
-    preset = {
-        "command": command,
-        "url": url,
-        "health": health,
-        "model": model,
-        "timeout_s": SERVER_START_SHARE * timeout_s,
-    }
-    return replace(spec, preset=preset, needs=None if command or url else spec.needs)
+    preset = {"health": health, "model": model, "timeout_s": SERVER_START_SHARE * timeout_s}
+    specs = {}
+    for name, command in {SPEC.name: "", **commands}.items():
+        own = {"command": command, "url": url if name == SPEC.name else ""}
+        needs = None if any(own.values()) else SPEC.needs
+        specs[name] = replace(SPEC, name=name, preset={**own, **preset}, needs=needs)
+    return specs

@@ -13,6 +13,7 @@ import msgspec
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.server.client import Client, NoAnswerError, select_dialect
 from pytest_llenergy.backends.server.encoder import Encoder
 from pytest_llenergy.backends.server.load import BatchJob, Endpoint, LoadJob
@@ -23,7 +24,7 @@ from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH_TIMEOUT_S
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
 from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import BackendInfo, Flag
+from pytest_llenergy.model.record import BackendInfo, Flag, Precision
 from pytest_llenergy.traffic.requests import Inputs, Request, as_request
 from pytest_llenergy.traffic.texts import Writer
 
@@ -132,11 +133,17 @@ class ServerBackend:
         self._probe(client, served)
         return BackendInfo(
             name="server",
-            version=self._read_version(client),
+            version=self._read_field(client, self._dialect.version) or "unknown",
             # The model given to the server; otherwise only its name in the API is known.
             model=model.label if settings.names_model else _model_label(self._model),
+            precision=self._precision(client),
             options=self._options(settings, context),
         )
+
+    def _precision(self, client: Client) -> Precision | None:
+        """Return what the server reports: llama.cpp's the file type of its model."""
+        weights = self._read_field(client, self._dialect.weights)
+        return Precision(weights=type_name(weights)) if weights else None
 
     def _options(self, settings: ServerSettings, context: RankContext) -> dict[str, Primitive]:
         return {
@@ -248,16 +255,18 @@ class ServerBackend:
             names = ", ".join(map(_model_label, served)) or "nothing"
             raise ModelError(f"{error}; it serves: {names}") from None
 
-    def _read_version(self, client: Client) -> str:
-        if self._dialect.version is None:
-            return "unknown"
-        path, name = self._dialect.version
+    def _read_field(self, client: Client, place: tuple[str, str] | None) -> str | None:
+        """Return a field of an answer in JSON; None if the server does not have it."""
+        if place is None:
+            return None
+        path, name = place
         try:
             status, body = client.get(path)
             found = msgspec.json.decode(body) if status == 200 else {}
         except (NoAnswerError, msgspec.DecodeError):
             found = {}
-        return str(found.get(name, "unknown")) if isinstance(found, dict) else "unknown"
+        value = found.get(name) if isinstance(found, dict) else None
+        return None if value is None else str(value)
 
     def _check_alive(self, when: str = "") -> None:
         """Raise ``ServerError`` with the last output line if the server has died."""

@@ -231,6 +231,7 @@ class Dialect:
         version: Path and field of the server's version.
         count_tokens: Asks the server for the tokens of a text, given the model's name and whether the text is
             a chat message; None if it does not answer.
+        weights: Path and field of the types of the model's weights.
     """
 
     name: str
@@ -242,6 +243,7 @@ class Dialect:
     takes_top_k: bool = False
     version: tuple[str, str] | None = None
     count_tokens: Callable[[Client, str, str, bool], int | None] = lambda *_: None
+    weights: tuple[str, str] | None = None
 
     @property
     def switches_cache(self) -> bool:
@@ -260,6 +262,7 @@ DIALECTS = {
         takes_top_k=True,
         version=("/props", "build_info"),
         count_tokens=_count_with_llama_cpp,
+        weights=("/props", "model_ftype"),
     ),
     # vllm/entrypoints: openai/completion/protocol.py (CompletionRequest), generate/base/protocol.py
     # (StreamOptions).

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
+from pytest_llenergy.backends.batches import check_lengths
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.flops import transformers_job_flops
-from pytest_llenergy.backends.models import (
-    ModelSource,
-    check_context_length,
-    explain_load_error,
-    first_error_line,
-)
+from pytest_llenergy.backends.models import ModelSource, explain_load_error, first_error_line
+from pytest_llenergy.backends.precision import count_torch_types, list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
@@ -26,6 +23,7 @@ from pytest_llenergy.backends.transformers.jobs import (
 )
 from pytest_llenergy.backends.transformers.library_options import sort_library_options
 from pytest_llenergy.backends.transformers.options import (
+    QUANTISES_ACTIVATIONS,
     LoadOptions,
     compile_config,
     compile_job,
@@ -35,7 +33,7 @@ from pytest_llenergy.backends.transformers.options import (
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.record import BackendInfo, Precision
 from pytest_llenergy.model.timeline import Flops
 
 
@@ -73,6 +71,7 @@ class TransformersBackend:
             model=model.label,
             model_revision=getattr(loaded.config, "_commit_hash", None),
             dtype=str(loaded.dtype).removeprefix("torch."),
+            precision=self._precision(load_options),
             options={
                 **{name: str(value) for name, value in options.items()},
                 "attention": attention,
@@ -81,6 +80,19 @@ class TransformersBackend:
                 **placement,
                 **self._apply_options(load_options),
             },
+        )
+
+    def _precision(self, load_options: LoadOptions) -> Precision:
+        """Return the types of the loaded parameters, and of the cache, which has that of the arithmetic."""
+        dtype = str(self._model.dtype)
+        weights = list_types(count_torch_types(self._model.parameters()))
+        # Quantised parameters pretend to have the type of the arithmetic.
+        quantised = load_options.quantization
+        return Precision(
+            weights=weights if quantised is None else f"{quantised}, {weights}",
+            compute=type_name(dtype),
+            kv_cache=type_name(dtype) if self._generates else None,
+            activations="int8" if quantised in QUANTISES_ACTIVATIONS else "none",
         )
 
     def _read(
@@ -142,15 +154,13 @@ class TransformersBackend:
         self._options.check(params, len(prompts))
         inputs = self._tokenizer(list(prompts), return_tensors="pt", padding=True).to(self._device)
         mask = inputs["attention_mask"]
-        if int(mask.sum(dim=1).min()) == 0:
-            raise BackendError("transformers: a prompt has no tokens; leave empty prompts out")
         if params.repetition_penalty != 1 and not bool(mask.all()):
             raise BackendError(
                 "transformers: repetition_penalty would also apply to the token that pads shorter prompts; "
                 "give prompts of one length"
             )
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        check_context_length("transformers", int(mask.sum(dim=1).max()) + params.max_new_tokens, limit)
+        check_lengths("transformers", mask.sum(dim=1).tolist(), params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
         if self._options.continuous:

@@ -106,6 +106,9 @@ QUANTIZERS = {
     "nf4": BITSANDBYTES,
 }
 
+#: Those that quantise activations while the model runs.
+QUANTISES_ACTIVATIONS = ("int8dyn", "8bit")
+
 
 def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
     """Return keywords for ``from_pretrained``, the device included: some quantised weights cannot be moved

@@ -21,10 +21,11 @@ from pytest_llenergy.backends.models import (
     explain_load_error,
     first_error_line,
 )
+from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
 from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
-from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.record import BackendInfo, Precision
 from pytest_llenergy.model.timeline import RequestTimeline
 
 #: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
@@ -187,6 +188,7 @@ class VllmBackend:
             model=model.label,
             model_revision=getattr(config.model_config.hf_config, "_commit_hash", None),
             dtype=str(config.model_config.dtype).removeprefix("torch."),
+            precision=_precision(config),
             options={
                 **{name: str(value) for name, value in options.items()},
                 **effective_settings(config),
@@ -302,6 +304,16 @@ def _cpu_binding(context: RankContext) -> str | None:
     spread, each = len(context.cpus) // workers, max(1, context.threads // workers)
     groups = (context.cpus[number * spread : (number + 1) * spread][:each] for number in range(workers))
     return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def _precision(config: Any) -> Precision:
+    """Return the number types as vLLM resolved them; a cache of type ``auto`` has that of the arithmetic."""
+    compute, cache = type_name(str(config.model_config.dtype)), str(config.cache_config.cache_dtype)
+    return Precision(
+        weights=config.model_config.quantization or compute,
+        compute=compute,
+        kv_cache=compute if cache == "auto" else type_name(cache),
+    )
 
 
 def _lora_request(directory: str | None) -> Any:

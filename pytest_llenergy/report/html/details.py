@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import msgspec
+
 from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
@@ -218,6 +220,11 @@ def _settings(record: Record) -> list[tuple[str, str]]:
             ("revision", backend.model_revision or "-"),
             ("dtype", backend.dtype or "-"),
         ]
+        if backend.precision is not None:
+            facts += [
+                (f"precision of {name.replace('_', ' ')}", value or "-")
+                for name, value in msgspec.structs.asdict(backend.precision).items()
+            ]
         facts += [(f"option {name}", str(each)) for name, each in backend.options.items()]
         facts += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
     facts.append(("devices", ", ".join(record.devices) or "-"))

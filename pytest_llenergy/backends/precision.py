@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number types that an engine executes with: their names in records, and what engines print about them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Names in records of the types of OpenVINO, ONNX and llama.cpp; torch's names are used as they are.
+_NAMES = {
+    **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"},
+    **{"double": "float64", "float": "float32"},
+    **{f"u{bits}": f"uint{bits}" for bits in (1, 2, 3, 4, 6, 8, 16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
+}
+
+#: Least share of the parameters of a type that is named.
+_NAMED_SHARE = 0.01
+
+
+def type_name(name: str) -> str:
+    """Return the name of a type in records: ``float32`` for ``f32``, ``FLOAT``, ``torch.float32``."""
+    name = name.lower().removeprefix("torch.")
+    return _NAMES.get(name, name)
+
+
+def list_types(parameters: Mapping[str, int]) -> str | None:
+    """Return the types of at least 1 % of the parameters, those of most parameters first; None without any.
+
+    Args:
+        parameters: Number of parameters of each type.
+    """
+    total = sum(parameters.values())
+    return (
+        ", ".join(
+            type_name(name)
+            for name, count in Counter(parameters).most_common()
+            if count and count >= _NAMED_SHARE * total
+        )
+        or None
+    )
+
+
+def count_torch_types(parameters: Iterable[object]) -> Counter[str]:
+    """Count the numbers of each type among torch's parameters."""
+    counts: Counter[str] = Counter()
+    for each in parameters:
+        counts[str(each.dtype)] += each.numel()  # type: ignore[attr-defined]
+    return counts
+
+
+@contextmanager
+def captured_log(stream: int, directory: str | None = None) -> Iterator[Path]:
+    """Redirect standard output (1) or error (2) of this process to a file and yield its path.
+
+    Libraries in C++ print there what they do not return. If the block raises, the text is printed after all.
+
+    Args:
+        stream: The file descriptor.
+        directory: Directory of the file; by default that of temporary files.
+    """
+    python_stream = sys.stdout if stream == 1 else sys.stderr
+    python_stream.flush()
+    original = os.dup(stream)
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        os.dup2(file.fileno(), stream)
+        try:
+            yield Path(file.name)
+        except BaseException:
+            os.dup2(original, stream)
+            file.seek(0)
+            python_stream.write(file.read().decode(errors="replace"))
+            python_stream.flush()
+            raise
+        finally:
+            os.dup2(original, stream)
+            os.close(original)
