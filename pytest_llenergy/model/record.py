@@ -278,11 +278,26 @@ class Times(StoredStruct, frozen=True):
     gaps_s: float = 0.0
 
 
+class Coordinates(StoredStruct, frozen=True):
+    """The part of the work that a process has, each counted from 0.
+
+    Attributes:
+        data: Its replica of the model.
+        tensor: Its shard of each layer.
+        pipeline: Its stage, a stretch of layers.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+
+
 class RankInfo(StoredStruct, frozen=True):
     """One worker process as observed, not as planned.
 
     ``host`` is ``localhost`` for the host of pytest. ``workers`` are the pids of processes that the backend
-    in this rank started itself.
+    in this rank started itself, and ``worker_coordinates`` the part of each. ``coordinates`` is None for a
+    rank whose backend divides the model among them.
     """
 
     rank: int
@@ -293,6 +308,8 @@ class RankInfo(StoredStruct, frozen=True):
     cpus: list[int] | None = None
     host: str = "localhost"
     workers: list[int] = []
+    coordinates: Coordinates | None = None
+    worker_coordinates: list[Coordinates] = []
 
 
 class Parallel(StoredStruct, frozen=True):
