@@ -53,6 +53,9 @@ GPUS_VALUE = (
 )
 EARLIER = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
 LATE = f"was added while the test was set up, too late to have an effect; {EARLIER}"
+SETTINGS_WITHOUT_GPUS = (
+    "@pytest.mark.gpu_settings changes GPUs, but the test leases none; add @pytest.mark.gpus(1)"
+)
 LATE_BACKEND_MARKS = (
     "@pytest.mark.backend_options, @pytest.mark.backend_needs, @pytest.mark.parallel were changed while the "
     f"test was set up, after its backend was chosen; {EARLIER}"
@@ -182,6 +185,8 @@ def prepare_test(item: pytest.Item) -> None:
     try:
         # A hook may have added the mark since collection.
         _check_parallel(item, plan)
+        if plan.gpu_settings is not None and plan.gpus is None:
+            raise PlanError(SETTINGS_WITHOUT_GPUS)
     except PlanError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     if plan.gate is not None:
@@ -200,6 +205,8 @@ def check_late_marks(item: pytest.Item) -> None:
     plan, before = _checked_plan(item), item.stash.get(PLAN_BEFORE_SETUP, TestPlan())
     if plan.degrees != before.degrees:
         raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
+    if plan.gpu_settings != before.gpu_settings:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.gpu_settings {LATE}")
     # The gate of a measured test is checked after its body, so it is not too late.
     if plan.gate is not None and before.gate is None and not is_measured(item):
         raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")

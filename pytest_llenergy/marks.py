@@ -33,6 +33,23 @@ fallback="cpu" runs n CPU ranks instead, which the record states."""
     return GpuRequest(n, name, fallback, memory, mig)
 
 
+def gpu_settings(
+    *, power_limit_w: float | str | None = None, graphics_clock_mhz: int | tuple[int, int] | str | None = None
+) -> dict[str, Any]:
+    """gpu_settings(*, power_limit_w=None, graphics_clock_mhz=None): change the leased GPUs for the test \
+and put them back afterwards, which needs root; without the rights the test is skipped with the reason. \
+graphics_clock_mhz is one clock, or the lowest and the highest. A text names a parameter of the test, for \
+sweeps: gpu_settings(power_limit_w="watts"); None leaves the setting alone."""
+    from pytest_llenergy.devices.board_settings import parse_settings
+    from pytest_llenergy.errors import PlanError
+
+    given = {"power_limit_w": power_limit_w, "graphics_clock_mhz": graphics_clock_mhz}
+    if all(each is None for each in given.values()):
+        raise PlanError("names no setting; add one, such as power_limit_w=250, or remove the mark")
+    parse_settings({name: each for name, each in given.items() if not isinstance(each, str)})
+    return given
+
+
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
     """parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees of parallelism; they multiply to the \
 number of devices. placement is the number of devices over which one process \
@@ -100,6 +117,7 @@ backends whose capability row has this: a task, a kind of key-value cache, batch
 
 MARKS: tuple[Callable[..., Any], ...] = (
     gpus,
+    gpu_settings,
     parallel,
     energy_options,
     backend_options,

@@ -134,6 +134,7 @@ def test_part(request):
 
 MARKS = [
     "gpus(2)",
+    "gpu_settings(power_limit_w=300)",
     "parallel(data=0)",
     "parallel(data=7)",
     "backend_options(dtype='x')",

@@ -312,6 +312,22 @@ class RankInfo(StoredStruct, frozen=True):
     worker_coordinates: list[Coordinates] = []
 
 
+class BoardSettings(StoredStruct, frozen=True):
+    """Settings of one board during a test: as its mark ``gpu_settings`` asks, and as the driver reported.
+
+    Attributes:
+        graphics_clock_mhz: The lowest and the highest clock that it may have.
+        power_limit_found_w: The limit that the driver reported after the change.
+        graphics_clock_found_mhz: The clock that the driver reported after the change.
+    """
+
+    uuid: str
+    power_limit_w: Number | None = None
+    graphics_clock_mhz: list[int] | None = None
+    power_limit_found_w: Number | None = None
+    graphics_clock_found_mhz: int | None = None
+
+
 class Parallel(StoredStruct, frozen=True):
     """Parallel degrees. Their product is the number of devices.
 
@@ -351,7 +367,7 @@ class Record(StoredStruct, frozen=True):
         id: Node id of the test.
         attempt: Counts reruns, from 1.
         lease_wait_s: Time that the test waited for its devices, before measuring.
-        boards: Each leased GPU or MIG instance, in the order of ``devices``.
+        boards: Each leased GPU or MIG instance, in the order of ``devices``, before ``gpu_settings``.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
         comparisons: Verdicts against a baseline.
         failed_gate: Whether the test passed and then failed by its budget or by a comparison.
@@ -377,6 +393,7 @@ class Record(StoredStruct, frozen=True):
     lease_wait_s: float | None = None
     devices: list[str] = []
     boards: list[Board] = []
+    gpu_settings: list[BoardSettings] = []
     fallback: str | None = None
     load_average: float | None = None
     procedure: Procedure | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from pytest_llenergy.compare.comparability import describe_settings
 from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Coordinates, Record
 from pytest_llenergy.model.text import one_line, shorten
@@ -239,6 +240,8 @@ def _settings(record: Record) -> list[tuple[str, str]]:
         facts += [(f"option {name}", str(each)) for name, each in backend.options.items()]
         facts += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
     facts.append(("devices", ", ".join(record.devices) or "-"))
+    settings = dict.fromkeys(map(describe_settings, record.gpu_settings))
+    facts += [("settings of the boards", each) for each in settings]
     if record.fallback is not None:
         facts.append(("fallback", record.fallback))
     if record.ranks:
