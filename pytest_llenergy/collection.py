@@ -187,6 +187,7 @@ def prepare_test(item: pytest.Item) -> None:
         _check_parallel(item, plan)
         if plan.gpu_settings is not None and plan.gpus is None:
             raise PlanError(SETTINGS_WITHOUT_GPUS)
+        _check_roles(plan)
     except PlanError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     if plan.gate is not None:
@@ -207,6 +208,8 @@ def check_late_marks(item: pytest.Item) -> None:
         raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
     if plan.gpu_settings != before.gpu_settings:
         raise PlanError(f"{item.nodeid}: @pytest.mark.gpu_settings {LATE}")
+    if plan.device_roles != before.device_roles:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.device_roles {LATE}")
     # The gate of a measured test is checked after its body, so it is not too late.
     if plan.gate is not None and before.gate is None and not is_measured(item):
         raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
@@ -241,6 +244,17 @@ def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str])
     ):
         if value is not None:
             raise PlanError(f"@pytest.mark.{mark.__name__} {MARK_WITHOUT_BACKEND}")
+
+
+def _check_roles(plan: TestPlan) -> None:
+    """Raise ``PlanError`` if a role has a device that the test does not lease."""
+    named = [position for positions in (plan.device_roles or {}).values() for position in positions]
+    leased = plan.device_count if plan.gpus is not None else 0
+    if named and max(named) >= leased:
+        raise PlanError(
+            f"@pytest.mark.device_roles names device {max(named)} and the test leases {leased} GPUs, counted "
+            f"from 0; add @pytest.mark.gpus({max(named) + 1})"
+        )
 
 
 def _check_parallel(item: pytest.Item, plan: TestPlan) -> None:

@@ -84,6 +84,7 @@ class Draft:
     #: The mark ``gpu_settings`` at the time of the lease.
     wanted_settings: Mapping[str, Any] | None = None
     settings: AppliedSettings | None = None
+    device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
@@ -166,6 +167,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         devices=list(draft.lease.devices) if draft.lease else [],
         boards=list(draft.lease.boards) if draft.lease else [],
         gpu_settings=list(draft.settings.boards) if draft.settings is not None else [],
+        device_roles=draft.device_roles,
         fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,

@@ -15,6 +15,7 @@ from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.metrics import flops_metrics
+from pytest_llenergy.measure.roles import role_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.quantity import format_quantity
@@ -214,6 +215,8 @@ class Energy:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.
                 draft.experiment = _with_flops(draft.experiment, workload)
+            if context.plan.device_roles:
+                draft.experiment = _with_roles(draft.experiment, context, plan.rounds)
             if settings.rates is not None:
                 metrics = settings.rates.derive(draft.experiment.metrics)
                 draft.experiment = replace(draft.experiment, metrics=metrics)
@@ -269,6 +272,14 @@ def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -
     flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
     counted = flops_metrics(experiment.metrics["energy_j"], flops)
     return replace(experiment, metrics={**experiment.metrics, **counted})
+
+
+def _with_roles(experiment: Experiment, context: TestContext, planned: int) -> Experiment:
+    context.draft.device_roles = dict(context.plan.device_roles or {})
+    coverage = min((meter.coverage for meter in experiment.meters), default=1.0)
+    devices = context.lease.devices
+    found = role_metrics(experiment.rounds, context.draft.device_roles, devices, coverage, planned)
+    return replace(experiment, metrics={**experiment.metrics, **found})
 
 
 class EnergyMeter:

@@ -257,6 +257,8 @@ def workload_facts(record: Record) -> dict[str, str]:
     degrees = record.parallel
     facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
+    if record.device_roles:
+        facts["device_roles"] = ", ".join(f"{role} {each}" for role, each in record.device_roles.items())
     facts["fallback"] = str(record.fallback)
     facts["launch"] = str(record.launch)
     facts["start_method"] = str(record.start_method)
@@ -323,6 +325,7 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
         configuration,
         record.parallel,
         len(record.devices),
+        record.device_roles,
         record.fallback,
         record.launch,
         record.start_method,

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.measure.roles import ROLE_METRIC_NAMES
 from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
 
 #: Metrics of a test that its rounds do not have.
-METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", *DERIVED)
+METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", *ROLE_METRIC_NAMES, *DERIVED)
 
 #: Headings of metrics, if they differ from the name.
 HEADINGS = {
@@ -29,6 +30,10 @@ HEADINGS = {
     "requests_per_s": "request/s",
     "prefill_energy_j": "prefill ± u",
     "decode_energy_j": "decode ± u",
+    "prefill_workers_energy_j": "prefill workers ± u",
+    "prefill_workers_energy_per_input_token_j": "per input token ± u",
+    "decode_workers_energy_j": "decode workers ± u",
+    "decode_workers_energy_per_output_token_j": "decode workers per token ± u",
     "time_to_first_token_s": "first token s",
     "inter_token_latency_s": "inter token s",
     "end_to_end_latency_s": "end to end s",
