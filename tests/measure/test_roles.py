@@ -52,7 +52,7 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
 @pytest.fixture
 def world(tmp_path: Path, nvml_children: Give) -> World:
     """Two boards at constant power, and two that alternate between two powers."""
-    waves = [
+    waves: list[dict[str, Any]] = [
         {"power_w": 90.0},
         {"power_w": 240.0},
         {"burst": Burst(100, 300, 40_000_000, 0.5)},
