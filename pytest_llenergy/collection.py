@@ -53,6 +53,9 @@ GPUS_VALUE = (
 )
 EARLIER = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
 LATE = f"was added while the test was set up, too late to have an effect; {EARLIER}"
+SETTINGS_WITHOUT_GPUS = (
+    "@pytest.mark.gpu_settings changes GPUs, but the test leases none; add @pytest.mark.gpus(1)"
+)
 LATE_BACKEND_MARKS = (
     "@pytest.mark.backend_options, @pytest.mark.backend_needs, @pytest.mark.parallel were changed while the "
     f"test was set up, after its backend was chosen; {EARLIER}"
@@ -187,6 +190,9 @@ def prepare_test(item: pytest.Item) -> None:
     try:
         # A hook may have added the mark since collection.
         _check_parallel(item, plan)
+        if plan.gpu_settings is not None and plan.gpus is None:
+            raise PlanError(SETTINGS_WITHOUT_GPUS)
+        _check_roles(plan)
     except PlanError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     if plan.gate is not None:
@@ -205,6 +211,10 @@ def check_late_marks(item: pytest.Item) -> None:
     plan, before = _checked_plan(item), item.stash.get(PLAN_BEFORE_SETUP, TestPlan())
     if plan.degrees != before.degrees:
         raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
+    if plan.gpu_settings != before.gpu_settings:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.gpu_settings {LATE}")
+    if plan.device_roles != before.device_roles:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.device_roles {LATE}")
     # The gate of a measured test is checked after its body, so it is not too late.
     if plan.gate is not None and before.gate is None and not is_measured(item):
         raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
@@ -239,6 +249,17 @@ def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str])
     ):
         if value is not None:
             raise PlanError(f"@pytest.mark.{mark.__name__} {MARK_WITHOUT_BACKEND}")
+
+
+def _check_roles(plan: TestPlan) -> None:
+    """Raise ``PlanError`` if a role has a device that the test does not lease."""
+    named = [position for positions in (plan.device_roles or {}).values() for position in positions]
+    leased = plan.device_count if plan.gpus is not None else 0
+    if named and max(named) >= leased:
+        raise PlanError(
+            f"@pytest.mark.device_roles names device {max(named)} and the test leases {leased} GPUs, counted "
+            f"from 0; add @pytest.mark.gpus({max(named) + 1})"
+        )
 
 
 def _check_parallel(item: pytest.Item, plan: TestPlan) -> None:

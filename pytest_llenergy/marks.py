@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +31,40 @@ fallback="cpu" runs n CPU ranks instead, which the record states."""
     from pytest_llenergy.devices.request import GpuRequest
 
     return GpuRequest(n, name, fallback, memory, mig)
+
+
+def gpu_settings(
+    *, power_limit_w: float | str | None = None, graphics_clock_mhz: int | tuple[int, int] | str | None = None
+) -> dict[str, Any]:
+    """gpu_settings(*, power_limit_w=None, graphics_clock_mhz=None): change the leased GPUs for the test \
+and put them back afterwards, which needs root; without the rights the test is skipped with the reason. \
+graphics_clock_mhz is one clock, or the lowest and the highest. A text names a parameter of the test, for \
+sweeps: gpu_settings(power_limit_w="watts"); None leaves the setting alone."""
+    from pytest_llenergy.devices.board_settings import parse_settings
+    from pytest_llenergy.errors import PlanError
+
+    given = {"power_limit_w": power_limit_w, "graphics_clock_mhz": graphics_clock_mhz}
+    if all(each is None for each in given.values()):
+        raise PlanError("names no setting; add one, such as power_limit_w=250, or remove the mark")
+    parse_settings({name: each for name, each in given.items() if not isinstance(each, str)})
+    return given
+
+
+def device_roles(*, prefill: Sequence[int], decode: Sequence[int]) -> dict[str, list[int]]:
+    """device_roles(*, prefill, decode): which of the test's GPUs the prefill and the decode workers of a \
+server use, as positions in the lease from 0, such as prefill=[0, 1], decode=[2, 3]; the record then has \
+the joules of each role."""
+    from pytest_llenergy.errors import PlanError
+
+    roles = {"prefill": prefill, "decode": decode}
+    for name, positions in roles.items():
+        valid = isinstance(positions, (list, tuple)) and all(type(each) is int for each in positions)
+        if not valid or not positions or min(positions) < 0:
+            raise PlanError(f"{name} is {positions!r}, needs a list of positions from 0, such as [0, 1]")
+    both = [*prefill, *decode]
+    if len(set(both)) < len(both):
+        raise PlanError(f"{max(both, key=both.count)} is named twice; each device has one role")
+    return {name: list(positions) for name, positions in roles.items()}
 
 
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
@@ -100,6 +134,8 @@ backends whose capability row has this: a task, a kind of key-value cache, batch
 
 MARKS: tuple[Callable[..., Any], ...] = (
     gpus,
+    gpu_settings,
+    device_roles,
     parallel,
     energy_options,
     backend_options,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from pytest_llenergy.devices.board_settings import AppliedSettings
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import LLEnergyError
@@ -52,6 +53,12 @@ LEASE_LOST = Flag(
     detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
 )
 
+SETTINGS_LOST = Flag(
+    name="settings-lost",
+    severity="invalid",
+    detail="the process that keeps the power limit and clocks of the test's GPUs ended while the test ran",
+)
+
 #: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
 MAX_NESTING = 100
 
@@ -78,6 +85,10 @@ class Draft:
     lease_wait_s: float | None = None
     host_exclusive: bool = False
     lease_intact: Callable[[], bool] = bool
+    #: The mark ``gpu_settings`` at the time of the lease.
+    wanted_settings: Mapping[str, Any] | None = None
+    settings: AppliedSettings | None = None
+    device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     load_curve: LoadCurve | None = None
@@ -162,6 +173,8 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
+    if draft.settings is not None and draft.settings.is_lost() and SETTINGS_LOST not in draft.flags:
+        draft.flags.append(SETTINGS_LOST)
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
@@ -181,6 +194,8 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         lease_wait_s=draft.lease_wait_s,
         devices=list(draft.lease.devices) if draft.lease else [],
         boards=list(draft.lease.boards) if draft.lease else [],
+        gpu_settings=list(draft.settings.boards) if draft.settings is not None else [],
+        device_roles=draft.device_roles,
         fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,

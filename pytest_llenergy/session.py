@@ -21,6 +21,13 @@ from pytest_llenergy.backends.registry import load_backends, select_backends
 from pytest_llenergy.backends.server.process import ProcessFamily, find_family
 from pytest_llenergy.backends.server.settings import parse_local_url
 from pytest_llenergy.devices.allocation import ShortageError, request_visible, select_devices
+from pytest_llenergy.devices.board_settings import (
+    GpuSettings,
+    SettingsRefusedError,
+    apply_settings,
+    parse_settings,
+    restore_left_settings,
+)
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
@@ -30,6 +37,7 @@ from pytest_llenergy.errors import (
     DeviceError,
     LLEnergyError,
     MeterError,
+    PlanError,
     UncoordinatedLeaseWarning,
     WorkerError,
     WorkerPlacementError,
@@ -321,12 +329,13 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     Raises:
         DeviceError: The driver or a board does not answer, ``--energy-gpus`` names a missing GPU, or others
             hold the devices after ``--energy-lease-timeout`` or use them after ``--energy-busy-timeout``.
+        PlanError: The mark ``gpu_settings`` has an invalid value.
     """
     state, draft = state_of(item.config), draft_of(item)
-    draft.request = request
-    # An earlier attempt may have left one.
-    draft.lease = None
-    settings = state.settings
+    draft.request, draft.wanted_settings = request, plan_of(item).gpu_settings
+    # An earlier attempt may have left them.
+    draft.lease = draft.settings = None
+    settings, wanted_settings = state.settings, _settings_of(item, draft)
     try:
         draft.in_process = draft.in_process or _runs_in_process(item)
         # Code in this process may run on any device that this process sees.
@@ -356,10 +365,51 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         state.note_boards(item, lease)
         with state.progress.track_wait(item.nodeid) as show:
             _wait_until_free(lease, state, draft, show)
-        with restrict_this_process(lease) if draft.in_process and request is not None else nullcontext():
+        with (
+            change_boards(item, lease, wanted_settings),
+            restrict_this_process(lease) if draft.in_process and request is not None else nullcontext(),
+        ):
             yield lease
     finally:
         state.keeper.finish_test()
+
+
+@contextmanager
+def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None) -> Iterator[None]:
+    """Restore what killed runs left on the leased boards, then apply the settings of the test, if any.
+
+    Skips the test, with the reason, if the boards, the driver or the user's rights allow no change.
+
+    Raises:
+        DeviceError: A board cannot be changed or restored.
+    """
+    state, draft = state_of(item.config), draft_of(item)
+    if not lease.uuids and settings is None:
+        yield
+        return
+    directory = open_lock_directory(state.environment)
+    try:
+        restore_left_settings(directory, lease.uuids)
+        if settings is None:
+            yield
+            return
+        try:
+            with apply_settings(settings, lease, directory, state.pool.descriptors) as draft.settings:
+                yield
+        except SettingsRefusedError as error:
+            pytest.skip(str(error))
+    finally:
+        directory.close()
+
+
+def _settings_of(item: pytest.Item, draft: Draft) -> GpuSettings | None:
+    if draft.wanted_settings is None:
+        return None
+    callspec = getattr(item, "callspec", None)
+    try:
+        return parse_settings(draft.wanted_settings, callspec.params if callspec is not None else {})
+    except PlanError as error:
+        raise PlanError(f"@pytest.mark.gpu_settings: {error}") from None
 
 
 def _runs_in_process(item: pytest.Item) -> bool:

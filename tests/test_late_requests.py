@@ -134,6 +134,8 @@ def test_part(request):
 
 MARKS = [
     "gpus(2)",
+    "gpu_settings(power_limit_w=300)",
+    "device_roles(prefill=[0], decode=[1])",
     "parallel(data=0)",
     "parallel(data=7)",
     "backend_options(dtype='x')",

@@ -20,6 +20,7 @@ from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
 from pytest_llenergy.measure.peak_flops import peak_flops, utilization
+from pytest_llenergy.measure.roles import role_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.meters.window import Measuring, Window
@@ -419,6 +420,8 @@ class Energy(RecordedValues):
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.
                 draft.experiment = _with_flops(draft.experiment, workload, context)
+            if context.plan.device_roles:
+                draft.experiment = _with_roles(draft.experiment, context, plan.rounds)
             if settings.rates is not None:
                 metrics = settings.rates.derive(draft.experiment.metrics)
                 draft.experiment = replace(draft.experiment, metrics=metrics)
@@ -484,6 +487,14 @@ def _with_flops(
         peak_flops(lease.boards, backend.dtype if backend is not None else None),
     )
     return replace(experiment, metrics={**experiment.metrics, **counted})
+
+
+def _with_roles(experiment: Experiment, context: TestContext, planned: int) -> Experiment:
+    context.draft.device_roles = dict(context.plan.device_roles or {})
+    coverage = min((meter.coverage for meter in experiment.meters), default=1.0)
+    devices = context.lease.devices
+    found = role_metrics(experiment.rounds, context.draft.device_roles, devices, coverage, planned)
+    return replace(experiment, metrics={**experiment.metrics, **found})
 
 
 class EnergyMeter(RecordedValues):

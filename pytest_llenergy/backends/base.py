@@ -234,13 +234,15 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid: Process id; 0 if unknown.
-        rank: From 0 to ``world_size - 1`` within one replica.
+        rank: From 0 to ``world_size - 1`` within one replica; the shards of a stage are consecutive.
+        replica: Number of the replica within the rank, if the backend makes several.
         attached: The process was already running and is not a child of the rank.
     """
 
     pid: int
     rank: int
     world_size: int
+    replica: int = 0
     attached: bool = False
 
 

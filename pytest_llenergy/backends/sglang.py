@@ -93,7 +93,9 @@ SPEC = BackendSpec(
 
 #: Process title of a scheduler, with its position if there are several
 #: (python/sglang/srt/managers/scheduler.py, run_scheduler_process).
-SCHEDULER_TITLE = re.compile(r"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
+SCHEDULER_TITLE = re.compile(
+    r"sglang::scheduler(?:_DP(?P<data>\d+))?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?"
+)
 
 
 #: Name of the adapter of the load option ``lora``.
@@ -294,7 +296,8 @@ class SglangBackend:
                 title = SCHEDULER_TITLE.match(" ".join(process.cmdline()))
                 if title is not None:
                     rank = int(title["pipeline"] or 0) * tensor + int(title["tensor"] or 0)
-                    found.append(BackendWorker(pid=process.pid, rank=rank, world_size=tensor * pipeline))
+                    replica, size = int(title["data"] or 0), tensor * pipeline
+                    found.append(BackendWorker(pid=process.pid, rank=rank, world_size=size, replica=replica))
         return found
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> SglangJob:

@@ -18,6 +18,7 @@ from pytest_llenergy.cli import (
     doctor,
     export,
     history,
+    import_studies,
     list_saved,
     merge,
     report,
@@ -35,7 +36,20 @@ BROKEN_PIPE = 128 + 13
 INTERRUPTED = 128 + 2
 
 #: Modules with ``add_parser``, which sets the default ``run``.
-COMMANDS = (run, watch, ab, compare, list_saved, report, merge, export, history, comment, doctor)
+COMMANDS = (
+    run,
+    watch,
+    ab,
+    compare,
+    list_saved,
+    report,
+    merge,
+    export,
+    import_studies,
+    history,
+    comment,
+    doctor,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

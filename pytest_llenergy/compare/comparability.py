@@ -24,7 +24,7 @@ import msgspec
 
 from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
-from pytest_llenergy.model.record import MeterInfo, Record, Round
+from pytest_llenergy.model.record import BoardSettings, MeterInfo, Record, Round
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"
@@ -57,11 +57,24 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         facts["gpu.memory"] = _count_values(_memory_gib(board) for board in found)
         facts["gpu.power_limit"] = _count_values(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
         facts["gpu.mig"] = _count_values("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
+    if record.gpu_settings:
+        facts["gpu.settings"] = _count_values(map(describe_settings, record.gpu_settings))
     if meters:
         facts.update(meter_facts(record.meters))
         if record.kind == "attributed":
             facts["meter.kind"] = "attributed"
     return facts
+
+
+def describe_settings(board: BoardSettings) -> str:
+    """Describe the settings of a board in a few words: ``power limit 250 W, graphics clock 1200 MHz``."""
+    parts = []
+    if board.power_limit_w is not None:
+        # As the driver has rounded it.
+        parts.append(f"power limit {board.power_limit_found_w or board.power_limit_w:g} W")
+    if board.graphics_clock_mhz is not None:
+        parts.append(f"graphics clock {' to '.join(map(str, dict.fromkeys(board.graphics_clock_mhz)))} MHz")
+    return ", ".join(parts)
 
 
 def host_facts(environment: Environment | None) -> Mapping[str, str]:
@@ -131,6 +144,7 @@ def device_differences(
     if base_on is None or head_on is None:
         return [f"host: {UNKNOWN}"]
     same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
+    same = same and base.gpu_settings == head.gpu_settings
     if same and host_facts(base_on) == host_facts(head_on) and base_on.gpus == head_on.gpus:
         return []
     return list_differences(
@@ -246,6 +260,8 @@ def workload_facts(record: Record) -> dict[str, str]:
     degrees = record.parallel
     facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
+    if record.device_roles:
+        facts["device_roles"] = ", ".join(f"{role} {each}" for role, each in record.device_roles.items())
     facts["fallback"] = str(record.fallback)
     facts["launch"] = str(record.launch)
     facts["start_method"] = str(record.start_method)
@@ -337,6 +353,7 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
         configuration,
         record.parallel,
         len(record.devices),
+        record.device_roles,
         record.fallback,
         record.launch,
         record.start_method,

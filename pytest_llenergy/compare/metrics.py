@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.measure.roles import ROLE_METRIC_NAMES
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import Record
 
@@ -32,6 +33,7 @@ METRICS = {
     "flops": MetricKind("FLOP"),
     "energy_per_flop_j": MetricKind("J"),
     "mfu": MetricKind("1", "more"),
+    **dict.fromkeys(ROLE_METRIC_NAMES, MetricKind("J")),
 }
 
 

@@ -12,6 +12,11 @@ from __future__ import annotations
 #: A driver that does not answer must not block the start or the end of a run for longer than this.
 QUERY_TIMEOUT_S = 30.0
 
+# Guard of changed boards (board_settings).
+
+#: Without pidfds, the guard looks this often whether pytest has ended.
+PARENT_POLL_S = 0.5
+
 # Queue for devices (locks, queue).
 
 #: A waiter reads the queue again after the first pause; each pause is longer than the last by the factor, up

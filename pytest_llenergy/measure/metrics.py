@@ -18,6 +18,7 @@ import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
 from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
+from pytest_llenergy.measure.roles import ROLE_METRIC_NAMES
 from pytest_llenergy.measure.round_metric import (
     CLOCK_RESOLUTION_S,
     RoundMetric,
@@ -377,7 +378,11 @@ PHASE_METRICS = frozenset(
 )
 
 #: Metrics that have one value for all rounds.
-METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j", "mfu", *DERIVED)
+METRICS_WITHOUT_ROUNDS = (
+    *("peak_memory_bytes", "flops", "energy_per_flop_j", "mfu"),
+    *ROLE_METRIC_NAMES,
+    *DERIVED,
+)
 
 #: All built-in metrics, in the order of columns.
 METRIC_NAMES: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)

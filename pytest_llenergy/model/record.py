@@ -353,11 +353,26 @@ class Times(StoredStruct, frozen=True):
     other_loads_s: float = 0.0
 
 
+class Coordinates(StoredStruct, frozen=True):
+    """The part of the work that a process has, each counted from 0.
+
+    Attributes:
+        data: Its replica of the model.
+        tensor: Its shard of each layer.
+        pipeline: Its stage, a stretch of layers.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+
+
 class RankInfo(StoredStruct, frozen=True):
     """One worker process as observed, not as planned.
 
     ``host`` is ``localhost`` for the host of pytest. ``workers`` are the pids of processes that the backend
-    in this rank started itself.
+    in this rank started itself, and ``worker_coordinates`` the part of each. ``coordinates`` is None for a
+    rank whose backend divides the model among them.
     """
 
     rank: int
@@ -368,6 +383,24 @@ class RankInfo(StoredStruct, frozen=True):
     cpus: list[int] | None = None
     host: str = "localhost"
     workers: list[int] = []
+    coordinates: Coordinates | None = None
+    worker_coordinates: list[Coordinates] = []
+
+
+class BoardSettings(StoredStruct, frozen=True):
+    """Settings of one board during a test: as its mark ``gpu_settings`` asks, and as the driver reported.
+
+    Attributes:
+        graphics_clock_mhz: The lowest and the highest clock that it may have.
+        power_limit_found_w: The limit that the driver reported after the change.
+        graphics_clock_found_mhz: The clock that the driver reported after the change.
+    """
+
+    uuid: str
+    power_limit_w: Number | None = None
+    graphics_clock_mhz: list[int] | None = None
+    power_limit_found_w: Number | None = None
+    graphics_clock_found_mhz: int | None = None
 
 
 class Parallel(StoredStruct, frozen=True):
@@ -430,7 +463,8 @@ class Record(StoredStruct, frozen=True):
         id: Node id of the test.
         attempt: Counts reruns, from 1.
         lease_wait_s: Time that the test waited for its devices, before measuring.
-        boards: Each leased GPU or MIG instance, in the order of ``devices``.
+        boards: Each leased GPU or MIG instance, in the order of ``devices``, before ``gpu_settings``.
+        device_roles: Positions in ``devices`` by role, of servers whose roles have devices of their own.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
         load_curve: Loads at several rates; ``rounds`` and ``metrics`` are those of one of them.
         comparisons: Verdicts against a baseline.
@@ -461,6 +495,8 @@ class Record(StoredStruct, frozen=True):
     lease_wait_s: float | None = None
     devices: list[str] = []
     boards: list[Board] = []
+    gpu_settings: list[BoardSettings] = []
+    device_roles: dict[str, list[int]] = {}
     fallback: str | None = None
     load_average: float | None = None
     procedure: Procedure | None = None

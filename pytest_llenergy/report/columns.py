@@ -19,6 +19,10 @@ from pytest_llenergy.model.text import one_line, shorten
 #: Headings of metrics, if they differ from the name.
 HEADINGS = {
     **{name: figure.heading for name, figure in ROUND_METRICS.items() if figure.heading},
+    "prefill_workers_energy_j": "prefill workers ± u",
+    "prefill_workers_energy_per_input_token_j": "prefill workers per input token ± u",
+    "decode_workers_energy_j": "decode workers ± u",
+    "decode_workers_energy_per_output_token_j": "decode workers per token ± u",
     "peak_memory_bytes": "peak MiB",
     "energy_per_flop_j": "per FLOP ± u",
     "flops": "FLOP",

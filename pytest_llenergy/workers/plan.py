@@ -19,7 +19,7 @@ import psutil
 from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
-from pytest_llenergy.model.record import Parallel, RankInfo
+from pytest_llenergy.model.record import Coordinates, Parallel, RankInfo
 
 #: Variables from which libraries take their number of threads on import.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -250,9 +250,20 @@ def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) ->
             threads=facts["threads"],
             cpus=facts["cpus"],
             host=planned.host,
+            coordinates=_locate(plan.parallel, planned.rank) if plan.launch == "ranks" else None,
         )
         for planned, facts in zip(plan.ranks, reported, strict=True)
     )
+
+
+def _locate(degrees: Parallel, rank: int) -> Coordinates:
+    """Return the part of the work of a rank: the shards of a stage, then the stages, are consecutive.
+
+    torch numbers the ranks of a mesh (data, pipeline, tensor) in this way, and so do backends.
+    """
+    within, tensor = divmod(rank, degrees.tensor)
+    data, pipeline = divmod(within, degrees.pipeline)
+    return Coordinates(data, tensor, pipeline)
 
 
 def check_backend_workers(
@@ -274,20 +285,18 @@ def check_backend_workers(
     """
     if plan.launch != "backend":
         return tuple(ranks)
-    return tuple(
-        msgspec.structs.replace(rank, workers=_check_workers(plan, rank, found))
-        for rank, found in zip(ranks, workers, strict=True)
-    )
+    return tuple(_check_workers(plan, rank, found) for rank, found in zip(ranks, workers, strict=True))
 
 
-def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> list[int]:
+def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
     degrees = plan.parallel
-    planned = degrees.tensor * degrees.pipeline * (degrees.data // len(plan.ranks))
-    ordered = sorted(workers, key=lambda worker: worker.rank)
+    replicas, size = degrees.data // len(plan.ranks), degrees.tensor * degrees.pipeline
+    planned = size * replicas
+    ordered = sorted(workers, key=lambda worker: (worker.replica, worker.rank))
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
     actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
-    if len(set(pids)) != planned or worlds != [degrees.tensor * degrees.pipeline]:
+    if len(set(pids)) != planned or worlds != [size]:
         raise WorkerPlacementError(
             f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
             f"pipeline {degrees.pipeline}; found {actual}"
@@ -300,7 +309,14 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
             raise WorkerPlacementError(
                 f"rank {rank.rank}: the backend names processes that are not its own: {strangers}"
             )
-    return [pid for pid in pids if pid]
+    known = [worker for worker in ordered if worker.pid]
+    return msgspec.structs.replace(
+        rank,
+        workers=[worker.pid for worker in known],
+        worker_coordinates=[
+            _locate(degrees, (rank.rank * replicas + worker.replica) * size + worker.rank) for worker in known
+        ],
+    )
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,10 @@ class Board:
     `processes_supported=False` refuses the process lists, as without permission. `lost` and
     `no_permission` make every query of the board, including that for its handle, fail with codes 15 and 4.
 
+    **Settings.** Through NVML, processes set `power_limit_w` and `locked_clocks_mhz`, the lowest and highest
+    graphics clock, (0, 0) if not locked. `settings_supported=False` refuses that with code 3, and
+    `settings_denied`, as for users without root, with code 4. Power does not follow them.
+
     **Memory.** `memory_used` is the allocated memory. `memory_reserved`, in whole MiB, belongs to the
     driver; version 1 of `nvmlDeviceGetMemoryInfo` counts it as used and version 2 does not.
 
@@ -137,6 +141,9 @@ class Board:
     temperature_c: int = 40
     clocks_mhz: tuple[int, int, int, int] = (1980, 1980, 2619, 1545)
     max_clocks_mhz: tuple[int, int, int, int] = (1980, 1980, 2619, 1545)
+    locked_clocks_mhz: tuple[int, int] = (0, 0)
+    settings_supported: bool = True
+    settings_denied: bool = False
     persistence: bool = True
     compute_capability: tuple[int, int] = (9, 0)
     architecture: int = 9

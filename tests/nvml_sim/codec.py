@@ -142,6 +142,8 @@ _FLAGS = {
     layout.FLAG_NO_PERMISSION: "no_permission",
     layout.FLAG_DELAY_BEFORE: "call_delay_before",
     layout.FLAG_PROCESSES: "processes_supported",
+    layout.FLAG_SETTINGS: "settings_supported",
+    layout.FLAG_SETTINGS_DENIED: "settings_denied",
 }
 _FAULTS = {
     "offset": layout.FAULT_OFFSET,
@@ -171,6 +173,7 @@ _FACTORS = {
 _TUPLES = {
     "clocks_mhz": "clocks_mhz",
     "max_clocks_mhz": "max_clocks_mhz",
+    "locked_clocks_mhz": "locked_clocks_mhz",
     "capability": "compute_capability",
 }
 

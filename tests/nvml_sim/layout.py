@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
+from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64
 
 MAGIC = int.from_bytes(b"NVMLSIM1", "little")
-VERSION = 5
+VERSION = 6
 MAX_BOARDS = 16
 MAX_STEPS = 4096
 MAX_PROCESSES = 32
@@ -31,6 +31,8 @@ FLAG_PERSISTENCE = 64
 FLAG_NO_PERMISSION = 128
 FLAG_DELAY_BEFORE = 256
 FLAG_PROCESSES = 512
+FLAG_SETTINGS = 1024
+FLAG_SETTINGS_DENIED = 2048
 
 STEP_CONSTANT = 0
 STEP_BURST = 1
@@ -173,6 +175,7 @@ class State(ctypes.Structure):
         ("fault_count", c_uint32),
         ("unsupported", c_uint32 * MAX_UNSUPPORTED),
         ("memory_reserved_mib", c_uint32),
+        ("locked_clocks_mhz", c_uint16 * 2),
         ("resets", Reset * MAX_RESETS),
         ("processes", Process * MAX_PROCESSES),
         ("migs", Mig * MAX_MIG),

@@ -228,6 +228,10 @@ class World:
         """Return the instants of the ticks with `start_ns <= tick < end_ns`; errors as `tick_ns`."""
         return self._ticks(index).between(start_ns, end_ns)
 
+    def changes(self, index: int) -> int:
+        """Return how often anybody has changed the board, through NVML or by this class."""
+        return int(self._records[index].seq)
+
     def calls(self, index: int) -> int:
         """Return how many queries the board has answered, over all processes."""
         return int(self._records[index].calls)

@@ -89,6 +89,7 @@ def test_started_processes_are_recorded(pool: RankPool, spec: BackendSpec) -> No
     assert info.version == "('cpu',)"
     parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
     assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
+    assert len(group.ranks[0].worker_coordinates) == 2
 
 
 @pytest.mark.parametrize(

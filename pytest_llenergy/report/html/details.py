@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pytest_llenergy.compare.comparability import describe_settings
 from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Coordinates, Record
 from pytest_llenergy.model.text import one_line, shorten
 from pytest_llenergy.report.html.cases import (
     PER_ITERATION,
@@ -206,6 +207,24 @@ def settings(case: Case) -> Table:
     return table("How it was measured", ("", *sides), rows)
 
 
+def _places(record: Record) -> list[tuple[str, str]]:
+    """Describe the part of the work of each process, if the model or the inputs are divided."""
+    degrees = [name for name in Coordinates.__struct_fields__ if getattr(record.parallel, name) > 1]
+    places = []
+    for rank in record.ranks:
+        parts = [(f"rank {rank.rank}", rank.device, rank.coordinates)]
+        parts += [
+            (f"rank {rank.rank}, pid {pid}", rank.device, part)
+            for pid, part in zip(rank.workers, rank.worker_coordinates, strict=False)
+        ]
+        places += [
+            (name, f"{', '.join(f'{degree} {getattr(part, degree)}' for degree in degrees)} on {device}")
+            for name, device, part in parts
+            if part is not None and degrees
+        ]
+    return places
+
+
 def _settings(record: Record) -> list[tuple[str, str]]:
     facts = [(f"parameter {name}", str(each)) for name, each in record.params.items()]
     facts += [
@@ -228,10 +247,13 @@ def _settings(record: Record) -> list[tuple[str, str]]:
         facts += [(f"option {name}", str(each)) for name, each in backend.options.items()]
         facts += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
     facts.append(("devices", ", ".join(record.devices) or "-"))
+    settings = dict.fromkeys(map(describe_settings, record.gpu_settings))
+    facts += [("settings of the boards", each) for each in settings]
     if record.fallback is not None:
         facts.append(("fallback", record.fallback))
     if record.ranks:
         facts.append(("ranks", str(len(record.ranks))))
+        facts += _places(record)
     procedure = record.procedure
     if procedure is not None:
         settled = {True: "settled", False: "not settled", None: "length given"}[procedure.settled]

@@ -120,6 +120,9 @@ static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned clock, unsigned *mhz,
         result = INVALID_ARGUMENT;
     if (result == OK)
         *mhz = highest ? view.state.max_clocks_mhz[clock] : view.state.clocks_mhz[clock];
+    const uint16_t *locked = view.state.locked_clocks_mhz;
+    if (result == OK && !highest && clock < 2 && locked[1] > 0)
+        *mhz = *mhz < locked[0] ? locked[0] : *mhz > locked[1] ? locked[1] : *mhz;
     return done(result);
 }
 
@@ -142,6 +145,26 @@ API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned clock, unsigne
     nvmlReturn_t result = begin_board(device, &view, mhz);
     return done(result != OK ? result : id > 3 ? INVALID_ARGUMENT : NOT_SUPPORTED);
 }
+
+static nvmlReturn_t lock_clocks(nvmlDevice_t device, unsigned lowest, unsigned highest)
+{
+    View view;
+    nvmlReturn_t result = begin_change(device, &view);
+    if (result == OK && (lowest > highest || highest > view.state.max_clocks_mhz[0]))
+        result = INVALID_ARGUMENT;
+    if (result == OK) {
+        view.state.locked_clocks_mhz[0] = (uint16_t)lowest;
+        view.state.locked_clocks_mhz[1] = (uint16_t)highest;
+    }
+    return end_change(&view, result);
+}
+
+API nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned lowest, unsigned highest)
+{
+    return lock_clocks(device, lowest, highest);
+}
+
+API nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device) { return lock_clocks(device, 0, 0); }
 
 API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode)
 {

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define WORLD_MAGIC UINT64_C(0x314D49534C4D564E)
-#define WORLD_VERSION 5u
+#define WORLD_VERSION 6u
 #define MAX_BOARDS 16u
 #define MAX_STEPS 4096u
 #define MAX_PROCESSES 32u
@@ -41,7 +41,9 @@ enum {
     FLAG_PERSISTENCE = 64,
     FLAG_NO_PERMISSION = 128,
     FLAG_DELAY_BEFORE = 256,
-    FLAG_PROCESSES = 512
+    FLAG_PROCESSES = 512,
+    FLAG_SETTINGS = 1024,
+    FLAG_SETTINGS_DENIED = 2048
 };
 
 enum { STEP_CONSTANT = 0, STEP_BURST = 1, STEP_RAMP = 2, STEP_NOISE = 3, STEP_DECAY = 4 };
@@ -145,6 +147,7 @@ typedef struct {
     uint32_t fault_count;
     uint32_t unsupported[MAX_UNSUPPORTED];
     uint32_t memory_reserved_mib;
+    uint16_t locked_clocks_mhz[2]; /* lowest and highest graphics clock; 0: not locked */
     Reset resets[MAX_RESETS];
     Process processes[MAX_PROCESSES];
     Mig migs[MAX_MIG];
@@ -248,6 +251,7 @@ AT(State, reset_count, 240);
 AT(State, fault_count, 244);
 AT(State, unsupported, 248);
 AT(State, memory_reserved_mib, 312);
+AT(State, locked_clocks_mhz, 316);
 AT(State, resets, 320);
 AT(State, processes, 832);
 AT(State, migs, 1600);

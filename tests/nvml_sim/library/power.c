@@ -49,6 +49,18 @@ API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t devic
     return done(result);
 }
 
+API nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts)
+{
+    View view;
+    nvmlReturn_t result = begin_change(device, &view);
+    if (result == OK &&
+        (milliwatts < view.state.power_limit_min_mw || milliwatts > view.state.power_limit_max_mw))
+        result = INVALID_ARGUMENT;
+    if (result == OK)
+        view.state.power_limit_mw = milliwatts;
+    return end_change(&view, result);
+}
+
 static int answers_for(const State *state, uint32_t scope)
 {
     return scope < 32 && (state->scope_mask >> scope & 1) != 0;

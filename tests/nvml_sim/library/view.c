@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 
 #include "view.h"
 
@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -202,6 +203,35 @@ nvmlReturn_t begin_board(nvmlDevice_t device, View *view, const void *out)
 {
     nvmlReturn_t result = begin(device, view, out);
     return result == OK && view->mig > 0 ? NOT_SUPPORTED : result;
+}
+
+nvmlReturn_t begin_change(nvmlDevice_t device, View *view)
+{
+    view->locked_fd = -1;
+    nvmlReturn_t result = begin_board(device, view, view);
+    if (result == OK && !(view->state.flags & FLAG_SETTINGS))
+        return NOT_SUPPORTED;
+    if (result == OK && view->state.flags & FLAG_SETTINGS_DENIED)
+        return NO_PERMISSION;
+    if (result != OK)
+        return result;
+    view->locked_fd = open(getenv("NVML_SIM_WORLD"), O_RDWR | O_CLOEXEC);
+    if (view->locked_fd < 0 || flock(view->locked_fd, LOCK_EX) != 0)
+        return GPU_IS_LOST;
+    take_snapshot(view);
+    return OK;
+}
+
+nvmlReturn_t end_change(View *view, nvmlReturn_t result)
+{
+    if (result == OK) {
+        const uint64_t next = atomic_load(&view->board->seq) + 1;
+        view->board->slots[next & 1] = view->state;
+        atomic_store(&view->board->seq, next);
+    }
+    if (view->locked_fd >= 0)
+        close(view->locked_fd);
+    return done(result);
 }
 
 nvmlReturn_t begin_system(const void *out)

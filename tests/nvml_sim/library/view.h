@@ -15,6 +15,7 @@ typedef struct {
     int64_t now_ns; /* the time at which the state, and thus the answer of the query, is valid */
     unsigned index;
     unsigned mig; /* 0: the board itself, else instance number + 1 */
+    int locked_fd; /* of a change: the world file, locked as world.py locks it */
 } View;
 
 int64_t clock_ns(clockid_t clock);
@@ -30,6 +31,10 @@ nvmlReturn_t done(nvmlReturn_t result);
 
 /* Reads board `view->index` as a query: counted, delayed, and refused if the board is lost. */
 nvmlReturn_t fill_view(View *view);
+
+/* Publishes `view->state`, which a query took in begin_change(), and lets other writers continue. */
+nvmlReturn_t begin_change(nvmlDevice_t device, View *view);
+nvmlReturn_t end_change(View *view, nvmlReturn_t result);
 
 /* Reads the board without counting as a query. */
 void take_snapshot(View *view);

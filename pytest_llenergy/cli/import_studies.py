@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy import``: studies of LLenergyMeasure as test files."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_llenergy.cli.console import print_line, print_message, write_output
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cli.console import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "import",
+        help="write tests that measure what studies of LLenergyMeasure do",
+        description="Convert experiments and studies of LLenergyMeasure (YAML) into test files, "
+        "test_NAME.py. What has no counterpart is named with its value and the reason, on standard error and "
+        "in the file. Exits with 2 if a file could not be converted.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.yaml", help="an experiment or a study")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path(), metavar="DIR", help="directory (default: this one)"
+    )
+    parser.add_argument(
+        "--fallback",
+        choices=("cpu",),
+        help="run on the CPU where GPUs are missing; otherwise tests are skipped",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert each file. Returns 0, or 2 if one could not be converted."""
+    from pytest_llenergy.compare.gate import USAGE
+    from pytest_llenergy.errors import PlanError
+
+    status = 0
+    for path in args.files:
+        try:
+            _convert(path, args.output, args.fallback)
+        except PlanError as error:
+            print_message("import", error)
+            status = USAGE
+    return status
+
+
+def _convert(path: Path, directory: Path, fallback: str | None) -> None:
+    from pytest_llenergy.errors import PlanError
+    from pytest_llenergy.study_import import convert_study, render_tests
+
+    try:
+        import yaml
+    except ImportError:
+        raise PlanError("studies are YAML files: pip install 'pytest-llenergy[import]'") from None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    study = convert_study(content, path.name)
+    target = directory / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', path.stem)}.py"
+    if target.exists():
+        raise PlanError(f"{target} exists; remove it, or choose another directory with -o")
+    write_output(target, render_tests(study, path.name, fallback))
+    for note in study.notes:
+        print_message("import", f"{path.name}: {note}")
+    print_line(f"{target}: {len(study.cases)} case{'' if len(study.cases) == 1 else 's'}")

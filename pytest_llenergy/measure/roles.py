@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joules by role, where the prefill and the decode workers of a server have devices of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens
+
+#: The metrics of each role: name, unit, and the metric of a round that has only the joules of the role.
+ROLE_METRICS = {
+    "prefill": (
+        ("prefill_workers_energy_j", "energy_j"),
+        ("prefill_workers_energy_per_input_token_j", "energy_per_output_token_j"),
+    ),
+    "decode": (
+        ("decode_workers_energy_j", "energy_j"),
+        ("decode_workers_energy_per_output_token_j", "energy_per_output_token_j"),
+    ),
+}
+ROLE_METRIC_NAMES = tuple(name for names in ROLE_METRICS.values() for name, _ in names)
+UNITS = {"energy_j": "J", "energy_per_output_token_j": "J/token"}
+
+
+def role_metrics(
+    rounds: Sequence[Round],
+    roles: Mapping[str, Sequence[int]],
+    devices: Sequence[str],
+    coverage: float = 1.0,
+    planned: int | None = None,
+) -> dict[str, Metric]:
+    """Return the joules of each role in an iteration, and of one of its tokens.
+
+    Args:
+        rounds: All rounds.
+        roles: Positions in ``devices`` by role.
+        devices: The leased devices.
+        coverage: As for ``compute_metrics``.
+        planned: As for ``compute_metrics``.
+    """
+    metrics: dict[str, Metric] = {}
+    for role, names in ROLE_METRICS.items():
+        domains = [f"gpu:{devices[position]}" for position in roles[role]]
+        reason = _explain_missing(domains, rounds)
+        if reason is not None:
+            metrics |= {name: Metric(None, UNITS[source], reason=reason) for name, source in names}
+            continue
+        found = compute_metrics([_restrict(each, role, domains) for each in rounds], None, coverage, planned)
+        metrics |= {name: found[source] for name, source in names}
+    return {
+        name: msgspec.structs.replace(metric, reason="the workload has no input tokens")
+        if metric.value is None and "input" in name and metric.reason and "output tokens" in metric.reason
+        else metric
+        for name, metric in metrics.items()
+    }
+
+
+def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | None:
+    """Return why the joules of these domains cannot be told from others, or None if they can."""
+    read = list(dict.fromkeys(name for round_ in rounds for name in round_.by_domain))
+    missing = [domain for domain in domains if domain not in read]
+    if not missing:
+        return None
+    named = ", ".join(dict.fromkeys(each.partition(":")[2] for each in missing))
+    return f"no meter reads {named} apart from the rest; read: {', '.join(read) or 'nothing'}"
+
+
+def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
+    """Return a round with the joules of these domains only, and with the tokens that the role works on."""
+    parts = [round_.by_domain[name] for name in domains if name in round_.by_domain]
+    missing = next((part.reason for part in parts if part.energy_j is None), None)
+    tokens = round_.tokens
+    if tokens is not None and role == "prefill":
+        tokens = Tokens(tokens.input, tokens.input)
+    terms = _add_terms(parts)
+    u_j = math.hypot(*msgspec.structs.astuple(terms))
+    width_j = sum((part.high_j or 0.0) - (part.low_j or 0.0) for part in parts)
+    whole = len(parts) == len(domains) and all(part.energy_j is not None for part in parts)
+    return msgspec.structs.replace(
+        round_,
+        energy_j=sum(part.energy_j or 0.0 for part in parts) if whole else None,
+        energy_u_j=u_j if whole else None,
+        energy_u_absolute_j=math.hypot(u_j, width_j / math.sqrt(12)) if whole else None,
+        terms=terms if whole else None,
+        tokens=tokens,
+        phases=[],
+        served=None,
+        reason=None if whole else missing or "a domain of the role was not read",
+    )
+
+
+def _add_terms(parts: Sequence[DomainEnergy]) -> Terms:
+    """Add uncertainties as ``Variances`` does: the course of power is the same on boards of the same work."""
+    terms = [part.terms for part in parts if part.terms is not None]
+    sums = {name: math.hypot(*(getattr(each, name) for each in terms)) for name in Terms.__struct_fields__}
+    return Terms(**{**sums, "shape_j": sum(each.shape_j for each in terms)})

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mark ``gpu_settings``: power limits and clocks are changed for one test, and always put back.
+
+The real pynvml changes simulated boards, whose state outlives every process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llenergy.compare.comparability import device_differences
+from pytest_llenergy.devices.board_settings import parse_settings
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.store import parse_location
+from pytest_llenergy.report.store import read_report as read_report_file
+
+from ..nvml_sim.boards import MigInstance
+from ..nvml_sim.fixtures import Give
+from ..nvml_sim.world import Board, World
+from .test_run_gpus import BACKEND, CONFTEST
+
+Read = Callable[..., dict[str, Any]]
+
+#: Before any test.
+FACTORY = (700.0, (0, 0))
+
+#: Shows each test what the boards have, by real reads of another process.
+SEEN = """
+import pynvml
+def seen(index=0):
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    limit = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+    return limit, pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_GRAPHICS)
+"""
+
+SWEEP = """
+import pytest
+from seen import seen
+@pytest.mark.gpus(1)
+@pytest.mark.gpu_settings(power_limit_w="watts", graphics_clock_mhz=(900, 1200))
+@pytest.mark.parametrize("watts", [250, 400.5, None])
+def test_it(energy, backend, watts):
+    energy(backend.generate, ["a"])
+    assert seen() == (watts or 700, 1200)
+"""
+
+#: A test during which the run is killed: the file shows that it has begun.
+ENDLESS = """
+import pathlib, time
+import pytest
+@pytest.mark.gpus(2)
+@pytest.mark.gpu_settings(power_limit_w=300, graphics_clock_mhz=1200)
+def test_it(energy, backend):
+    energy(backend.generate, ["a", "b"])
+    pathlib.Path("begun").touch()
+    {body}
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
+        "energy_backend = sleepy\n"
+    )
+    pytester.makeconftest(CONFTEST)
+    (pytester.path / "sleepy.py").write_text(BACKEND.replace("time.sleep(0.5)", "time.sleep(0.2)"))
+    (pytester.path / "seen.py").write_text(SEEN)
+    return pytester
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    boards = [Board(name="NVIDIA H200", power_w=100, latch_ns=20_000_000)] * 2
+    return nvml_children(World(tmp_path / "world", [*boards, Board(name="NVIDIA L4")]))
+
+
+def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return suite.runpytest_subprocess("--energy-report", "-rs", "-p", "no:cacheprovider", *args)
+
+
+def load(path: str) -> Report:
+    return read_report_file(parse_location(path))
+
+
+def set_on(world: World, *indices: int) -> list[tuple[float, tuple[int, int]]]:
+    """Return power limit and locked clocks of boards."""
+    boards = map(world.board, indices or range(3))
+    return [(board.power_limit_w, board.locked_clocks_mhz) for board in boards]
+
+
+def files() -> list[str]:
+    """Return the names of the files that note what was set before."""
+    return [name for name in os.listdir(os.environ["LLENERGY_LOCK_DIR"]) if "settings" in name]  # noqa: PTH208
+
+
+def test_a_sweep_sets_each_value_and_puts_it_back(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    suite.makepyfile(SWEEP)
+    before = world.changes(2)
+    run(suite).assert_outcomes(passed=3)
+    assert set_on(world) == [FACTORY] * 3
+    assert world.changes(2) == before, "the third board was not leased"
+    assert not files()
+    records = read_report()["records"]
+    settings = [record["gpu_settings"][0] for record in records]
+    assert [each["uuid"] for each in settings] == [record["devices"][0] for record in records]
+    assert [each["power_limit_w"] for each in settings] == [250, 400.5, None]
+    assert [each["power_limit_found_w"] for each in settings] == [250, 400.5, None]
+    assert [each["graphics_clock_mhz"] for each in settings] == [[900, 1200]] * 3
+    assert [each["graphics_clock_found_mhz"] for each in settings] == [1200] * 3
+    # The boards' own limit, by which boards of one kind are found.
+    assert [record["boards"][0]["power_limit_w"] for record in records] == [700] * 3
+    report = load(str(suite.path / "energy.json"))
+    first, second, third = report.records
+    differs = device_differences(first, second, report.environment, report.environment)
+    assert differs == [
+        "gpu.settings: power limit 250 W, graphics clock 900 to 1200 MHz -> "
+        "power limit 400.5 W, graphics clock 900 to 1200 MHz"
+    ]
+    assert not device_differences(third, third, report.environment, report.environment)
+
+
+def test_nothing_is_changed_without_the_mark(suite: pytest.Pytester, world: World, read_report: Read) -> None:
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.gpus(3)\ndef test_it(energy, backend): energy(backend.generate, ['a'])\n"
+    )
+    before = [world.changes(index) for index in range(3)]
+    run(suite)
+    assert [world.changes(index) for index in range(3)] == before
+    assert read_report()["records"][0]["gpu_settings"] == []
+
+
+@pytest.mark.parametrize(
+    ("board", "mark", "outcome", "message"),
+    [
+        (
+            {"settings_denied": True},
+            "power_limit_w=300",
+            "skipped",
+            "only root may change boards; run pytest as",
+        ),
+        (
+            {"settings_supported": False},
+            "graphics_clock_mhz=900",
+            "skipped",
+            "or its driver does not support it",
+        ),
+        ({"settings_denied": True}, "graphics_clock_mhz=900", "skipped", "only root may change boards"),
+        ({}, "power_limit_w=100", "errors", "NVIDIA H200 takes a power limit from 200 to 700 W"),
+        ({}, "power_limit_w=900", "errors", "NVIDIA H200 takes a power limit from 200 to 700 W"),
+        ({}, "graphics_clock_mhz=2000", "errors", "NVIDIA H200 takes a graphics clock up to 1980 MHz"),
+    ],
+)
+def test_what_is_impossible_is_refused_with_the_reason(
+    suite: pytest.Pytester, world: World, board: dict[str, Any], mark: str, outcome: str, message: str
+) -> None:
+    for index in range(2):
+        world.update(index, **board)
+    before = world.changes(0)
+    suite.makepyfile(
+        f"import pytest\n@pytest.mark.gpus(2)\n@pytest.mark.gpu_settings({mark})\ndef test_it(gpus): pass\n"
+    )
+    result = run(suite)
+    result.assert_outcomes(**{outcome: 1})
+    assert f"gpu_settings({mark.partition('=')[0]}=" in result.stdout.str()
+    assert message in " ".join(result.stdout.str().split())
+    assert (world.changes(0), files()) == (before, [])
+
+
+def test_a_refusal_by_the_second_board_restores_the_first(suite: pytest.Pytester, world: World) -> None:
+    world.update(1, settings_denied=True)
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.gpus(2)\n@pytest.mark.gpu_settings(power_limit_w=300)\n"
+        "def test_it(gpus): pass\n"
+    )
+    run(suite).assert_outcomes(skipped=1)
+    assert set_on(world) == [FACTORY] * 3
+
+
+def test_mig_instances_and_the_cpu_are_refused(
+    suite: pytest.Pytester, tmp_path: Path, nvml_children: Give
+) -> None:
+    parts = (
+        MigInstance(uuid="MIG-a1a1a1a1-0000-4000-8000-000000000001", gpu_instance=1, compute_instance=0),
+    )
+    board = Board(name="NVIDIA H100", mig_enabled=True, mig_instances=parts)
+    world = nvml_children(World(tmp_path / "divided", [board]))
+    suite.makepyfile(
+        """
+        import pytest
+        @pytest.mark.gpus(1)
+        @pytest.mark.gpu_settings(power_limit_w=300)
+        def test_instance(gpus): pass
+        @pytest.mark.gpus(9, fallback="cpu")
+        @pytest.mark.gpu_settings(power_limit_w=300)
+        def test_fallback(gpus): pass
+        """
+    )
+    result = run(suite)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(
+        ["*a MIG instance has no power limit or clock of its own*", "*the test has leased the CPU, and only*"]
+    )
+    assert world.changes(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        (
+            "gpu_settings(power_limit_w=300)",
+            "changes GPUs, but the test leases none; add @pytest.mark.gpus(1)",
+        ),
+        ("gpus(1)\n@pytest.mark.gpu_settings()", "names no setting; add one, such as power_limit_w=250"),
+        (
+            "gpus(1)\n@pytest.mark.gpu_settings(power_limit_w='w')",
+            "'w', which is no parameter of the test; add",
+        ),
+        (
+            "gpus(1)\n@pytest.mark.gpu_settings(graphics_clock_mhz=(9, 3))",
+            "is (9, 3), needs a whole number of",
+        ),
+    ],
+)
+def test_invalid_marks(suite: pytest.Pytester, marks: str, message: str) -> None:
+    suite.makepyfile(f"import pytest\n@pytest.mark.{marks}\ndef test_it(gpus): pass\n")
+    result = run(suite)
+    result.assert_outcomes(errors=1)
+    assert message in result.stdout.str()
+
+
+@pytest.mark.parametrize("value", [0, -5, True, float("nan"), float("inf"), [250], b"250"])
+def test_invalid_limits(value: object) -> None:
+    with pytest.raises(PlanError, match="needs a number of watts such as 250"):
+        parse_settings({"power_limit_w": value})
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True, (1,), (1, 2, 3), ("a", "b")])
+def test_invalid_clocks(value: object) -> None:
+    with pytest.raises(PlanError, match="needs a whole number of MHz"):
+        parse_settings({"graphics_clock_mhz": value})
+
+
+@pytest.mark.parametrize("body", ["raise ValueError", "raise KeyboardInterrupt", "pytest.exit('enough')"])
+def test_boards_are_restored_after_any_end_of_the_test(
+    suite: pytest.Pytester, world: World, body: str
+) -> None:
+    suite.makepyfile(ENDLESS.format(body=f"{body}"))
+    run(suite)
+    assert (suite.path / "begun").exists()
+    assert (set_on(world), files()) == ([FACTORY] * 3, [])
+
+
+class Killed:
+    """A run that is in its test, on two boards with other settings."""
+
+    def __init__(self, suite: pytest.Pytester, world: World) -> None:
+        suite.makepyfile(ENDLESS.format(body="time.sleep(300)"))
+        (suite.path / "begun").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        self.process = subprocess.Popen(command, cwd=suite.path, start_new_session=True)
+        self.world = world
+        wait_until((suite.path / "begun").exists, self.process)
+
+    def guard(self) -> psutil.Process:
+        (guard,) = [each for each in psutil.Process(self.process.pid).children() if is_guard(each)]
+        return guard
+
+    def family(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+
+def is_guard(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "pytest_llenergy.devices.board_settings" in process.cmdline()
+    return False
+
+
+def wait_until(is_true: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + 120
+    while not is_true():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.02)
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.suspend()
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes, 30)
+
+
+CHANGED = (300.0, (1200, 1200))
+
+
+@pytest.fixture
+def killed(suite: pytest.Pytester, world: World) -> Iterator[Killed]:
+    killed = Killed(suite, world)
+    yield killed
+    kill_all([psutil.Process(killed.process.pid)] if killed.process.poll() is None else [])
+    killed.process.wait()
+
+
+class TestKills:
+    def test_kill_of_pytest(self, killed: Killed) -> None:
+        assert set_on(killed.world, 0, 1) == [CHANGED] * 2
+        killed.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: not files())
+        assert set_on(killed.world) == [FACTORY] * 3
+
+    def test_kill_of_everything(self, killed: Killed, suite: pytest.Pytester) -> None:
+        """The next test that leases a board restores it, with or without the mark."""
+        kill_all(killed.family())
+        assert set_on(killed.world, 0, 1) == [CHANGED] * 2
+        assert len(files()) == 4
+        suite.makepyfile(
+            "import pytest\nfrom seen import seen\n"
+            "@pytest.mark.gpus(1)\ndef test_it(gpus): assert seen(gpus.indices[0]) == (700, 1980)\n"
+        )
+        run(suite).assert_outcomes(passed=1)
+        assert sorted(set_on(killed.world, 0, 1)) == sorted([FACTORY, CHANGED]), "the other is not leased"
+        assert len(files()) == 2
+
+    def test_a_limit_that_somebody_has_set_since_stays(self, killed: Killed, suite: pytest.Pytester) -> None:
+        kill_all(killed.family())
+        killed.world.update(0, power_limit_w=450.0)
+        suite.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+        run(suite).assert_outcomes(passed=1)
+        assert set_on(killed.world, 0, 1) == [(450.0, (0, 0)), FACTORY]
+        assert not files()
+
+    def test_a_board_that_cannot_be_restored_is_an_error_that_says_what_to_do(
+        self, killed: Killed, suite: pytest.Pytester
+    ) -> None:
+        kill_all(killed.family())
+        for index in range(2):
+            killed.world.update(index, settings_denied=True)
+        suite.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+        result = run(suite)
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(
+            ["*a killed run has left a power limit or clock *nvidia-smi -i GPU-* *; rm *"]
+        )
+        assert len(files()) == 4
+
+    def test_a_file_of_another_user_is_ignored(self, killed: Killed, suite: pytest.Pytester) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file to another user")
+        kill_all(killed.family())
+        for name in files():
+            os.chown(Path(os.environ["LLENERGY_LOCK_DIR"], name), 12345, -1)
+        suite.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+        run(suite).assert_outcomes(passed=1)
+        assert set_on(killed.world, 0, 1) == [CHANGED] * 2
+
+    def test_the_board_is_leased_until_it_is_restored(self, killed: Killed, suite: pytest.Pytester) -> None:
+        guard = killed.guard()
+        guard.suspend()
+        killed.process.send_signal(signal.SIGKILL)
+        suite.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+        result = run(suite, "--energy-lease-timeout=3")
+        result.assert_outcomes(errors=1)
+        guard.resume()
+        run(suite).assert_outcomes(passed=1)
+        assert set_on(killed.world) == [FACTORY] * 3
+
+    def test_kill_of_the_guard_makes_the_test_invalid(
+        self, suite: pytest.Pytester, world: World, read_report: Read
+    ) -> None:
+        suite.makepyfile(
+            """
+            import psutil
+            import pytest
+            @pytest.mark.gpus(1)
+            @pytest.mark.gpu_settings(power_limit_w=300)
+            def test_it(energy, backend):
+                energy(backend.generate, ["a"])
+                children = psutil.Process().children()
+                (guard,) = [each for each in children if "board_settings" in " ".join(each.cmdline())]
+                guard.kill()
+                guard.wait()
+            """
+        )
+        run(suite).assert_outcomes(passed=1)
+        assert (set_on(world), files()) == ([FACTORY] * 3, [])
+        (record,) = read_report()["records"]
+        assert "settings-lost" in {flag["name"] for flag in record["flags"]}
+
+    @pytest.mark.slow
+    def test_storm(self, suite: pytest.Pytester, world: World) -> None:
+        """Any processes, at any moment: after one more run nothing is left."""
+        draw = random.Random(7)
+        suite.makepyfile(SWEEP)
+        for attempt in range(60):
+            command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-report"]
+            with subprocess.Popen(
+                command, cwd=suite.path, stdout=subprocess.DEVNULL, start_new_session=True
+            ) as process:
+                time.sleep(draw.uniform(0.3, 6.0))
+                with suppress(psutil.NoSuchProcess):
+                    family = [
+                        psutil.Process(process.pid),
+                        *psutil.Process(process.pid).children(recursive=True),
+                    ]
+                    guards = [each for each in family if is_guard(each)]
+                    victims = [family, family[:1], guards or family[:1]][attempt % 3]
+                    kill_all(draw.sample(victims, len(victims)))
+                process.kill()
+        run(suite).assert_outcomes(passed=3)
+        assert (set_on(world), files()) == ([FACTORY] * 3, [])
