@@ -74,7 +74,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or SETTINGS["fault"] == "closes"
 
     def event(self, event: dict[str, Any]) -> None:
-        self.part(b"data: " + json.dumps(event).encode() + b"\n\n")
+        # Some clients refuse events without their kind.
+        whole = {"object": "text_completion", **event}
+        self.part(b"data: " + json.dumps(whole).encode() + b"\n\n")
 
     def part(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
