@@ -59,7 +59,9 @@ class Server:
         while True:
             seen = [json.loads(line) for line in self.log.read_text().splitlines()]
             # Tools send requests before the load, to see whether the server answers.
-            mine = sorted((each for each in seen if each["start_s"] >= start_s), key=lambda each: each["start_s"])
+            mine = sorted(
+                (each for each in seen if each["start_s"] >= start_s), key=lambda each: each["start_s"]
+            )
             load = mine[-len(job.prompts) :]
             sent = Counter(str(each["body"].get("prompt")) for each in load)
             if sent == expected or time.monotonic() > deadline:
@@ -74,7 +76,9 @@ class Server:
             ttft=[each["tokens_s"][0] - each["start_s"] for each in load],
             tpot=[(each["tokens_s"][-1] - each["tokens_s"][0]) / (job.new_tokens - 1) for each in load],
             e2e=[each["tokens_s"][-1] - each["start_s"] for each in load],
-            gap=[b - a for each in load for a, b in zip(each["tokens_s"], each["tokens_s"][1:], strict=False)],
+            gap=[
+                b - a for each in load for a, b in zip(each["tokens_s"], each["tokens_s"][1:], strict=False)
+            ],
         )
 
 
@@ -95,9 +99,7 @@ def serving(name: str, settings: Mapping[str, str], out: Path, timeout_s: float)
         **{"python": sys.executable, "gguf": resolve_model(None).location, "model": str(model_directory())},
         **{"port": str(inner), **settings},
     }
-    command = [
-        place for word in shlex.split(PROGRAMS.get(name, name)) for place in _fill(word, places)
-    ]
+    command = [place for word in shlex.split(PROGRAMS.get(name, name)) for place in _fill(word, places)]
     log = out / "wire.jsonl"
     wire = [sys.executable, str(HERE / "wire.py"), str(port), str(log), str(inner), *command]
     environment = {**os.environ, "OMP_NUM_THREADS": settings["threads"], "VLLM_CPU_KVCACHE_SPACE": "1"}

