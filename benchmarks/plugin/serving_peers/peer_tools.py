@@ -103,8 +103,12 @@ class Tool:
         with (job.out / "output.log").open("wb") as log:
             done = subprocess.run(
                 command,
-                **{"cwd": job.out, "env": environment, "stdin": subprocess.DEVNULL},
-                **{"stdout": log, "stderr": subprocess.STDOUT, "timeout": timeout_s},
+                cwd=job.out,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
             )
         try:
             if done.returncode == 0:

