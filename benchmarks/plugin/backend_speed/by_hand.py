@@ -66,13 +66,19 @@ def openvino(model: str) -> Generate:
 
 
 def onnxruntime(model: str) -> Generate:
-    """Generate with ``onnxruntime_genai.Generator``, token by token; ``min_length`` prevents an early end."""
+    """Generate with ``onnxruntime_genai.Generator``, token by token.
+
+    ``min_length`` prevents an early end, and with it the token that ends a text. The other backends ignore that
+    token and go on, so another one that no text needs is declared the end.
+    """
     import onnxruntime_genai
 
+    written = json.loads((Path(model) / "genai_config.json").read_bytes())["model"]
+    unused = written["vocab_size"] - 1
     config = onnxruntime_genai.Config(model)
     config.clear_providers()
     session = {"intra_op_num_threads": THREADS}
-    config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
+    config.overlay(json.dumps({"model": {"eos_token_id": unused, "decoder": {"session_options": session}}}))
     loaded = onnxruntime_genai.Model(config)
     tokenizer = onnxruntime_genai.Tokenizer(loaded)
 
