@@ -18,22 +18,34 @@ MIN_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Peers:
-    """Packages pinned in the ``requirements.txt`` of a folder next to this file; cached under ``name``."""
+    """Packages pinned in a file of a folder next to this one; cached under ``name``."""
 
     folder: str
     name: str
     takes: str
+    file: str = "requirements.txt"
 
     @property
     def requirements(self) -> Path:
         """Path of the pinned requirements."""
-        return Path(__file__).resolve().parent / self.folder / "requirements.txt"
+        return Path(__file__).resolve().parent / self.folder / self.file
 
 
 #: Zeus and CodeCarbon, with this package's own dependencies.
 METERS = Peers("accuracy", "meters", "a minute, 0.6 GB")
 #: optimum-benchmark needs an older transformers than the plugin, so they cannot share an environment.
 OPTIMUM_BENCHMARK = Peers("optimum_benchmark", "optimum-benchmark", "some minutes, 2 GB")
+#: Clients that put a load on a server. Their requirements contradict one another.
+GUIDELLM = Peers("serving_peers", "guidellm", "a minute, 0.6 GB", "requirements-guidellm.txt")
+AIPERF = Peers("serving_peers", "aiperf", "a minute, 0.9 GB", "requirements-aiperf.txt")
+VLLM_BENCH = Peers("serving_peers", "vllm-bench", "some minutes, 3.5 GB", "requirements-vllm-bench.txt")
+
+#: Environments by the name that this script takes.
+KNOWN = {
+    "accuracy": METERS,
+    "optimum_benchmark": OPTIMUM_BENCHMARK,
+    **{peers.name: peers for peers in (GUIDELLM, AIPERF, VLLM_BENCH)},
+}
 
 
 def peer_python(peers: Peers) -> Path:
@@ -65,10 +77,9 @@ def peer_python(peers: Peers) -> Path:
 
 def main() -> None:
     """Create the environment if needed and print its interpreter."""
-    known = {peers.folder: peers for peers in (METERS, OPTIMUM_BENCHMARK)}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", choices=known, default=METERS.folder, help="default: accuracy")
-    print(peer_python(known[parser.parse_args().folder]))
+    parser.add_argument("name", nargs="?", choices=KNOWN, default="accuracy", help="default: accuracy")
+    print(peer_python(KNOWN[parser.parse_args().name]))
 
 
 if __name__ == "__main__":

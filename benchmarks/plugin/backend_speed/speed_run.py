@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the speed of a backend under the plugin with a plain script. See the README in this folder."""
+"""Compare a backend under the plugin with a plain script: answers and speed. See the README here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statistics import median, stdev
 from typing import Any
 
 from by_hand import BACKENDS, SERVER
-from speed_setting import NEW_TOKENS, REPEATS, WARM_UP
+from speed_setting import NEW_TOKENS, PROMPTS, REPEATS, WARM_UP
 
 from pytest_llenergy.backends.convert import onnx_directory, pretrained_path
 from pytest_llenergy.backends.models import resolve_model
@@ -33,7 +33,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--backends", nargs="+", choices=tuple(BACKENDS), help="default: all; vllm only with --vllm-python"
     )
     parser.add_argument("--vllm-python", metavar="PYTHON", help="interpreter of the environment with vLLM")
-    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="pairs per backend (8)")
+    parser.add_argument(
+        "--pairs", type=int, default=8, metavar="N", help="pairs per backend (8); 0: compare answers only"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads per side (1)")
     parser.add_argument("--json", type=Path, default=Path("backend_speed.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
@@ -63,19 +65,19 @@ def run(command: Sequence[str], threads: int, python: str = sys.executable) -> s
     return done.stdout
 
 
-def measure_by_hand(backend: str, args: argparse.Namespace) -> float:
-    """Return the tokens per second of the median generation in the plain script."""
+def run_by_hand(backend: str, work: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the plain script prints."""
     python = args.vllm_python if backend == "vllm" else sys.executable
-    printed = run([str(HERE / "by_hand.py"), backend, prepare_model(backend)], args.threads, python)
+    printed = run([str(HERE / "by_hand.py"), backend, prepare_model(backend), work], args.threads, python)
     # The backend may print after the JSON.
-    result = json.loads([line for line in printed.splitlines() if line.startswith('{"tokens"')][-1])
-    if result["tokens"] != NEW_TOKENS:
-        raise SystemExit(f"{backend} by hand gave {result['tokens']} tokens instead of {NEW_TOKENS}")
-    return float(NEW_TOKENS / median(result["seconds"]))
+    result: dict[str, Any] = json.loads(
+        [line for line in printed.splitlines() if line.startswith(('{"tokens"', '{"answers"'))][-1]
+    )
+    return result
 
 
-def measure_plugin(backend: str, args: argparse.Namespace, scratch: Path) -> float:
-    """Return the tokens per second of the median round in the plugin's report."""
+def run_plugin(backend: str, work: str, rounds: int, args: argparse.Namespace, scratch: Path) -> Path:
+    """Run a test file under the plugin and return the path of its report."""
     report, threads = scratch / "energy.json", args.threads
     backend_options = {
         "server": [f"--energy-server-command={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
@@ -84,10 +86,44 @@ def measure_plugin(backend: str, args: argparse.Namespace, scratch: Path) -> flo
     options = (
         *backend_options.get(backend, ()),
         *(f"--energy-backend={backend}", f"--energy-threads={threads}", f"--energy-report={report}"),
-        *(f"--energy-rounds={REPEATS}", f"--energy-warmup={WARM_UP}", "--energy-budget=1"),
+        *(f"--energy-rounds={rounds}", f"--energy-warmup={min(WARM_UP, rounds - 1)}", "--energy-budget=1"),
         *("-q", "-p", "no:cacheprovider", f"--rootdir={scratch}", "-c", os.devnull),
     )
-    run(["-m", "pytest", str(HERE / "speed_work.py"), *options], threads)
+    run(["-m", "pytest", str(HERE / work), *options], threads)
+    return report
+
+
+def count_equal(backend: str, args: argparse.Namespace, scratch: Path) -> int:
+    """Return the number of prompts that get the same answer, token for token, on both sides.
+
+    Answers are compared as texts if a side has no token ids.
+    """
+    path = scratch / "answers.jsonl"
+    path.unlink(missing_ok=True)
+    os.environ["BACKEND_SPEED_ANSWERS"] = str(path)
+    run_plugin(backend, "answers_work.py", 1, args, scratch)
+    ours = {each["number"]: each for each in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    theirs = run_by_hand(backend, "answers", args)["answers"]
+    equal = [
+        ours[i]["text" if isinstance(answer, str) else "ids"] == answer for i, answer in enumerate(theirs)
+    ]
+    for i, same in enumerate(equal):
+        if not same:
+            print(f"  {backend}, prompt {i}: {ours[i]} in the plugin, {theirs[i]!r} by hand", flush=True)
+    return sum(equal)
+
+
+def measure_by_hand(backend: str, args: argparse.Namespace) -> float:
+    """Return the tokens per second of the median generation in the plain script."""
+    result = run_by_hand(backend, "speed", args)
+    if result["tokens"] != NEW_TOKENS:
+        raise SystemExit(f"{backend} by hand gave {result['tokens']} tokens instead of {NEW_TOKENS}")
+    return float(NEW_TOKENS / median(result["seconds"]))
+
+
+def measure_plugin(backend: str, args: argparse.Namespace, scratch: Path) -> float:
+    """Return the tokens per second of the median round in the plugin's report."""
+    report = run_plugin(backend, "speed_work.py", REPEATS, args, scratch)
     (record,) = json.loads(report.read_text())["records"]
     spans = [each["duration_s"] / each["iterations"] for each in record["rounds"]]
     if {each["tokens"]["output"] / each["iterations"] for each in record["rounds"]} != {NEW_TOKENS}:
@@ -111,29 +147,38 @@ def measure_pairs(backend: str, args: argparse.Namespace, scratch: Path) -> list
     return found
 
 
-def summarise_pairs(backend: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def summarise_pairs(backend: str, equal: int, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Return the median of the pairwise ratios; its uncertainty is the bootstrap scatter of the median."""
+    row: dict[str, Any] = {"backend": backend, "equal": equal, "prompts": len(PROMPTS), "pairs": pairs}
+    if not pairs:
+        return row
     ratios, random = [ours / theirs for ours, theirs in pairs], Random(0)
     medians = [median(random.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
     return {
-        "backend": backend,
+        **row,
         "plugin_tokens_per_s": median(ours for ours, _ in pairs),
         "by_hand_tokens_per_s": median(theirs for _, theirs in pairs),
         "ratio": median(ratios),
         "u_ratio": stdev(medians),
-        "pairs": pairs,
     }
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Render one row per backend."""
-    head = "| backend | in the plugin, tokens/s | by hand, tokens/s | ratio, pair by pair | pairs |"
-    lines = [
-        f"| {each['backend']} | {each['plugin_tokens_per_s']:.1f} | {each['by_hand_tokens_per_s']:.1f} | "
-        f"**{each['ratio']:.3f}** ± {each['u_ratio']:.3f} | {len(each['pairs'])} |"
-        for each in rows
-    ]
-    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *lines]) + "\n"
+    head = (
+        "| backend | equal answers | in the plugin, tokens/s | by hand, tokens/s | ratio by pairs | pairs |"
+    )
+    lines = []
+    for each in rows:
+        speed = (
+            f"{each['plugin_tokens_per_s']:.1f} | {each['by_hand_tokens_per_s']:.1f} | "
+            f"**{each['ratio']:.3f}** ± {each['u_ratio']:.3f}"
+            if each["pairs"]
+            else "– | – | –"
+        )
+        answers = f"{each['equal']} of {each['prompts']}"
+        lines.append(f"| {each['backend']} | {answers} | {speed} | {len(each['pairs'])} |")
+    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: | ---: |", *lines]) + "\n"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -142,7 +187,10 @@ def main(argv: Sequence[str]) -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="backend-speed-") as scratch:
         for backend in args.backends:
-            rows.append(summarise_pairs(backend, measure_pairs(backend, args, Path(scratch))))
+            equal = count_equal(backend, args, Path(scratch))
+            print(f"  {backend}: {equal} of {len(PROMPTS)} answers equal", flush=True)
+            pairs = measure_pairs(backend, args, Path(scratch))
+            rows.append(summarise_pairs(backend, equal, pairs))
             args.json.write_text(json.dumps(rows, indent=1) + "\n")
     table = markdown(rows)
     print(f"\n{table}")

@@ -161,7 +161,9 @@ class Handler(BaseHTTPRequestHandler):
         return sum(len(each["content"]) + int(SETTINGS["template"]) for each in messages)
 
     def event(self, event: dict[str, Any]) -> None:
-        self.part(b"data: " + json.dumps(event).encode() + b"\n\n")
+        # Some clients refuse events without their kind.
+        whole = {"object": "text_completion", **event}
+        self.part(b"data: " + json.dumps(whole).encode() + b"\n\n")
 
     def part(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
