@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.measure.roles import ROLE_METRIC_NAMES
+from pytest_llenergy.measure.metrics import ROLE_METRIC_NAMES, ROUND_METRICS
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import Record
 

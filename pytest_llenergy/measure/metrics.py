@@ -18,7 +18,6 @@ import msgspec
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
 from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
-from pytest_llenergy.measure.roles import ROLE_METRIC_NAMES
 from pytest_llenergy.measure.round_metric import (
     CLOCK_RESOLUTION_S,
     RoundMetric,
@@ -375,6 +374,14 @@ ROUND_METRICS: dict[str, RoundMetric] = {
 #: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.
 PHASE_METRICS = frozenset(
     name for name, figure in ROUND_METRICS.items() if figure.phase in ("prefill", "decode")
+)
+
+#: Joules of the workers of a role, and of one token of theirs. ``measure.roles`` computes them.
+ROLE_METRIC_NAMES = (
+    "prefill_workers_energy_j",
+    "prefill_workers_energy_per_input_token_j",
+    "decode_workers_energy_j",
+    "decode_workers_energy_per_output_token_j",
 )
 
 #: Metrics that have one value for all rounds.

@@ -22,7 +22,6 @@ ROLE_METRICS = {
         ("decode_workers_energy_per_output_token_j", "energy_per_output_token_j"),
     ),
 }
-ROLE_METRIC_NAMES = tuple(name for names in ROLE_METRICS.values() for name, _ in names)
 UNITS = {"energy_j": "J", "energy_per_output_token_j": "J/token"}
 
 
