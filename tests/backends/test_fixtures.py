@@ -100,8 +100,8 @@ class TestGenerateArguments:
         result.assert_outcomes(failed=4)
         result.stdout.fnmatch_lines(
             [
-                "BackendError: generate: prompts must be a list of one or more strings",
-                "BackendError: generate: prompts must be a list of one or more strings",
+                "BackendError: generate: prompts must be a list of one or more strings, or of requests",
+                "BackendError: generate: prompts must be a list of one or more strings, or of requests",
                 "BackendError: transformers: unknown load option dtyp; it takes: *; did you mean dtype[?]",
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
