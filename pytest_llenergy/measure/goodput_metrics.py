@@ -59,7 +59,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         "request/s", _goodput, heading="good request/s", better="more", applies=has_slo, optional=True
     ),
     "slo_attainment": RoundMetric(
-        "", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, optional=True
+        "1", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, optional=True
     ),
     "energy_per_good_request_j": RoundMetric(
         "J/request",
