@@ -42,9 +42,9 @@ class Object(NamedTuple):
 
 PARAMETERS = (GenerationParams, EmbeddingParams, ServeParams)
 OBJECTS = (
-    Object(Energy, ("__call__", "pedantic", "extra_info"), called="energy"),
+    Object(Energy, ("__call__", "pedantic", "score", "metric", "extra_info"), called="energy"),
     Object(Run, ("rounds", "metrics", "result")),
-    Object(EnergyMeter, ("__call__", "begin", "end", "extra_info"), called="energy_meter"),
+    Object(EnergyMeter, ("__call__", "begin", "end", "metric", "extra_info"), called="energy_meter"),
     Object(
         Window,
         (

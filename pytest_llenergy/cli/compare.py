@@ -34,8 +34,8 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC",
-        help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
-        "repeatable)",
+        help="compare this metric (default: energy_per_output_token_j, energy_per_input_token_j of tests "
+        "that only read their prompts, or energy_j of tests without tokens; repeatable)",
     )
     for name in ("fail_on", "floor", "agreement", "inconclusive", "removed"):
         option_row(name).add_argument(parser)

@@ -446,8 +446,8 @@ def _compare_custom(case: _Case, differences: Sequence[str]) -> Comparison:
     if len(set(better)) > 1:
         reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
         return case.without_estimate("not comparable", reason)
-    values = [_custom_value(record, metric) for record in (base, head)]
-    found = compare_values(*values, case.criterion.rule, direction_of(metric, head, base))
+    values = _custom_value(base, metric), _custom_value(head, metric)
+    found = compare_values(values[0], values[1], case.criterion.rule, direction_of(metric, head, base))
     limits = {name: _finite_or_none(getattr(found, name)) for name in ("ratio", "low", "high")}
     counts = [max(1, len(each.values)) for each in values]
     notes = [f"{OTHER_WORKLOAD}{line}" for line in differences]

@@ -88,8 +88,9 @@ def make_metric(
         raise LLEnergyError(f'metric {name}: better is {better!r}, needs "less" or "more"')
     if not isinstance(unit, str) or len(unit) > MAX_UNIT or unit != one_line(unit):
         raise LLEnergyError(f"metric {name}: unit is {unit!r}, needs a short text, such as ms")
-    values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
-    numbers = [_number(name, each) for each in ([value] if values is None else values)]
+    given: object = value
+    values = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    numbers = [_number(name, each) for each in values]
     if not numbers:
         raise LLEnergyError(f"metric {name}: no values given")
     n = len(numbers)
@@ -119,7 +120,7 @@ def _number(name: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, (str, bytes)) or not abs(number) <= 1e30:
+    if isinstance(value, str | bytes) or not abs(number) <= 1e30:
         raise LLEnergyError(f"metric {name}: {value!r} is not a finite number")
     return number
 

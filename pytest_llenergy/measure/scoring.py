@@ -104,10 +104,10 @@ def accuracy_metrics(
     Raises:
         LLEnergyError: A score is not a number from 0 to 1, or there is none.
     """
-    values = list(scores)
-    if any(isinstance(each, str) or not 0 <= float(each) <= 1 for each in values):
+    metric, custom = make_metric(ACCURACY, list(scores), unit="1", better="more")
+    values = custom.values or list(scores)
+    if not all(0 <= each <= 1 for each in values):
         raise LLEnergyError("score: a score is not a number from 0 to 1")
-    metric, custom = make_metric(ACCURACY, [float(each) for each in values], unit="1", better="more")
     assert metric.value is not None
     u = _item_uncertainty(values)
     accuracy = _with_uncertainty(metric, u)
