@@ -2,7 +2,9 @@
 """Energy of generating text: compare backends on one model.
 
 Every test runs once per available backend. ``ignore_eos`` keeps the number of tokens, and so the work,
-constant. Tests run on GPUs if there are any, else on the CPU; the records state which.
+constant. Tests run on GPUs if there are any, else on the CPU; the records state which. All backends get the
+same weights, arithmetic and cache type, so that their joules compare: ``float32`` on the CPU, where ONNX
+Runtime has no other, and ``bfloat16`` on GPUs. A server runs with the types of its command.
 """
 
 from __future__ import annotations
@@ -17,6 +19,14 @@ from pytest_llenergy.model.prompts import Prompts
 pytestmark = pytest.mark.gpus(1, fallback="cpu")
 
 DECODE_TOKENS = 12
+
+
+@pytest.fixture
+def backend(backend: BackendHandle, gpus: Sequence[str]) -> BackendHandle:
+    """The backend with the precision that all of them share."""
+    if "dtype" not in backend.spec.capabilities.options:
+        return backend
+    return backend.with_options(dtype="bfloat16" if gpus else "float32")
 
 
 @pytest.mark.parametrize("words", [16, 128])

@@ -281,11 +281,12 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
     Raises:
         ModelError: If a module is missing or the builder fails.
     """
-    key = f"{_source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
+    key = f"{source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
     return build_cached(key, lambda directory: _run_onnx_builder(source, precision, directory))
 
 
-def _source_key(source: ModelSource) -> str:
+def source_key(source: ModelSource) -> str:
+    """Return the part of a cache key that stands for a model: it changes with the content."""
     if source.kind == "random":
         return f"random-{source.location}"
     path = Path(source.location)

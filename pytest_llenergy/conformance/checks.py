@@ -80,6 +80,13 @@ def check_prompt_counts(batch: BatchResult, counted: Mapping[str, int]) -> str |
 def check_output_counts(batch: BatchResult, max_new_tokens: int) -> str | None:
     """Check that each sequence is ``max_new_tokens`` long, as it is with ``ignore_eos``."""
     for number, (request, ids) in enumerate(zip(batch.requests, batch.token_ids, strict=True)):
+        if not batch.has_token_ids:
+            if request.output_tokens != max_new_tokens:
+                return (
+                    f"max_new_tokens={max_new_tokens} with ignore_eos made {request.output_tokens} tokens of "
+                    f"prompt {number}; nothing may end it earlier"
+                )
+            continue
         if len(ids) != max_new_tokens:
             return (
                 f"max_new_tokens={max_new_tokens} with ignore_eos made {len(ids)} tokens of prompt {number}; "

@@ -29,8 +29,15 @@ class BatchResult:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The output tokens of each prompt."""
-        return self.generation.token_ids
+        """The output tokens of each prompt; code points of its text if a server reports no tokens."""
+        if self.has_token_ids:
+            return self.generation.token_ids
+        return [list(map(ord, text)) for text in self.generation.texts]
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether the backend reports the tokens themselves."""
+        return all(self.generation.token_ids)
 
     @property
     def requests(self) -> Sequence[RequestTimeline]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.workers.isolation import Leftovers
-from pytest_llenergy.workers.usage import memory_bytes
+from pytest_llenergy.workers.usage import BackendProcesses, memory_bytes
 
 #: Models smaller than this (bytes) are loaded more often, since a process keeps about as much memory anyway.
 SMALL_BYTES = 64 << 20
@@ -77,8 +76,9 @@ def load_repeatedly(
         job.result(job.run())
         backend.synchronize()
         # Recorded before ``close``, after which they may have other parents.
-        workers |= {worker.pid for worker in getattr(backend, "workers", tuple)()} - {os.getpid()}
-        with_model = _memory_bytes()
+        processes = BackendProcesses(getattr(backend, "workers", tuple)())
+        workers |= processes.pids()
+        with_model = _memory_bytes(processes.pids())
         backend.close()
         del backend, job
         without = _memory_bytes()
@@ -126,12 +126,15 @@ def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[
     return None
 
 
-def _memory_bytes() -> int | None:
+def _memory_bytes(others: Collection[int] = ()) -> int | None:
+    """Return the memory of this process and ``others``; ``None`` if the system does not report it."""
     gc.collect()
     with suppress(OSError, AttributeError):
         # Freed memory that glibc's allocator keeps is not a leak (malloc_trim(3)).
         ctypes.CDLL(None).malloc_trim(0)
-    return memory_bytes()
+    here = memory_bytes()
+    # A process that has ended has no memory.
+    return None if here is None else here + sum(memory_bytes(pid) or 0 for pid in others)
 
 
 def _running(before: Leftovers, workers: Collection[int]) -> list[str]:

@@ -109,8 +109,14 @@ def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
     return None if here is None else here + sum(elsewhere)
 
 
-def memory_bytes() -> int | None:
-    """Return the memory in use without caches of freed memory; ``None`` if the system does not report it."""
+def memory_bytes(pid: int | None = None) -> int | None:
+    """Return the memory in use without caches of freed memory; ``None`` if the system does not report it.
+
+    Args:
+        pid: Another process, whose GPU memory is not counted; by default this one.
+    """
+    if pid is not None:
+        return _status_bytes("RssAnon", str(pid))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..backends.servers.start import llama
+from . import ctranslate2
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +80,61 @@ class TestVllm(BackendConformance):
     reference = "transformers"
     degrees_of_gpus = ("pipeline",)
 """
+
+
+SERVER = """
+from dataclasses import replace
+from pytest_llenergy.backends import server
+from pytest_llenergy.conformance import BackendConformance
+
+class TestServer(BackendConformance):
+    spec = replace(
+        server.SPEC,
+        name="llama-server",
+        needs=None,
+        refuses=lambda model: None if model.kind == "gguf" else "llama-server reads .gguf files",
+    )
+    model = "{model}"
+    options = {{"command": {command!r}}}
+    prompts = {{"abc": 3, "hello world": 11, "x": 1}}
+    longest_prompt = 900
+    any_value = {{"model": "llama.cpp's server has one model and ignores the name"}}
+    reference = None
+    why_no_reference = "its server reports no token ids"
+    why_no_stop_tokens = "its server stops at texts and not at tokens"
+"""
+
+
+@pytest.mark.slow
+def test_llama_cpps_server_conforms(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("xllamacpp")
+    file = pytester.path / "tiny.gguf"
+    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
+    pytester.makepyfile(SERVER.format(model=file, command=llama()))
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=14, skipped=2)
+
+
+def test_a_new_backend_is_under_90_lines() -> None:
+    """With docs/extending.md and the helpers that it names."""
+    lines = [line for line in ctranslate2.BACKEND.splitlines() if line.strip()]
+    assert len(lines) < 90
+    page = (ROOT / "docs" / "extending.md").read_text()
+    helpers = re.findall(
+        r"^from pytest_llenergy\.backends\.\w+ import (.*)$", ctranslate2.BACKEND, re.MULTILINE
+    )
+    for name in ", ".join(helpers).split(", "):
+        assert name in page
+
+
+@pytest.mark.slow
+def test_ctranslate2_conforms(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("ctranslate2", reason="no module ctranslate2: pip install ctranslate2")
+    (pytester.path / "ctranslate2_backend.py").write_text(ctranslate2.BACKEND)
+    pytester.makepyfile(ctranslate2.SUITE)
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=15, skipped=1)
 
 
 @pytest.mark.slow

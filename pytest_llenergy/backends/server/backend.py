@@ -121,7 +121,7 @@ class ServerBackend:
         if settings.words:
             self._process = self._start(model, settings, address, context)
         client = self._client = Client(address.url)
-        self._await_health(client, settings)
+        self._await_health(client, settings, model.label)
         flags = self._verify_owner(address, context)
         models = self._list_models(client)
         self._dialect = select_dialect(models)
@@ -176,11 +176,12 @@ class ServerBackend:
             )
         )
 
-    def _await_health(self, client: Client, settings: ServerSettings) -> None:
+    def _await_health(self, client: Client, settings: ServerSettings, label: str) -> None:
         """Wait until the server is healthy; one that was already running must be so at once.
 
-        Raises ``BackendError`` if it dies or is late.
+        Raises ``BackendError`` if it dies or is late. ``label`` is the model, for messages.
         """
+        named = f" with the model {label}" if settings.names_model else ""
         last = "no answer"
         deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
         while True:
@@ -191,7 +192,7 @@ class ServerBackend:
                 last = f"{status}: {error_text(body.decode(errors='replace'))}"
             except NoAnswerError as error:
                 last = f"no answer ({error})"
-            self._check_alive(f" before GET {settings.health} gave 200")
+            self._check_alive(f"{named} before GET {settings.health} gave 200")
             if time.monotonic() > deadline:
                 break
             # Servers do not notify when they are ready.

@@ -67,7 +67,9 @@ class ServerSettings:
             )
         if not words and not url:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
-        timeout_s = float(options.get("timeout_s") or SERVER_START_TIMEOUT_S)
+        timeout_s = options.get("timeout_s") or SERVER_START_TIMEOUT_S
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
+            raise BackendError(f"server: timeout_s is {timeout_s!r}, needs seconds, more than 0")
         return cls(
             words, parse_local_url(url) if url else None, health, str(options.get("model") or ""), timeout_s
         )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend for CTranslate2, written by docs/extending.md with the helpers that it names."""
+
+BACKEND = """
+import time
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.batches import check_lengths, stamped_result
+from pytest_llenergy.backends.convert import build_cached, pretrained_path, source_key
+from pytest_llenergy.backends.models import encode_prompts, load_tokenizer, translate_load_errors
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import BackendInfo, Precision
+
+TYPES = ("float32", "int8", "int8_float32", "int16")
+
+SPEC = BackendSpec(
+    name="ctranslate2",
+    factory="ctranslate2_backend:CTranslate2Backend",
+    requires=("ctranslate2", "transformers"),
+    install="pip install ctranslate2 'pytest-llenergy[transformers]'",
+    capabilities=Capabilities(
+        data=True,
+        options=("compute_type",),
+        timestamps="token",
+        exact=True,
+        clock="time.monotonic_ns in its callback",
+        reasons={"tensor": "its tensor parallelism is for GPUs"},
+        hardware="CPU",
+    ),
+)
+
+
+class CTranslate2Backend:
+    def load(self, model, options, context):
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+
+        kind = options.get("compute_type", "float32")
+        if kind not in TYPES:
+            raise BackendError(f"ctranslate2: compute_type is {kind!r}, needs one of {', '.join(TYPES)}")
+        path = pretrained_path(model)
+        with translate_load_errors("ctranslate2", model):
+            # Into a directory inside: the converter wants to make it.
+            cached = build_cached(
+                f"{source_key(model)}-ctranslate2-{ctranslate2.__version__}",
+                lambda directory: TransformersConverter(path).convert(str(directory / "model")),
+            )
+            self.generator = ctranslate2.Generator(
+                str(cached / "model"), compute_type=kind, intra_threads=context.threads
+            )
+        self.tokenizer = load_tokenizer(model, path)
+        return BackendInfo(
+            name="ctranslate2",
+            version=ctranslate2.__version__,
+            model=model.label,
+            dtype=kind,
+            precision=Precision(weights=self.generator.compute_type, compute=self.generator.compute_type),
+            options={"compute_type": kind, "threads": context.threads},
+        )
+
+    def prepare(self, prompts, params):
+        if params.do_sample:
+            raise BackendError("ctranslate2: its threads take a seed when they start, not later")
+        rows = encode_prompts("ctranslate2", self.tokenizer, prompts)
+        check_lengths("ctranslate2", [len(row) for row in rows], params.max_new_tokens, None)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else {self.tokenizer.eos_token_id})}
+        return CTranslate2Job(self.generator, self.tokenizer, rows, params.max_new_tokens, sorted(ends))
+
+    def synchronize(self):
+        '''generate_batch returns when the tokens are on the host.'''
+
+    def close(self):
+        del self.generator
+
+
+class CTranslate2Job:
+    def __init__(self, generator, tokenizer, rows, max_new_tokens, ends):
+        self.generator, self.tokenizer, self.rows = generator, tokenizer, rows
+        self.prompts = [tokenizer.convert_ids_to_tokens(row) for row in rows]
+        self.settings = {"max_length": max_new_tokens, "end_token": ends, "return_end_token": True}
+
+    def run(self):
+        return [self.complete(prompt) for prompt in self.prompts]
+
+    def complete(self, prompt):
+        '''One prompt a call: the output of a shorter one in a batch would begin with the rest of it.'''
+        stamps_ns = []
+        result = self.generator.generate_batch(
+            [prompt],
+            include_prompt_in_result=False,
+            callback=lambda _: stamps_ns.append(time.monotonic_ns()),
+            **self.settings,
+        )
+        return result[0].sequences_ids[0], stamps_ns
+
+    def result(self, outcome):
+        token_ids = [ids for ids, _ in outcome]
+        texts = [self.tokenizer.decode(ids) for ids in token_ids]
+        lengths = [len(row) for row in self.rows]
+        return stamped_result(texts, token_ids, lengths, [stamps_ns for _, stamps_ns in outcome])
+"""
+
+SUITE = """
+from ctranslate2_backend import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestCTranslate2(BackendConformance):
+    spec = SPEC
+    model = "random:llama-tiny"
+    reference = "transformers"
+    why_no_sampling = "its threads take a seed when they start, not later"
+"""
