@@ -122,7 +122,7 @@ class ServedRequests(StoredStruct, frozen=True):
     output_tokens: list[Count]
 
 
-class Tokens(StoredStruct, frozen=True):
+class Tokens(StoredStruct, frozen=True, omit_defaults=True):
     """Token counts summed over requests: prompts without padding, outputs as produced.
 
     Attributes:
