@@ -155,6 +155,12 @@ class GenerationParams(Params, frozen=True):
         values = {name: getattr(self, name) for name in EXTRA_PARAMS}
         return {name: value for name, value in values.items() if value != neutral[name]}
 
+    def primitives(self) -> dict[str, Primitive]:
+        """Return the parameters as recorded, those in ``EXTRA_PARAMS`` only if they have an effect."""
+        extras = self.extras
+        found = super().primitives()
+        return {name: value for name, value in found.items() if name in extras or name not in EXTRA_PARAMS}
+
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield "max_new_tokens", self.max_new_tokens >= 1, "1 or more"
         yield "temperature", self.temperature > 0, "more than 0; do_sample=False is greedy"

