@@ -169,6 +169,8 @@ class VllmBackend:
         except Exception as error:
             # vLLM raises a plain Exception when a worker dies while starting.
             raise BackendError(f"vllm cannot start with {model.label}: {first_error_line(error)}") from error
+        if on_cpu:
+            _keep_kernels()
         self._tokenizer: Any = self._llm.get_tokenizer()
         workers = self._llm.collective_rpc(_describe_worker)
         self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers]
@@ -248,6 +250,17 @@ class VllmBackend:
         del self._llm, self._tokenizer
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def _keep_kernels() -> None:
+    """Keep vLLM from replacing its kernels again for the next model of this process.
+
+    They stay replaced. vLLM 0.32 fails in the second attempt after prompt lookup has imported numba: it looks
+    for kernels in every object of every module, and those of llvmlite have no attributes to look at.
+    """
+    from vllm.platforms import current_platform
+
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
