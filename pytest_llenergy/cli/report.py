@@ -93,6 +93,8 @@ def _render(report: Report, args: argparse.Namespace) -> str:
         return render_report(report, trends).removesuffix("\n")
     has_gpus = report.environment is not None and bool(report.environment.gpus)
     layout = replace(_parse_layout(args), with_device=has_gpus)
+    for line in layout.missing_metrics(report.records, "--"):
+        raise PlanError(line)
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown
 

@@ -111,8 +111,9 @@ ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
 ESTIMATE_U_W = 0.01
 
 
-#: Rounds that are tried at most to find how long they must be for the energies of phases.
-PHASE_TRIALS = 2
+#: Rounds that are tried at most to find how long they must be for the energies of phases, and how much longer
+#: the second is at most.
+PHASE_TRIALS, TRIED_LENGTH = 2, 16
 
 
 def plan_for_meters(plan: RoundPlan, trace: Trace) -> RoundPlan:
@@ -264,17 +265,20 @@ def lengthen_for_phases(
     """
     rounds = min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
     unresolved: dict[str, str] = {}
-    for _ in range(PHASE_TRIALS):
+    for number in range(PHASE_TRIALS):
         begin_s = time.monotonic()
         trial = try_round(iterations)
         left_s -= time.monotonic() - begin_s
         iteration_s = trial.timeline.duration_s / iterations
         most = max(iterations, int((left_s / rounds - 2 * gap_s) / iteration_s))
         lengths = required_lengths(trial, trace, plan.phases, rounds)
+        if not number:
+            # Few iterations may lie between the same readings, and more of them between others.
+            lengths = {name: min(each, TRIED_LENGTH) for name, each in lengths.items()}
         needed = {name: math.ceil(iterations * each) for name, each in lengths.items() if each < math.inf}
         budget = f"the budget of {plan.budget_s:g} s (--energy-budget) allows {most * iteration_s:.2g} s"
         unresolved = {
-            name: f"{name} needs rounds of {wanted * iteration_s:.2g} s, and {budget}"
+            name: f"{name} needs rounds of about {wanted * iteration_s:.2g} s, and {budget}"
             for name, wanted in needed.items()
             if wanted > most
         }

@@ -217,15 +217,22 @@ class Layout:
         columns = [default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
-    def missing_metrics(self, records: Sequence[Record]) -> list[str]:
-        """Return a line for each option that names a metric that is not built in and that no test has."""
+    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
+        """Return a line for each option that names a metric that is not built in and that no test has.
+
+        Args:
+            records: The tests.
+            prefix: Beginning of the options.
+        """
         known = {name for record in records for name in record.metrics}
         if not known:
             return []
-        named = [("--energy-columns", name) for name in self.columns if name not in COLUMNS]
+        named = [("columns", name) for name in self.columns if name not in COLUMNS]
         word = self.sort.removeprefix("-")
-        named += [("--energy-sort", word)] if word and is_custom_name(word) else []
-        return [f"no test has the metric {name} ({option})" for option, name in named if name not in known]
+        named += [("sort", word)] if word not in NAME_SORT_KEYS and is_custom_name(word) else []
+        return [
+            f"no test has the metric {name} ({prefix}{option})" for option, name in named if name not in known
+        ]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""

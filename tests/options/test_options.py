@@ -141,8 +141,8 @@ def test_commands_do_not_import_pytest() -> None:
 )
 def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester, option: str, first: str) -> None:
     pytester.makepyfile(MEASURED)
-    reported = usage_error(pytester, f"--energy-{option}=joules")
-    assert reported.startswith(f"--energy-{option}=joules: unknown: joules; known: {first}")
+    reported = usage_error(pytester, f"--energy-{option}=energyj")
+    assert reported.startswith(f"--energy-{option}=energyj: unknown: energyj; known: {first}")
     assert "energy_per_output_token_j" in reported
 
 

@@ -168,9 +168,9 @@ def test_groups_keep_their_order_when_their_tests_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (parse_columns, "energy_j,joules,watts", "unknown: joules, watts; known: backend, model, device, "),
+        (parse_columns, "energy_j,a b,energyj", "unknown: a b, energyj; known: backend, model, device, "),
         (parse_columns, " , ", "no name given"),
-        (parse_sort, "speed", "unknown: speed; known: name, fullname, energy_j, "),
+        (parse_sort, "energyj", "unknown: energyj; known: name, fullname, energy_j, "),
         (parse_sort, "--energy_j", "unknown: -energy_j; known: "),
         (parse_group_by, "mark", f"unknown: mark; known: {', '.join(GROUP_KEYS)}, param:NAME"),
         (parse_group_by, "backend,param:", "unknown: param:; known: "),
@@ -326,8 +326,12 @@ def test_the_command_accepts_the_layout_options_of_pytest(
     assert reported == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
     assert main(["report", str(path), "-v"]) == 0
     assert "6 rounds of 2 iterations" in capsys.readouterr().out
+    assert main(["report", str(path), "--sort=energyj"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "llenergy report: --sort=energyj: unknown: energyj; known: name, "
+    )
     assert main(["report", str(path), "--sort=speed"]) == 2
-    assert capsys.readouterr().err.startswith("llenergy report: --sort=speed: unknown: speed; known: name, ")
+    assert capsys.readouterr().err == "llenergy report: no test has the metric speed (--sort)\n"
 
 
 @pytest.mark.parametrize(
