@@ -42,7 +42,7 @@ MAX_SOCKET_PATH_BYTES = 103
 VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
 
 #: How long its log may lag behind the loaded model, and how often to look (seconds).
-LOG_TIMEOUT_S, LOG_POLL_S = 1.0, 0.01
+LOG_TIMEOUT_S, LOG_POLL_S = 10.0, 0.01
 
 #: Values of the load option ``attention``, with llama.cpp's names.
 ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
@@ -375,16 +375,16 @@ def _set_parameter(params: Any, name: str, value: object) -> None:
 def _read_log(log: Path) -> tuple[Precision, str | None]:
     """Return number types and attention from what llama.cpp printed while loading a model."""
     deadline = time.monotonic() + LOG_TIMEOUT_S
-    # It prints in a thread of its own.
-    while (
-        "resolve_fused_ops" not in (text := log.read_text(errors="replace")) and time.monotonic() < deadline
-    ):
+    while True:
+        text = log.read_text(errors="replace")
+        cache = re.search(r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)", text)
+        flash = re.search(r"(?:Flash Attention|flash_attn +=) (enabled|disabled)", text)
+        # It prints in a thread of its own.
+        if (cache and flash) or time.monotonic() > deadline:
+            break
         time.sleep(LOG_POLL_S)
-    cache = re.search(r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)", text)
-    flash = re.search(r"Flash Attention (?:was auto, set to )?(\w+)|flash_attn += (enabled|disabled)", text)
-    return Precision(kv_cache=list_types(Counter(cache.groups())) if cache else None), (
-        (flash[1] or flash[2]) if flash else None
-    )
+    kv_cache = list_types(Counter(cache.groups())) if cache else None
+    return Precision(kv_cache=kv_cache), flash[1] if flash else None
 
 
 def _first_error(messages: Path) -> str | None:
@@ -516,7 +516,7 @@ class LlamaCppBackend:
                 # Set by ``_with_capacity`` for each batch, whose tokens are in the record.
                 "n_ctx": f"what the batch needs, in steps of {CONTEXT_STEP} a prompt",
                 "n_batch": settings.step or f"the prompts of the batch, in steps of {CONTEXT_STEP}",
-                "n_ubatch": f"n_batch, {xllamacpp.CommonParams().n_ubatch} at most",
+                "n_ubatch": f"n_batch, {options.get('n_ubatch', xllamacpp.CommonParams().n_ubatch)} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
         )

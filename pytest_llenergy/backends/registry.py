@@ -86,14 +86,19 @@ class Requirements:
     timestamps: str | None = None
     implied: str = ""
 
-    def unmet(self, row: Capabilities) -> Iterator[str]:
-        """Yield each unmet requirement in words, with the reason that the capabilities give."""
+    def unmet(self, row: Capabilities, *, passes: bool = True) -> Iterator[str]:
+        """Yield each unmet requirement in words, with the reason that the capabilities give.
+
+        Args:
+            row: The capabilities.
+            passes: Whether an undeclared option is met by a backend that passes options on to its library.
+        """
         row = row.loaded_with(self.options)
         kinds = row.unsupported_degrees(self.parallel)
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
-        unknown = row.unknown_options(self.options)
+        unknown = (row if passes else replace(row, passes=None)).unknown_options(self.options)
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             why = (*row.option_reasons(unknown), did_you_mean(unknown, row.options))
@@ -167,14 +172,16 @@ def explain_unmet_by_all(
         required: What the test requires.
         known: All backends by name.
     """
-    if _capable(required, known):
+    # Only a library that is used checks an undeclared option: a misspelt one must not skip every test.
+    tried = {spec.name for spec in specs}
+    if any(not any(required.unmet(row.capabilities, passes=name in tried)) for name, row in known.items()):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
     return f"{'; '.join(whys)}; backends that do: none here"
 
 
 def _capable(required: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
-    return [name for name, each in known.items() if not any(required.unmet(each.capabilities))]
+    return [name for name, each in known.items() if not any(required.unmet(each.capabilities, passes=False))]
 
 
 def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:

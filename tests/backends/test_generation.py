@@ -168,7 +168,7 @@ class TestOpenVino:
         assert timeline.start_ns < border_ns < timeline.end_ns
 
     def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
-        assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1")
+        assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1, q8_0")
         assert smollm.info.options["prefix_caching"] is False
 
 

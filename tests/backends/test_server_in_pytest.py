@@ -33,6 +33,22 @@ def test_it(energy, backend):
 QUICK = ["--energy-report", "--energy-backend=server"]
 
 
+def test_several_servers_are_several_rows(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
+    )
+    commands = [f"--energy-server-command=fast={scripted(step=0.001)}"]
+    commands += [f"--energy-server-command=slow={scripted(step=0.02)}"]
+    args = ["--energy-report", "--energy-backend=fast", "--energy-backend=slow"]
+    result = quick.runpytest(*args, *commands)
+    result.assert_outcomes(passed=2)
+    records = read_report()["records"]
+    assert [each["backend"]["name"] for each in records] == ["fast", "slow"]
+    assert [each["id"].partition("::")[2] for each in records] == ["test_it[fast]", "test_it[slow]"]
+    assert [each["backend"]["options"]["command"].rpartition("=")[2] for each in records] == ["0.001", "0.02"]
+    result.stdout.fnmatch_lines(["*fast*", "*slow*"])
+
+
 def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     command = scripted(first=0.05, step=0.01)

