@@ -39,6 +39,7 @@ from pytest_llenergy.options.rounds import (
 )
 from pytest_llenergy.progress import describe_step
 from pytest_llenergy.recorder import ENERGY_RAISED
+from pytest_llenergy.traffic.requests import encode_inputs
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
@@ -415,7 +416,7 @@ class Energy(RecordedValues):
             value = draft.result = result()
             is_greedy = draft.backend is not None and draft.backend.generation.get("do_sample") is False
             if is_greedy and isinstance(value, Generation):
-                draft.outputs = digest_outputs(arguments.args[0], value.token_ids)
+                draft.outputs = digest_outputs(encode_inputs(arguments.args[0]), value.token_ids)
             if settings.flops:
                 show("counting floating-point operations")
                 # Last, since counting may load, compile or cache something that would change a later round.

@@ -222,7 +222,7 @@ class BackendConformance:
             pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
         texts = list(self._prompts)
         parts = split_prompts(texts, 2) if kind == "data" else [texts]
-        single = [ids for part in parts for ids in self._batch(loaded, part)]
+        single = [ids for part in parts for ids in self._batch(loaded, list(map(str, part)))]
         group, _ = loaded.load(degrees)
         fail_if(checks.check_process_count(loaded, group.ranks, degrees))
         batch_result = loaded.generate(texts, degrees=degrees, max_new_tokens=LONG, ignore_eos=True)

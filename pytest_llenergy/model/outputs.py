@@ -22,7 +22,7 @@ def digest_outputs(prompts: Sequence[str], token_ids: Sequence[Sequence[int]]) -
     """Return for each request a digest of each output token and all before it (``Record.outputs``).
 
     Args:
-        prompts: The prompts of the requests.
+        prompts: The prompts of the requests, without which nobody can find the tokens from the digests.
         token_ids: Their output tokens. Of many or long requests, only the first tokens count.
     """
     key = hashlib.blake2b(json.dumps(list(prompts)).encode(), person=b"llenergy-outputs").digest()

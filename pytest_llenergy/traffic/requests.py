@@ -153,11 +153,14 @@ def describe_inputs(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> 
     return described
 
 
+def encode_inputs(inputs: Inputs) -> list[str]:
+    """Return each input as a text that changes with every length, block and time of a request."""
+    return [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in inputs]
+
+
 def digest_inputs(inputs: Inputs) -> str:
     """Return the digest of inputs; it changes with every length, block and time of a request."""
-    return digest_prompts(
-        each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in inputs
-    )
+    return digest_prompts(encode_inputs(inputs))
 
 
 def check_whole(where: str, name: str, value: Any, least: int = 1) -> int:

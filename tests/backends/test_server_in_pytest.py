@@ -63,7 +63,7 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
     assert rank["workers"] != [rank["pid"]]
     for round_ in record["rounds"]:
         assert round_["requests"] == 12
-        assert round_["tokens"] == {"input": 48, "output": 48}
+        assert round_["tokens"] == {"input": 48, "output": 48, "cached": 0}
         assert len(round_["served"]["sent_s"]) == 12
         assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
         steady = round_["phases"][1]

@@ -87,9 +87,15 @@ class Endpoint:
         return exchanges, False
 
     def parse_answers(
-        self, exchanges: Sequence[Exchange], params: GenerationParams, max_failures: int = 0
+        self, exchanges: Sequence[Exchange], params: GenerationParams, asked: int, max_failures: int = 0
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
         """Parse the streams.
+
+        Args:
+            exchanges: What was sent.
+            params: Parameters of the call.
+            asked: Number of requests to send, of which failures may have prevented some.
+            max_failures: Most requests that may fail.
 
         Returns:
             The exchanges with an answer, and the messages of the failed ones.
@@ -100,7 +106,7 @@ class Endpoint:
         answered: list[tuple[Exchange, Answer]] = []
         failures: list[str] = []
         for number, exchange in enumerate(exchanges, 1):
-            name = f"request {number} of {len(exchanges)}"
+            name = f"request {number} of {max(asked, len(exchanges))}"
             try:
                 answer = read_answer(exchange.stream, self.dialect, name)
             except FailedRequestError as error:
@@ -167,7 +173,7 @@ class BatchJob:
         return [Exchange(stream, self.params.max_new_tokens) for stream in streams]
 
     def result(self, outcome: list[Exchange]) -> ServedGeneration:
-        answered, _ = self.endpoint.parse_answers(outcome, self.params)
+        answered, _ = self.endpoint.parse_answers(outcome, self.params, len(outcome))
         answers = [answer for _, answer in answered]
         return ServedGeneration(
             texts=[answer.text for answer in answers],
@@ -284,7 +290,9 @@ class LoadJob:
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
         limit = 0 if outcome.died else self.params.max_failures
-        answered, failures = self.endpoint.parse_answers(outcome.exchanges, self.params, limit)
+        answered, failures = self.endpoint.parse_answers(
+            outcome.exchanges, self.params, len(self.requests), limit
+        )
         answered.sort(key=lambda each: each[0].stream.sent_ns)
         answers = [answer for _, answer in answered]
         requests = [

@@ -113,7 +113,7 @@ class VllmJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests, flags=flags)
 
 
-def _count_drafts(draft: Any) -> dict[str, int]:
+def _count_drafts(draft: Any) -> dict[str, Any]:
     """Return drafted and accepted tokens of a request (``RequestSpecDecodeMetrics``); empty without drafts.
 
     Its histogram has the number of steps by accepted tokens.
