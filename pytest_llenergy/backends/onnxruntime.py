@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -385,16 +385,18 @@ def _read_precision(directory: Path) -> Precision | None:
     levels = {
         attributes["accuracy_level"].value for attributes in quantised if "accuracy_level" in attributes
     }
-    caches = {
-        value.dtype.name for value in graph.inputs if "past_key" in value.name or "past_value" in value.name
-    }
-    outputs = {value.dtype.name for value in graph.outputs if value.name == "logits"}
+    caches = _type_names(value for value in graph.inputs if str(value.name).startswith("past_"))
+    outputs = _type_names(value for value in graph.outputs if value.name == "logits")
     return Precision(
         weights=list_types(weights),
-        compute=list_types(Counter(outputs)),
-        kv_cache=list_types(Counter(caches)),
+        compute=list_types(outputs),
+        kv_cache=list_types(caches),
         activations="int8" if QUANTISES_INPUTS in levels else "none",
     )
+
+
+def _type_names(values: Iterable[Any]) -> Counter[str]:
+    return Counter(value.dtype.name for value in values if value.dtype is not None)
 
 
 def _overlay(shape: ModelShape, threads: int, session: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ IR_FILE = "openvino_model.xml"
 LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", 3
 
 #: Properties with which every product is one of float32 numbers.
-FLOAT32 = {
+FLOAT32: dict[str, str | int] = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
@@ -284,7 +284,7 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
                 f"openvino: dtype is {options['dtype']!r}, needs float32; for another arithmetic on the "
                 "weights of the file, give INFERENCE_PRECISION_HINT"
             )
-        properties = {**FLOAT32}
+        properties = dict(FLOAT32)
     if "kv_cache_dtype" in options:
         kind = str(options["kv_cache_dtype"])
         if kind not in KV_TYPES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -76,9 +77,9 @@ def load_repeatedly(
         job.result(job.run())
         backend.synchronize()
         # Recorded before ``close``, after which they may have other parents.
-        processes = BackendProcesses(getattr(backend, "workers", tuple)())
-        workers |= processes.pids()
-        with_model = _memory_bytes(processes.pids())
+        named = getattr(backend, "workers", tuple)()
+        workers |= {worker.pid for worker in named} - {os.getpid()}
+        with_model = _memory_bytes(BackendProcesses(named).pids())
         backend.close()
         del backend, job
         without = _memory_bytes()

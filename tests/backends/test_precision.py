@@ -51,7 +51,7 @@ def test_a_damaged_gguf_file_is_one_line(tmp_path: Path, size: int) -> None:
 
 def record_with(precision: Precision | None, backend: str = "one", name: str = "t.py::test_it") -> Record:
     info = BackendInfo(name=backend, version="1", model="m", precision=precision)
-    return record_of([], id=f"{name}[{backend}]", backend=info)
+    return record_of(f"{name}[{backend}]", backend=info)
 
 
 class TestTable:
