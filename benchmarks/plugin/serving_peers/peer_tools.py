@@ -14,6 +14,9 @@ from typing import Any
 from pytest_llenergy.model.report import decode_report
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+#: The command ``vllm``, also for its build for CPUs.
+VLLM_CLI = ROOT / "tests" / "backends" / "servers" / "vllm_cli.py"
 OURS = "pytest-llenergy"
 
 #: In every request of every tool. Servers that do not know ``cache_prompt`` (llama.cpp's name for the prefix
@@ -237,17 +240,20 @@ def _vllm_command(job: Job) -> list[str]:
         **{"dataset-path": job.write_prompts("prompt"), "custom-output-len": job.new_tokens},
         **{"num-prompts": len(job.prompts), "temperature": 0, "extra-body": json.dumps(BODY)},
         "result-filename": job.out / "vllm.json",
+        # llama.cpp's server closes a connection after each stream, though it says that it keeps it. Without
+        # this, requests that vLLM sends at that moment fail.
+        "header": "Connection=close",
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     flags = ["--skip-chat-template", "--ignore-eos", "--disable-shuffle", "--disable-tqdm"]
-    program = [str(HERE / "vllm_cli.py"), "bench", "serve"]
+    program = [str(VLLM_CLI), "bench", "serve"]
     return [*program, *chosen, *arrivals, *flags, "--save-result", "--save-detailed"]
 
 
 def _read_vllm(job: Job) -> Sample:
     found = json.loads((job.out / "vllm.json").read_bytes())
     if found["failed"]:
-        raise ValueError(found["errors"])
+        raise ValueError("; ".join({each.splitlines()[-1] for each in found["errors"] if each}))
     each = zip(found["latencies"], found["ttfts"], found["output_lens"], strict=True)
     return Sample(
         ttft=found["ttfts"],
