@@ -23,6 +23,9 @@ OURS = "pytest-llenergy"
 #: cache of a request) ignore it.
 BODY: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
 
+# aiperf and vLLM open a connection per request. llama.cpp's server closes a connection after each stream, though
+# it says that it keeps it, and requests that they send at that moment would fail.
+
 
 class RunError(Exception):
     """A tool failed, or it sent other requests than it was asked for."""
@@ -206,7 +209,7 @@ def _aiperf_command(job: Job) -> list[str]:
         "input-file": job.write_prompts("text", output_length=job.new_tokens),
         **{"custom-dataset-type": "single-turn", "dataset-sampling-strategy": "sequential"},
         **{"request-count": len(job.prompts), "tokenizer": job.tokenizer, "ui": "none"},
-        "artifact-dir": job.out / "aiperf",
+        **{"artifact-dir": job.out / "aiperf", "connection-reuse-strategy": "never"},
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     body = [word for name, value in BODY.items() for word in ("--extra-inputs", f"{name}:{value}".lower())]
@@ -216,7 +219,10 @@ def _aiperf_command(job: Job) -> list[str]:
 
 def _read_aiperf(job: Job) -> Sample:
     lines = (job.out / "aiperf" / "profile_export.jsonl").read_text().splitlines()
-    done = [json.loads(line)["metrics"] for line in lines]
+    found = [json.loads(line) for line in lines]
+    if errors := {each["error"]["message"] for each in found if each.get("error")}:
+        raise ValueError("; ".join(errors))
+    done = [each["metrics"] for each in found]
     return Sample(
         ttft=[each["time_to_first_token"]["value"] / 1e3 for each in done],
         # It calls the mean gap of a request ITL, too; the gaps are its inter-chunk latencies.
@@ -240,8 +246,6 @@ def _vllm_command(job: Job) -> list[str]:
         **{"dataset-path": job.write_prompts("prompt"), "custom-output-len": job.new_tokens},
         **{"num-prompts": len(job.prompts), "temperature": 0, "extra-body": json.dumps(BODY)},
         "result-filename": job.out / "vllm.json",
-        # llama.cpp's server closes a connection after each stream, though it says that it keeps it. Without
-        # this, requests that vLLM sends at that moment fail.
         "header": "Connection=close",
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
