@@ -68,8 +68,8 @@ def openvino(model: str) -> Generate:
 def onnxruntime(model: str) -> Generate:
     """Generate with ``onnxruntime_genai.Generator``, token by token.
 
-    ``min_length`` prevents an early end, and with it the token that ends a text. The other backends ignore that
-    token and go on, so another one that no text needs is declared the end.
+    ``min_length`` prevents an early end, and with it the token that ends a text. The other backends ignore
+    that token and go on, so another one that no text needs is declared the end.
     """
     import onnxruntime_genai
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer_tools import Job, RunError, Sample
+from peer_tools import ROOT, VLLM_CLI, Job, RunError, Sample
 from wire import HOST
 
 from pytest_llenergy.backends.convert import pretrained_path
@@ -25,7 +25,6 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.server.settings import find_free_port
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
 POLL_S = 0.2
 #: How long a request of the wire may be missing in its log after the tool has ended.
 LOG_WAIT_S = 5.0
@@ -34,7 +33,7 @@ PROGRAMS = {
     "llama.cpp": f"{{python}} {ROOT / 'benchmarks/serving/llama_server.py'} {{gguf}} {{port}} {{threads}}",
     # Compiling takes minutes and changes nothing of what a client sees.
     "vllm": (
-        f"{{vllm_python}} {HERE / 'vllm_cli.py'} serve {{model}} --port {{port}} --host {HOST} "
+        f"{{vllm_python}} {VLLM_CLI} serve {{model}} --port {{port}} --host {HOST} "
         "--no-enable-prefix-caching --enable-prompt-tokens-details --max-model-len 2048 --enforce-eager"
     ),
     "scripted": f"{{python}} {ROOT / 'tests/backends/servers/scripted.py'} {{port}} {{script}}",

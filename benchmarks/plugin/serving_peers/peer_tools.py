@@ -14,11 +14,17 @@ from typing import Any
 from pytest_llenergy.model.report import decode_report
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+#: The command ``vllm``, also for its build for CPUs.
+VLLM_CLI = ROOT / "tests" / "backends" / "servers" / "vllm_cli.py"
 OURS = "pytest-llenergy"
 
 #: In every request of every tool. Servers that do not know ``cache_prompt`` (llama.cpp's name for the prefix
 #: cache of a request) ignore it.
 BODY: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+
+# aiperf and vLLM open a connection per request. llama.cpp's server closes a connection after each stream, though
+# it says that it keeps it, and requests that they send at that moment would fail.
 
 
 class RunError(Exception):
@@ -203,7 +209,7 @@ def _aiperf_command(job: Job) -> list[str]:
         "input-file": job.write_prompts("text", output_length=job.new_tokens),
         **{"custom-dataset-type": "single-turn", "dataset-sampling-strategy": "sequential"},
         **{"request-count": len(job.prompts), "tokenizer": job.tokenizer, "ui": "none"},
-        "artifact-dir": job.out / "aiperf",
+        **{"artifact-dir": job.out / "aiperf", "connection-reuse-strategy": "never"},
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     body = [word for name, value in BODY.items() for word in ("--extra-inputs", f"{name}:{value}".lower())]
@@ -213,7 +219,10 @@ def _aiperf_command(job: Job) -> list[str]:
 
 def _read_aiperf(job: Job) -> Sample:
     lines = (job.out / "aiperf" / "profile_export.jsonl").read_text().splitlines()
-    done = [json.loads(line)["metrics"] for line in lines]
+    found = [json.loads(line) for line in lines]
+    if errors := {each["error"]["message"] for each in found if each.get("error")}:
+        raise ValueError("; ".join(errors))
+    done = [each["metrics"] for each in found]
     return Sample(
         ttft=[each["time_to_first_token"]["value"] / 1e3 for each in done],
         # It calls the mean gap of a request ITL, too; the gaps are its inter-chunk latencies.
@@ -237,17 +246,18 @@ def _vllm_command(job: Job) -> list[str]:
         **{"dataset-path": job.write_prompts("prompt"), "custom-output-len": job.new_tokens},
         **{"num-prompts": len(job.prompts), "temperature": 0, "extra-body": json.dumps(BODY)},
         "result-filename": job.out / "vllm.json",
+        "header": "Connection=close",
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     flags = ["--skip-chat-template", "--ignore-eos", "--disable-shuffle", "--disable-tqdm"]
-    program = [str(HERE / "vllm_cli.py"), "bench", "serve"]
+    program = [str(VLLM_CLI), "bench", "serve"]
     return [*program, *chosen, *arrivals, *flags, "--save-result", "--save-detailed"]
 
 
 def _read_vllm(job: Job) -> Sample:
     found = json.loads((job.out / "vllm.json").read_bytes())
     if found["failed"]:
-        raise ValueError(found["errors"])
+        raise ValueError("; ".join({each.splitlines()[-1] for each in found["errors"] if each}))
     each = zip(found["latencies"], found["ttfts"], found["output_lens"], strict=True)
     return Sample(
         ttft=found["ttfts"],

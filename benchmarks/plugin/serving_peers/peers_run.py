@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 from peer_figures import Turn, markdown
-from peer_server import PROGRAMS, ROOT, Server, model_directory, serving
-from peer_tools import BODY, OURS, TOOLS, Job, Load, RunError
+from peer_server import PROGRAMS, Server, model_directory, serving
+from peer_tools import BODY, OURS, ROOT, TOOLS, Job, Load, RunError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
