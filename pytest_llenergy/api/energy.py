@@ -1,34 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy with its result Run, and EnergyMeter: what the fixtures ``energy`` and ``energy_meter`` return."""
+"""Energy, which the fixture ``energy`` returns: measures calls, served loads and their curves."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
+from pytest_llenergy.api.energy_meter import RecordedValues
 from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, parse_rates
+from pytest_llenergy.api.run import LoadRun, Run
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.load_search import LoadSearch
-from pytest_llenergy.measure.metrics import flops_metrics, is_prefill_only
+from pytest_llenergy.measure.metrics import flops_metrics
 from pytest_llenergy.measure.peak_flops import peak_flops, utilization
 from pytest_llenergy.measure.roles import role_metrics
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
-from pytest_llenergy.meters.window import Measuring, Window
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.load_curve import LoadCurve, Slo, describe_max_load
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.outputs import digest_outputs
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
 from pytest_llenergy.options.rounds import (
     PEDANTIC,
@@ -43,115 +40,8 @@ from pytest_llenergy.traffic.requests import encode_inputs
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
-#: Metrics that ``repr(run)`` shows if the work has them.
-METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
-METRICS_OF_PREFILL = ("energy_j", "energy_per_input_token_j", "duration_s")
-
 #: Seconds after which a search for the maximum load measures no further rate.
 MAX_LOAD_BUDGET_S = 600.0
-
-
-def _describe(name: str, metric: Metric) -> str:
-    """Return a value with its unit, or why the joules are missing; empty for another missing metric."""
-    if metric.value is None:
-        return f"no joules ({metric.reason})" if name == "energy_j" else ""
-    u = metric.uncertainty_absolute if "J" in metric.unit else None
-    return format_quantity(metric.value, u, metric.unit)
-
-
-@dataclass(frozen=True, repr=False)
-class Run:
-    """Result of ``energy``. Every metric is an attribute too, such as ``run.energy_per_output_token_j``.
-
-    Attributes:
-        rounds: Each measured round, with its energy in joules and its duration in seconds.
-        metrics: Each metric by name, with unit, standard uncertainty and number of rounds. Names end in
-            their unit.
-        result: What the measured call returned in the last round.
-    """
-
-    rounds: list[Round]
-    metrics: dict[str, Metric]
-    result: Any
-
-    def __repr__(self) -> str:
-        names = METRICS_OF_PREFILL if is_prefill_only(self.rounds) else METRICS_OF_REPR
-        shown = [_describe(name, self.metrics[name]) for name in names if name in self.metrics]
-        rounds = f"{len(self.rounds)} round{'' if len(self.rounds) == 1 else 's'}"
-        kinds = {domain.kind for each in self.rounds for domain in each.by_domain.values()}
-        parts = [
-            *filter(None, shown),
-            *(f"joules {kind}" for kind in ("attributed", "estimated") if kind in kinds),
-        ]
-        return f"<Run of {rounds}: {', '.join(parts)}>"
-
-    def __getattr__(self, name: str) -> float:
-        __tracebackhide__ = True
-        metrics = self.__dict__.get("metrics", {})
-        if name not in metrics:
-            raise AttributeError(f"a run has no {name}; metrics: {', '.join(metrics)}")
-        metric = metrics[name]
-        if metric.value is None:
-            raise LLEnergyError(f"{name} has no value: {metric.reason}")
-        return float(metric.value)
-
-
-@dataclass(frozen=True, repr=False)
-class LoadRun(Run):
-    """Result of ``energy.load_curve`` and ``energy.max_load``: a ``Run`` of one of the loads.
-
-    Attributes:
-        curve: The points, and the result of the search.
-    """
-
-    curve: LoadCurve
-
-    def __repr__(self) -> str:
-        count = len(self.curve.points)
-        found = "" if self.curve.between is None else f", {describe_max_load(self.curve)}"
-        return f"<LoadRun of {count} load{'' if count == 1 else 's'}{found}; {super().__repr__()[1:-1]}>"
-
-
-class RecordedValues:
-    """What a test adds to its record, through either fixture."""
-
-    _context: TestContext
-
-    @property
-    def extra_info(self) -> dict[str, Any]:
-        """Values that the test adds to its record: text, numbers, lists and dicts."""
-        return self._context.draft.extra_info
-
-    @extra_info.setter
-    def extra_info(self, values: Mapping[str, Any]) -> None:
-        self._context.draft.extra_info = dict(values)
-
-    def metric(
-        self,
-        name: str,
-        value: float | Sequence[float],
-        *,
-        unit: str = "",
-        better: Direction,
-        uncertainty: float | None = None,
-    ) -> None:
-        """Add a custom metric to the record, for columns, comparisons, gates and the history.
-
-        A second call with the same name replaces the first.
-
-        Args:
-            name: Its name, which no built-in metric has.
-            value: The value, or one for each round or item: the metric is then their mean.
-            unit: Unit of the value, such as ``ms``.
-            better: ``"less"`` or ``"more"``: the direction that is better.
-            uncertainty: Standard uncertainty of a single value, in its unit; None if unknown.
-
-        Raises:
-            LLEnergyError: An argument is invalid, or a built-in metric has this name.
-        """
-        __tracebackhide__ = True
-        made = make_metric(name, value, unit=unit, better=better, uncertainty=uncertainty)
-        self._context.draft.custom[name] = made
 
 
 class Energy(RecordedValues):
@@ -496,66 +386,6 @@ def _with_roles(experiment: Experiment, context: TestContext, planned: int) -> E
     devices = context.lease.devices
     found = role_metrics(experiment.rounds, context.draft.device_roles, devices, coverage, planned)
     return replace(experiment, metrics={**experiment.metrics, **found})
-
-
-class EnergyMeter(RecordedValues):
-    """The fixture ``energy_meter``: measures stretches of a test.
-
-    ``with energy_meter("load") as window:`` measures a window; so do ``async with``, and the pair
-    ``energy_meter.begin("load")`` and ``energy_meter.end("load")``. Windows may nest and overlap. The meters
-    stay open until the test ends.
-    """
-
-    def __init__(self, context: TestContext) -> None:
-        self._context = context
-        self._measuring: Measuring | None = None
-
-    def __call__(self, name: str) -> Window:
-        """Return a new window, a context manager.
-
-        Args:
-            name: Name of the window in the record.
-
-        Raises:
-            MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
-        """
-        return self._add(self._open().window(name))
-
-    def begin(self, name: str) -> Window:
-        """Begin a window; ``end`` with the same name closes it.
-
-        Raises:
-            MeterError: A window of that name is open, or requested meters are unavailable.
-        """
-        return self._add(self._open().begin(name))
-
-    def end(self, name: str) -> Window:
-        """End the window of that name.
-
-        Returns:
-            The window, with its energy in joules and its duration in seconds.
-
-        Raises:
-            MeterError: No window of that name is open.
-        """
-        return self._open().end(name)
-
-    def close(self) -> None:
-        """Stop reading and close the meters."""
-        if self._measuring is not None:
-            self._measuring.stop()
-
-    def _open(self) -> Measuring:
-        if self._measuring is None:
-            self._measuring = Measuring(open_test_meters(self._context))
-            self._measuring.start()
-            series = self._measuring.series
-            self._context.draft.meters = [each.domain.info(each.meter) for each in series]
-        return self._measuring
-
-    def _add(self, window: Window) -> Window:
-        self._context.draft.windows.append(window)
-        return window
 
 
 def _inputs(inputs: Any, /, **params: Any) -> tuple[Any, dict[str, Any]]:
