@@ -23,8 +23,8 @@ OURS = "pytest-llenergy"
 #: cache of a request) ignore it.
 BODY: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
 
-# aiperf and vLLM open a connection per request. llama.cpp's server closes a connection after each stream, though
-# it says that it keeps it, and requests that they send at that moment would fail.
+# aiperf and vLLM open a connection per request. llama.cpp's server closes a connection after each stream,
+# though it says that it keeps it, and requests that they send at that moment would fail.
 
 
 class RunError(Exception):
