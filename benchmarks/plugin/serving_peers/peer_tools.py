@@ -23,9 +23,6 @@ OURS = "pytest-llenergy"
 #: cache of a request) ignore it.
 BODY: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
 
-# aiperf and vLLM open a connection per request. llama.cpp's server closes a connection after each stream, though
-# it says that it keeps it, and requests that they send at that moment would fail.
-
 
 class RunError(Exception):
     """A tool failed, or it sent other requests than it was asked for."""
@@ -209,7 +206,7 @@ def _aiperf_command(job: Job) -> list[str]:
         "input-file": job.write_prompts("text", output_length=job.new_tokens),
         **{"custom-dataset-type": "single-turn", "dataset-sampling-strategy": "sequential"},
         **{"request-count": len(job.prompts), "tokenizer": job.tokenizer, "ui": "none"},
-        **{"artifact-dir": job.out / "aiperf", "connection-reuse-strategy": "never"},
+        "artifact-dir": job.out / "aiperf",
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     body = [word for name, value in BODY.items() for word in ("--extra-inputs", f"{name}:{value}".lower())]
@@ -246,7 +243,6 @@ def _vllm_command(job: Job) -> list[str]:
         **{"dataset-path": job.write_prompts("prompt"), "custom-output-len": job.new_tokens},
         **{"num-prompts": len(job.prompts), "temperature": 0, "extra-body": json.dumps(BODY)},
         "result-filename": job.out / "vllm.json",
-        "header": "Connection=close",
     }
     chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     flags = ["--skip-chat-template", "--ignore-eos", "--disable-shuffle", "--disable-tqdm"]

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+METHODS = (b"GET ", b"POST ")
 SENT_AS = b"POST /v1/completions"
+DONE = b"data: [DONE]"
 EVENT = b"data: {"
 BUFFER = 1 << 16
 HOST = "127.0.0.1"
@@ -48,52 +50,60 @@ class Exchange:
 
 
 class Connection:
-    """One client's connection and the server's connection behind it."""
+    """One client's connection. Each of its requests gets a connection of its own to the server.
+
+    llama.cpp's server closes a connection after each stream, though it says that it keeps it. Clients that
+    believe it would lose requests.
+    """
 
     def __init__(self, inner: int, sink: TextIO) -> None:
         self.inner, self.sink = inner, sink
         self.current: Exchange | None = None
+        self.forth: asyncio.StreamWriter | None = None
+        self.answer: asyncio.Task[None] | None = None
 
     async def serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """Forward in both directions until either side closes."""
+        """Forward in both directions until the client closes, or the server does within an answer."""
         try:
-            server, forth = await asyncio.open_connection(HOST, self.inner)
+            while data := await client.read(BUFFER):
+                now_s = time.monotonic()
+                if data.startswith(METHODS):
+                    await self._open(back)
+                    self.current = Exchange(now_s) if data.startswith(SENT_AS) else None
+                if self.current is not None:
+                    self.current.request += data
+                if self.forth is not None:
+                    self.forth.write(data)
         except OSError:
-            # The server is not listening yet: the client's health check tries again.
-            back.close()
-            return
-        up = asyncio.create_task(self._forward_request(client, forth))
-        try:
-            await self._forward_answer(server, back)
-        except OSError:
-            # A client that leaves early.
+            # The server is not listening yet, and the health check tries again; or a client left early.
             pass
         finally:
-            up.cancel()
-            self._finish()
-            forth.close()
+            self._close()
             back.close()
 
-    async def _forward_request(self, client: asyncio.StreamReader, forth: asyncio.StreamWriter) -> None:
-        while data := await client.read(BUFFER):
-            now_s = time.monotonic()
-            forth.write(data)
-            if data.startswith(SENT_AS):
-                self._finish()
-                self.current = Exchange(now_s)
-            if self.current is not None:
-                self.current.request += data
-        forth.close()
+    async def _open(self, back: asyncio.StreamWriter) -> None:
+        self._close()
+        server, self.forth = await asyncio.open_connection(HOST, self.inner)
+        self.answer = asyncio.create_task(self._forward_answer(server, back))
 
     async def _forward_answer(self, server: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         while data := await server.read(BUFFER):
             back.write(data)
             if self.current is not None:
                 self.current.read_answer(data, time.monotonic())
-                if b"data: [DONE]" in data:
-                    self._finish()
+                if DONE in data:
+                    self._log()
+        if self.current is not None:
+            back.close()
 
-    def _finish(self) -> None:
+    def _close(self) -> None:
+        self._log()
+        if self.answer is not None:
+            self.answer.cancel()
+        if self.forth is not None:
+            self.forth.close()
+
+    def _log(self) -> None:
         if self.current is not None:
             self.current.log(self.sink)
         self.current = None
