@@ -18,6 +18,7 @@ from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.remaining_time import StepCallback
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
 
 from ..conftest import TEN_WATTS
@@ -83,6 +84,7 @@ def fake_measure(
     lease: Lease,
     on_step: StepCallback,
     load_s: float,
+    slo: Slo | None,
 ) -> Experiment:
     """Replace ``measure``: return rounds of a device that draws the power named by WATTS, at once."""
     selection.close()

@@ -88,7 +88,8 @@ def test_a_newer_version_is_refused() -> None:
 
 def test_a_truncated_file_is_refused() -> None:
     whole = encode_report(REPORT)
-    for length in (1, len(whole) // 2, len(whole) - 3):
+    # Not within a number, which the decoder would name.
+    for length in (1, whole.rindex(b",", 0, len(whole) // 2), len(whole) - 3):
         assert refusal(whole[:length]) == (
             "base.json: not a report of pytest --energy-report (Input data was truncated)"
         )
