@@ -77,7 +77,7 @@ def load_repeatedly(
         job.result(job.run())
         backend.synchronize()
         # Recorded before ``close``, after which they may have other parents.
-        named = getattr(backend, "workers", tuple)()
+        named: Sequence[BackendWorker] = getattr(backend, "workers", tuple)()
         workers |= {worker.pid for worker in named} - {os.getpid()}
         with_model = _memory_bytes(BackendProcesses(named).pids())
         backend.close()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,18 +72,27 @@ def device_names(record: Record) -> str:
 
 
 def precision_name(record: Record) -> str:
-    """Return the number types, such as ``float32`` or ``q4_1, q8_0 (bfloat16, KV uint8, int8 inputs)``."""
+    """Return the number types in short: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``."""
     precision = record.backend.precision if record.backend is not None else None
     if precision is None or not (precision.weights or precision.compute):
         return "-"
-    main = precision.weights or precision.compute or ""
-    others = [
-        precision.compute if precision.compute != main else None,
-        f"KV {precision.kv_cache}" if precision.kv_cache not in (None, precision.compute) else None,
-        f"inputs {precision.activations}" if precision.activations not in (None, "none") else None,
+    weights, compute, cache, inputs = (
+        _short_types(each)
+        for each in (precision.weights, precision.compute, precision.kv_cache, precision.activations)
+    )
+    words = [
+        weights,
+        compute if compute != weights else "",
+        f"kv-{cache}" if cache not in ("", compute) else "",
     ]
-    shown = ", ".join(filter(None, others))
-    return one_line(f"{main} ({shown})" if shown else main)
+    words.append(f"in-{inputs}" if inputs not in ("", "none") else "")
+    return one_line(" ".join(filter(None, words)))
+
+
+def _short_types(types: str | None) -> str:
+    """Shorten names of types: ``bf16`` for ``bfloat16``, ``i8`` for ``int8, groups of 32``."""
+    names = re.sub(r"(bf|f|u|)(?:loat|int)(?=\d)", lambda found: found[1] or "i", types or "")
+    return names.partition(", groups")[0].replace(", ", "+")
 
 
 def meter_names(record: Record) -> str:

@@ -57,14 +57,16 @@ def record_with(precision: Precision | None, backend: str = "one", name: str = "
 class TestTable:
     def test_the_column_appears_where_backends_differ(self) -> None:
         same = [record_with(FLOAT32), record_with(FLOAT32, "other")]
-        other = Precision(weights="q4_1", compute="bfloat16", kv_cache="uint8", activations="int8")
+        other = Precision(
+            weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8", activations="int8, groups of 32"
+        )
         unlike = [record_with(FLOAT32), record_with(other, "other")]
         column = COLUMNS["precision"]
         assert column not in Layout().columns_of(same)
         assert column in Layout().columns_of(unlike)
         assert [column.cell(each) for each in unlike] == [
-            "float32",
-            "q4_1 (bfloat16, KV uint8, inputs int8)",
+            "f32",
+            "q4_1+q8_0 bf16 kv-u8 in-i8",
         ]
 
     def test_other_tests_may_have_another_precision(self) -> None:
@@ -117,7 +119,7 @@ def test_each_engine_is_asked(quick: pytest.Pytester, read_report: Callable[...,
         "kv_cache": "float16",
         "activations": "q8_0, q8_1",
     }
-    assert "precision" in result.stdout.str()
+    result.stdout.fnmatch_lines(["* openvino * q4_1+q8_0 * kv-u8 in-i8*", "* llama-cpp * kv-f16 *"])
 
 
 @pytest.mark.slow
