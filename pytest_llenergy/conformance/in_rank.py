@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import RankContext, create_backend
+from pytest_llenergy.backends.base import BackendWorker, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
