@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from pytest_llenergy.cli.compare import FORMATS
 from pytest_llenergy.export import TARGETS
 
@@ -38,3 +40,13 @@ def test_the_readme_names_tox_environments_that_exist() -> None:
     assert "[testenv:tests{,-all}]" in tox
     assert "tox run -e tests-all" in readme
     assert "tox run -e tests" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_says_nothing_twice(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
+        rows = re.findall(r"^\| ?(`[^|]+)\|", section, re.MULTILINE)
+        assert len(rows) == len(set(rows)), rows
+    headings = re.findall(r"^#+ .*", text, re.MULTILINE)
+    assert len(headings) == len(set(headings)), headings
