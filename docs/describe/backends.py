@@ -15,7 +15,7 @@ from .text import capital, code, help_text, lines_of, page, table
 TABLES = {
     "Processes and devices": ("launch", "managed_by", "cpu", "gpu", "hardware"),
     "Parallelism": ("data", "tensor", "pipeline", "placement"),
-    "Work": ("tasks", "batching", "options"),
+    "Work": ("tasks", "batching", "options", "passes"),
     "Caches": ("prefix_cache", "caches"),
     "Times": ("timestamps",),
 }

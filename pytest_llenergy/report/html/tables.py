@@ -101,8 +101,8 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
     """List every test of one report that has a value, and its windows, in columns of the terminal."""
     records = [case.records["head"] for case in cases]
     names = list(MEASURED_COLUMNS)
-    shown = DEFAULT_LAYOUT.columns_of(records)
-    names[:0] = [name for name in ("device", "precision") if COLUMNS[name] in shown]
+    columns = DEFAULT_LAYOUT.columns_of(records)
+    names[:0] = [name for name in ("device", "precision") if COLUMNS[name] in columns]
     mixed = len({record.kind for record in records} - {None}) > 1
     rows: list[Row] = []
     for place, (case, record) in enumerate(zip(cases, records, strict=True)):
