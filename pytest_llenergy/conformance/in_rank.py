@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import RankContext, create_backend
+from pytest_llenergy.backends.base import BackendWorker, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -77,7 +77,7 @@ def load_repeatedly(
         job.result(job.run())
         backend.synchronize()
         # Recorded before ``close``, after which they may have other parents.
-        named = getattr(backend, "workers", tuple)()
+        named: Sequence[BackendWorker] = getattr(backend, "workers", tuple)()
         workers |= {worker.pid for worker in named} - {os.getpid()}
         with_model = _memory_bytes(BackendProcesses(named).pids())
         backend.close()
