@@ -34,7 +34,7 @@ from .project import Project
             ["--base=HEAD", "--head=HEAD", "--rounds-per-session=0", "--", "pytest"],
             "--rounds-per-session=0 must be 1 or more",
         ),
-        (["--base=HEAD", "--head=HEAD", "--metric=joules", "--", "pytest"], "unknown metric 'joules'"),
+        (["--base=HEAD", "--head=HEAD", "--metric=energyj", "--", "pytest"], "unknown metric 'energyj'"),
         (
             ["--base=HEAD", "--head=HEAD", "-o", "no/where.json", "--", "pytest"],
             "--output=no/where.json: no directory no; create it",
