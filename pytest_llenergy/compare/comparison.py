@@ -388,7 +388,7 @@ def _compare_records(
             return case.without_estimate("invalid", reason), None
     if not criterion.from_mark and not (_applies(metric, old) or _applies(metric, new)):
         ungated = _Case(metric, criterion, old, new, gated=False)
-        missing = "neither side has it" if is_custom else ROUND_METRICS[metric].missing
+        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].missing
         return ungated.without_estimate("invalid", missing), None
     if is_custom and not _applies(metric, old):
         return case.without_estimate("new", f"the baseline has no {metric}"), None

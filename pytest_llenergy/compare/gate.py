@@ -17,7 +17,7 @@ from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.defaults import Inconclusive
-from pytest_llenergy.model.quantity import format_pair, scale_of
+from pytest_llenergy.model.quantity import format_pair, scale_of, shown_unit
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import count_tests
@@ -336,10 +336,10 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
         decided = [each for each in found if each.gated and each.rule_applied]
         highest = max((max(each.base or 0.0, each.head or 0.0) for each in decided), default=limit)
         if highest < limit:
-            unit = found[0].unit
+            unit = f" {shown_unit(found[0].unit)}".rstrip()
             lines.append(
-                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g} {unit}, "
-                f"is above every value, at most {highest:.4g} {unit}"
+                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, "
+                f"is above every value, at most {highest:.4g}{unit}"
             )
     return list(dict.fromkeys(lines))
 

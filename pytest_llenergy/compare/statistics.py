@@ -40,6 +40,7 @@ from pytest_llenergy.compare.rule import (
 )
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
+from pytest_llenergy.model.quantity import shown_unit
 
 #: Fewest rounds of each side for a verdict. With three of each the limits are just the extremes.
 MIN_ROUNDS = 4
@@ -103,7 +104,7 @@ class Sample:
 
     def describe(self, value: float) -> str:
         """Format a value with its unit."""
-        return f"{value:g} {self.unit}".rstrip()
+        return f"{value:g} {shown_unit(self.unit)}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,15 @@ from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.metrics import METRIC_NAMES
 from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.defaults import FACT_COLUMNS, GROUP_KEYS, NAME_SORT_KEYS
 from pytest_llenergy.model.record import CustomMetric, Metric, Record
 from pytest_llenergy.model.text import one_line
 
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
-#: Names that mean something else where metrics are named: other columns, and keys by which tables are sorted.
-RESERVED = frozenset({"backend", "model", "device", "meter", "rounds", "name", "fullname"})
+#: Names that mean something else where metrics are named: other columns, and keys that sort or group.
+RESERVED = frozenset({*FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
 
 #: Names that are more alike than this differ by a slip.
 TOO_SIMILAR = 0.85

@@ -35,9 +35,15 @@ SAVED = ".llenergy"
 #: The default model on the Hugging Face hub.
 MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
+#: Columns of the summary that are no metrics; keys that group tests; keys that sort them besides metrics.
+FACT_COLUMNS = ("backend", "model", "device", "meter", "rounds", "types")
+GROUP_KEYS = ("name", "func", "fullfunc", "param", "backend", "model", "device")
+NAME_SORT_KEYS = ("name", "fullname")
+
 #: Columns of the summary unless ``--energy-columns`` is given. Empty ones are left out, and the device where
-#: there is only one, and the precision where tests of one function have the same.
+#: there is only one, and the number types where tests of one function have the same.
 COLUMNS = (
-    *("backend", "device", "precision"),
-    *("energy_j", "energy_per_output_token_j", "energy_per_input_token_j", "output_tokens_per_s", "meter"),
+    *("backend", "device"),
+    *("energy_j", "energy_per_output_token_j", "energy_per_input_token_j", "output_tokens_per_s"),
+    *("meter", "types"),
 )

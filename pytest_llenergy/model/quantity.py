@@ -18,6 +18,10 @@ STEPS = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k"}
 MAX_DECIMAL_PLACES = 5
 
 
+#: The unit of numbers without one, which is not shown.
+UNITLESS = "1"
+
+
 def format_with_uncertainty(value: float, u: float | None) -> str:
     """Format a value and its standard uncertainty, to the second significant digit of the latter."""
     if u is None or not 0 < u < math.inf:
@@ -39,7 +43,7 @@ def format_scaled(value: float, u: float | None, unit: str, scale: tuple[int, st
     """Format a value as ``format_quantity`` does, in a step that ``scale_of`` gave for it or for others."""
     power, prefix = scale
     scaled_u = None if u is None else u / 10**power
-    return f"{format_with_uncertainty(value / 10**power, scaled_u)} {prefix}{unit}".rstrip()
+    return f"{format_with_uncertainty(value / 10**power, scaled_u)} {prefix}{shown_unit(unit)}".rstrip()
 
 
 def format_energy(joules: float) -> str:
@@ -51,7 +55,12 @@ def format_pair(base: float | None, head: float | None, unit: str) -> tuple[str,
     """Format two values in one step, with four digits and the unit after the second; ``-`` if missing."""
     power, prefix = scale_of(unit, *(value for value in (base, head) if value is not None))
     texts = ["-" if value is None else f"{value / 10**power:.4g}" for value in (base, head)]
-    return texts[0], texts[1] if head is None else f"{texts[1]} {prefix}{unit}".rstrip()
+    return texts[0], texts[1] if head is None else f"{texts[1]} {prefix}{shown_unit(unit)}".rstrip()
+
+
+def shown_unit(unit: str) -> str:
+    """Return the unit as shown after a number: nothing for numbers without one."""
+    return "" if unit == UNITLESS else unit
 
 
 def scale_of(unit: str, *values: float) -> tuple[int, str]:

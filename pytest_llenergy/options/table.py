@@ -283,9 +283,9 @@ class Settings:
         None,
         columns,
         "NAME[,NAME]",
-        "Columns of the summary: backend, model, device, precision, meter, rounds or metrics. Without it: "
+        f"Columns of the summary: {', '.join(defaults.FACT_COLUMNS)} or metrics. Without it: "
         f"those of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
-        "(device, precision: that differ), and those of --energy-carbon and --energy-price",
+        "(device, types: that differ), and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,

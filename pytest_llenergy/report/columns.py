@@ -40,6 +40,9 @@ MAX_CURRENCY = 12
 #: Metrics per output token, which mean little for work that only reads its input, and the one that does.
 OF_OUTPUT, OF_INPUT = ("energy_per_output_token_j", "output_tokens_per_s"), "energy_per_input_token_j"
 
+#: Weights of integers or blocks of them, whose arithmetic is in another type.
+QUANTISED = re.compile(r"[iuq]\w*\d", re.IGNORECASE)
+
 #: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
 
@@ -71,8 +74,28 @@ def device_names(record: Record) -> str:
     return one_line(", ".join(names)) + (" (fallback)" if record.fallback else "") or "-"
 
 
-def precision_name(record: Record) -> str:
-    """Return the number types in short: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``."""
+def short_types(record: Record) -> str:
+    """Return the number types that matter most: ``f32`` if all are, or ``q4_1, KV u8``.
+
+    The arithmetic of quantised weights, rarer types and quantised inputs are in ``number_types``.
+    """
+    precision = record.backend.precision if record.backend is not None else None
+    if precision is None or not (precision.weights or precision.compute):
+        return "-"
+    weights, compute, cache = (
+        _short_types(each).partition("+")[0]
+        for each in (precision.weights, precision.compute, precision.kv_cache)
+    )
+    words = [weights]
+    if compute != weights and not QUANTISED.match(weights):
+        words.append(compute)
+    if cache not in ("", weights, compute):
+        words.append(f"KV {cache}")
+    return one_line(", ".join(filter(None, words)))
+
+
+def number_types(record: Record) -> str:
+    """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``."""
     precision = record.backend.precision if record.backend is not None else None
     if precision is None or not (precision.weights or precision.compute):
         return "-"
@@ -130,9 +153,9 @@ def _columns() -> dict[str, Column]:
         "backend": Column("backend", backend_name),
         "model": Column("model", model_name),
         "device": Column("device", device_names),
-        "precision": Column("precision", precision_name),
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
+        "types": Column("number types", short_types),
     }
     energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy and figure.unit[0] in "JW"}
     energies |= {"energy_per_flop_j", "mfu", *DERIVED}
@@ -173,9 +196,7 @@ def _custom_metric(name: str) -> Callable[[Record], str]:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
             return "-"
-        # "1" is the unit of numbers without one.
-        unit = "" if metric.unit == "1" else one_line(metric.unit)
-        return format_quantity(metric.value, metric.uncertainty_absolute, unit)
+        return format_quantity(metric.value, metric.uncertainty_absolute, one_line(metric.unit))
 
     return cell
 
@@ -219,30 +240,34 @@ class Layout:
         """Return the columns for these records."""
         if self.columns:
             return [column_of(name) for name in self.columns]
-        *others, meter = DEFAULT_COLUMNS
+        *others, meter, types = DEFAULT_COLUMNS
         with_device = self.with_device or _devices_differ(records)
-        shown = {"device": with_device, "precision": _precisions_differ(records)}
+        shown = {"device": with_device, types: _types_differ(records)}
         added = custom_metrics_of(records)
-        names = [name for name in (*others, *DERIVED, *added, meter) if shown.get(name, True)]
+        names = [name for name in (*others, *DERIVED, *added, meter, types) if shown.get(name, True)]
         columns = [default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
-    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
-        """Return a line for each option that names a metric that is not built in and that no test has.
+    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> dict[str, list[str]]:
+        """Return a line for each name that is neither built in nor a metric of any test, by option.
 
         Args:
-            records: The tests.
+            records: The tests. If none has any metric, no name is missing.
             prefix: Beginning of the options.
         """
         known = {name for record in records for name in record.metrics}
-        if not known:
-            return []
-        named = [("columns", name) for name in self.columns if name not in COLUMNS]
         word = self.sort.removeprefix("-")
-        named += [("sort", word)] if word not in NAME_SORT_KEYS and is_custom_name(word) else []
-        return [
-            f"no test has the metric {name} ({prefix}{option})" for option, name in named if name not in known
-        ]
+        named = {
+            "columns": [name for name in self.columns if name not in COLUMNS],
+            "sort": [word] if is_custom_name(word) else [],
+        }
+        return {
+            option: [
+                f"no test has the metric {name} ({prefix}{option})" for name in names if name not in known
+            ]
+            for option, names in named.items()
+            if known
+        }
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""
@@ -276,12 +301,12 @@ def _devices_differ(records: Sequence[Record]) -> bool:
     return len(devices) > 1
 
 
-def _precisions_differ(records: Sequence[Record]) -> bool:
+def _types_differ(records: Sequence[Record]) -> bool:
     """Whether tests of one function ran with different number types, so that their joules are unlike."""
     found: dict[str, set[str]] = {}
     for record in records:
         if record.backend is not None and record.backend.precision is not None:
-            found.setdefault(_without_params(record.id), set()).add(precision_name(record))
+            found.setdefault(_without_params(record.id), set()).add(number_types(record))
     return any(len(several) > 1 for several in found.values())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import short_test_name, unique_function_names
+from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import Column, Layout
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
@@ -16,7 +16,8 @@ from pytest_llenergy.report.terminal import (
     format_window_energy,
     has_values,
     list_notes,
-    record_label,
+    record_labels,
+    row_labels,
     summary_flags,
 )
 from pytest_llenergy.report.verdicts import format_change, sort_by_verdict, summarize_verdicts
@@ -35,10 +36,10 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
         complete: Whether the run finished.
     """
     head = _head(records, complete=complete)
-    names = unique_function_names(record.id for record in records)
-    curves = [line for record in records for line in _loads(record, names)]
+    labels = record_labels(records)
+    curves = [line for record in records for line in _loads(record, labels)]
     foot = "\n".join(
-        ["", *_windows_and_failures(records), *_verdicts(records), *curves, *_notes(records, names), ""]
+        ["", *_windows_and_failures(records), *_verdicts(records), *curves, *_notes(records, labels), ""]
     )
     # 100 bytes for the line that counts the omitted rows.
     room = max_bytes - line_size(head) - line_size(foot) - 100
@@ -47,6 +48,7 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
     lines, omitted = [head], 0
     tabled = [record for record in records if has_values(record)]
     columns = layout.columns_of(tabled)
+    names, _ = row_labels(records, layout)
     for title, group in layout.groups(tabled).items():
         begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]
         rows = [_row(record, columns, names) for record in group]
@@ -85,10 +87,10 @@ def _table_header(columns: Sequence[Column]) -> list[str]:
     return [f"| test | {heads} |", f"|---|{aligned}|"]
 
 
-def _row(record: Record, columns: Sequence[Column], names: Mapping[str, str]) -> str:
+def _row(record: Record, columns: Sequence[Column], labels: Mapping[str, str]) -> str:
     cells = " | ".join(escape_markdown(column.cell(record)) for column in columns)
     failed = "" if record.counts else f" ({record.status})"
-    return f"| <code>{escape_markdown(record_label(record, names))}</code>{failed} | {cells} |"
+    return f"| <code>{escape_markdown(labels[record.id])}</code>{failed} | {cells} |"
 
 
 def _windows_and_failures(records: Sequence[Record]) -> list[str]:
@@ -106,13 +108,13 @@ def _windows_and_failures(records: Sequence[Record]) -> list[str]:
     return _bullets(lines)
 
 
-def _loads(record: Record, names: Mapping[str, str]) -> list[str]:
+def _loads(record: Record, labels: Mapping[str, str]) -> list[str]:
     """Return a table of the loads of a test."""
     curve = record.load_curve
     if curve is None:
         return []
     name, title = (
-        escape_markdown(record_label(record, names)),
+        escape_markdown(labels[record.id]),
         escape_markdown(describe_curve(curve), MAX_REASON_LENGTH),
     )
     rows = [" | ".join(row) for row in curve_rows(curve)[:MAX_LINES]]
@@ -147,8 +149,8 @@ def _bullets(lines: Sequence[tuple[str, str]]) -> list[str]:
     return shown + ([f"- {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
 
 
-def _notes(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
+def _notes(records: Sequence[Record], labels: Mapping[str, str]) -> list[str]:
     """Return the notes on all values, and the flags."""
     metered = [record for record in records if record.meters]
-    text = [line for _, line in list_notes(metered, summary_flags(metered, names))]
+    text = [line for _, line in list_notes(metered, summary_flags(metered, labels))]
     return ["", *(escape_markdown(each, MAX_REASON_LENGTH) + "  " for each in text)] if text else []

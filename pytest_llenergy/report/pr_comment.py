@@ -32,6 +32,7 @@ from pytest_llenergy.report.verdicts import (
     format_interval,
     format_ratio,
     format_sides,
+    names_metrics,
     overall_changes,
     sort_by_verdict,
     warning_verdicts,
@@ -203,8 +204,11 @@ def render_comment(
     foot = _foot(compared)
     urgent = [each for each in sort_by_verdict(compared.comparisons) if each.verdict != "unchanged"]
     names = unique_short_ids(each.id for each in compared.comparisons)
-    rows = [(each.verdict, _row(each, names[each.id])) for each in urgent]
-    unchanged = [(each.verdict, _row(each, names[each.id])) for each in groups["unchanged"]]
+    with_metric = names_metrics(compared.comparisons)
+    rows = [(each.verdict, _row(each, names[each.id], with_metric=with_metric)) for each in urgent]
+    unchanged = [
+        (each.verdict, _row(each, names[each.id], with_metric=with_metric)) for each in groups["unchanged"]
+    ]
     room = max_bytes - line_size(head) - line_size(foot) - 2000
     kept, room = _fitting(rows, room)
     kept_unchanged, _ = _fitting(unchanged, room)
@@ -273,10 +277,11 @@ def _side(side: ReportSource) -> str:
     return f"<code>{escape_markdown(side.commit[:10])}</code>{' (with changes)' if side.dirty else ''}"
 
 
-def _row(comparison: Comparison, short_id: str) -> str:
+def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
     reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
-    name = f"<code>{escape_markdown(short_id)}</code>"
+    metric = f" {escape_markdown(comparison.metric)}" if with_metric else ""
+    name = f"<code>{escape_markdown(short_id)}</code>{metric}"
     if comparison.verdict == "removed":
         why = "" if reason == ONLY_IN_BASELINE else f"<br>{escape_markdown(reason, MAX_REASON_LENGTH)}"
         return f"| {sign} | <del>{name}</del>{why}{' | -' * 6} |"

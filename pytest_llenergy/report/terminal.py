@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -30,7 +30,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
+from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT, Column, Layout, number_types
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, less_important_heads
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
@@ -88,7 +88,9 @@ def plain_text(text: str, style: str = "", overflow: OverflowMethod | None = Non
     return Text(escape_invisible(text), style=style, overflow=overflow)
 
 
-def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width: int) -> Iterator[Table]:
+def split_into_tables(
+    first: TableColumn, columns: Sequence[TableColumn], width: int, *, repeated: Sequence[TableColumn] = ()
+) -> Iterator[Table]:
     """Yield tables of at most ``width`` characters, each with the first column and some of the others.
 
     The first column wraps if necessary, and so does a column that is too wide even alone.
@@ -97,13 +99,15 @@ def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width:
         first: The first column.
         columns: The other columns.
         width: Width of the terminal in characters.
+        repeated: Those of ``columns`` that begin every table, to tell its rows apart.
     """
     least = min(MIN_FIRST_WIDTH, first.width)
     kept: list[TableColumn] = []
     for column in columns:
         if kept and least + sum(each.width + COLUMN_GAP for each in [*kept, column]) > width:
             yield _table(first, kept)
-            kept = []
+            begin = sum(each.width + COLUMN_GAP for each in [*repeated, column])
+            kept = list(repeated) if least + begin <= width else []
         kept.append(column)
     yield _table(first, kept)
 
@@ -183,7 +187,9 @@ def round_details(
     """
     if not record.rounds:
         return
-    yield plain_text(f"{name}: {_procedure(record)}", style="bold")
+    types = number_types(record)
+    more = f"; number types {types}" if types != "-" else ""
+    yield plain_text(f"{name}: {_procedure(record)}{more}", style="bold")
     numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
     yield from split_into_tables(numbers, _round_columns(record.rounds), width)
     if with_terms:
@@ -254,9 +260,9 @@ def load_tables(curve: LoadCurve, width: int) -> Iterator[Table]:
     yield from split_into_tables(first, kept, width)
 
 
-def time_table(records: Sequence[Record], names: Mapping[str, str], width: int) -> Iterator[Table]:
+def time_table(records: Sequence[Record], labels: Mapping[str, str], width: int) -> Iterator[Table]:
     """Yield the seconds that loading, warm-up, rounds and gaps of each test and of all took."""
-    timed = [(record_label(record, names), record.times) for record in records if record.times is not None]
+    timed = [(labels[record.id], record.times) for record in records if record.times is not None]
     tests = [*(name for name, _ in timed), *([f"all {len(timed)}"] if len(timed) > 1 else [])]
     columns = []
     for name in Times.__struct_fields__:
@@ -343,19 +349,21 @@ def render_summary(
         no_color=not color,
         highlight=False,
     )
-    names = unique_function_names(record.id for record in records)
+    labels = record_labels(records)
+    short, named_by = row_labels(records, layout)
     tabled = [record for record in records if has_values(record)]
     groups, chosen = layout.groups(tabled), layout.columns_of(tabled)
     for title, group in groups.items():
         if title:
             console.print(plain_text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        tests = TableColumn("test", [_row_title(record, names) for record in group], is_number=False)
+        tests = TableColumn("test", [_row_title(record, short) for record in group], is_number=False)
         columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
-        for table in split_into_tables(tests, columns, width):
+        repeated = [column for column, each in zip(columns, chosen, strict=True) if each is named_by]
+        for table in split_into_tables(tests, columns, width, repeated=repeated):
             console.print(table)
     said: set[tuple[str, str]] = set()
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
-        name = record_label(record, names)
+        name = labels[record.id]
         for part in round_details(record, name, width, said, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
@@ -366,26 +374,26 @@ def render_summary(
             console.print(plain_text(f"INVALID {found}", style="red") if failed else plain_text(found))
     for record in records:
         if record.load_curve is not None:
-            console.print(plain_text(f"{record_label(record, names)}: {describe_curve(record.load_curve)}"))
+            console.print(plain_text(f"{labels[record.id]}: {describe_curve(record.load_curve)}"))
             for table in load_tables(record.load_curve, width):
                 console.print(table)
-    for table in time_table(records, names, width) if verbosity > 0 or with_times else ():
+    for table in time_table(records, labels, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
     for line in [*_without_result(records), *_skipped(records)]:
         console.print(line)
-    for line in _notes(metered, notes, names, width, verbosity):
+    for line in _notes(metered, notes, labels, width, verbosity):
         console.print(line)
     return strip_trailing_space(stream.getvalue())
 
 
 def _notes(
-    metered: Sequence[Record], further: Sequence[str], names: Mapping[str, str], width: int, verbosity: int
+    metered: Sequence[Record], further: Sequence[str], labels: Mapping[str, str], width: int, verbosity: int
 ) -> list[Text]:
     """Return the notes on the table: without ``-v`` a few lines, the most important first."""
     # With -vv, the flags of tests with rounds are above.
     flagged = [record for record in metered if verbosity < 2 or not record.rounds]
-    texts = list_notes(metered, summary_flags(flagged, names), further)
+    texts = list_notes(metered, summary_flags(flagged, labels), further)
     notes = [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
     shown = notes[:MAX_NOTES]
     if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in notes)):
@@ -429,18 +437,40 @@ def has_values(record: Record) -> bool:
     return any(metric.value is not None for metric in record.metrics.values())
 
 
-def _row_title(record: Record, names: Mapping[str, str]) -> str:
+def _row_title(record: Record, labels: Mapping[str, str]) -> str:
     """Return the label of a row, which says if the test failed after it was measured."""
-    label = record_label(record, names)
+    label = labels[record.id]
     return f"{label} (failed)" if record.status == "failed" else label
 
 
-def record_label(record: Record, names: Mapping[str, str]) -> str:
-    """Return the name that ``names`` has for a test's id, with the parameters that have no column."""
-    test, ids = names[record.id], record.id.partition("[")[2]
+def record_labels(records: Sequence[Record]) -> dict[str, str]:
+    """Return the label of each test by its id: function and parameters, the backend only if labels repeat."""
+    short = _labels_without_backend(records)
+    counts = Counter(short.values())
+    names = unique_function_names(record.id for record in records)
+    repeated = [record for record in records if counts[short[record.id]] > 1]
+    return short | {record.id: _label(record, names[record.id], hidden=()) for record in repeated}
+
+
+def row_labels(records: Sequence[Record], layout: Layout) -> tuple[dict[str, str], Column | None]:
+    """Return the labels of rows by id, and the column with the backends if only that tells rows apart."""
+    labels, short = record_labels(records), _labels_without_backend(records)
+    backends = COLUMNS["backend"]
+    if labels == short or backends not in layout.columns_of(records):
+        return labels, None
+    return short, backends
+
+
+def _labels_without_backend(records: Sequence[Record]) -> dict[str, str]:
+    names = unique_function_names(record.id for record in records)
+    return {record.id: _label(record, names[record.id], hidden=PARAMS_WITH_COLUMN) for record in records}
+
+
+def _label(record: Record, test: str, hidden: Collection[str]) -> str:
+    ids = record.id.partition("[")[2]
     if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
         return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
-    params = [f"{name}={value}" for name, value in record.params.items() if name not in PARAMS_WITH_COLUMN]
+    params = [f"{name}={value}" for name, value in record.params.items() if name not in hidden]
     if len(record.ranks) > 1:
         params.append(f"ranks={len(record.ranks)}")
     return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
@@ -498,7 +528,7 @@ def _fallback_notes(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[tuple[str, str]]:
+def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return severity and text of each important flag. The text names one test and counts the others."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
@@ -515,7 +545,7 @@ def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[t
     lines: list[tuple[str, str]] = []
     for name, (record, flag) in first.items():
         more = f" and {count[name] - 1} more" if count[name] > 1 else ""
-        text = one_line(f"{name}: {record_label(record, names)}{more}: {flag.detail}")
+        text = one_line(f"{name}: {labels[record.id]}{more}: {flag.detail}")
         lines.append((flag.severity, text))
     return lines
 

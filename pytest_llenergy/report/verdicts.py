@@ -14,8 +14,9 @@ from rich.console import Console
 
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
-from pytest_llenergy.model.quantity import format_pair
+from pytest_llenergy.model.quantity import format_pair, shown_unit
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
     one_line,
@@ -64,14 +65,13 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     """
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    with_metric = names_metrics(comparisons)
     compared = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
     shown = compared
     if len(compared) > MAX_UNFILTERED_ROWS:
         shown = [each for each in compared if each.verdict != "unchanged"]
     if shown:
-        for table in tables_with_whole_names(
-            name_column([each.id for each in shown]), _columns(shown), width
-        ):
+        for table in tables_with_whole_names(_names(shown, with_metric=with_metric), _columns(shown), width):
             console.print(table)
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state]
@@ -82,7 +82,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         for each in explained[:MAX_LINES_PER_VERDICT]:
             console.print(
                 plain_text(
-                    f"{state}: {short_test_name(each.id)}: {_reason(each)}",
+                    one_line(f"{state}: {_label(each, with_metric=with_metric)}: {_reason(each)}"),
                     style=VERDICT_STYLES.get(state, ""),
                 )
             )
@@ -101,10 +101,22 @@ def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
         for each in sort_by_verdict(comparisons)
         if each.verdict not in ("improved", "unchanged", "new") or each.base_status is not None
     ]
-    lines = [one_line(f"{each.verdict}: {short_test_name(each.id)}: {each.reason}") for each in bad]
+    with_metric = names_metrics(comparisons)
+    lines = [
+        one_line(f"{each.verdict}: {_label(each, with_metric=with_metric)}: {each.reason}") for each in bad
+    ]
     if len(bad) > MAX_LINES_PER_VERDICT:
         lines[MAX_LINES_PER_VERDICT:] = [f"{len(bad) - MAX_LINES_PER_VERDICT} more"]
     return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
+
+
+def names_metrics(comparisons: Sequence[Comparison]) -> bool:
+    """Whether lines name their metric: a test is compared in several, or in one that is not built in."""
+    seen: dict[str, str] = {}
+    return any(
+        each.metric not in ROUND_METRICS or seen.setdefault(each.id, each.metric) != each.metric
+        for each in comparisons
+    )
 
 
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -245,7 +257,7 @@ def format_change_and_limits(comparison: Comparison) -> str:
 
 def format_value(number: float | None, unit: str = "") -> str:
     """Format a number with four significant digits and its unit, or return ``-``."""
-    return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
+    return "-" if number is None else f"{number:.4g} {shown_unit(unit)}".rstrip()
 
 
 def format_sides(comparison: Comparison) -> tuple[str, str]:
@@ -257,6 +269,14 @@ def name_column(ids: Sequence[str]) -> TableColumn:
     """Return the first column of a table: the short name of each test, with its parameters."""
     named = unique_function_names(ids)
     return TableColumn("test", [_test(each, named[each]) for each in ids], is_number=False)
+
+
+def _names(comparisons: Sequence[Comparison], *, with_metric: bool) -> TableColumn:
+    names = name_column([each.id for each in comparisons])
+    if not with_metric:
+        return names
+    cells = [f"{cell}: {each.metric}" for cell, each in zip(names.cells, comparisons, strict=True)]
+    return TableColumn("test: metric", list(map(one_line, cells)), is_number=False)
 
 
 def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
@@ -282,6 +302,10 @@ def _test(name: str, function: str) -> str:
 
 def _is_essential(note: str) -> bool:
     return note.startswith(ESSENTIAL_NOTES)
+
+
+def _label(comparison: Comparison, *, with_metric: bool) -> str:
+    return short_test_name(comparison.id) + (f": {comparison.metric}" if with_metric else "")
 
 
 def _reason(comparison: Comparison) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonschema
@@ -75,9 +75,42 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
     result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
 
 
-def test_a_column_that_no_test_has_is_named(suite: pytest.Pytester) -> None:
-    result = suite.runpytest("--energy-columns=wer,bleu")
+@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
+@pytest.mark.parametrize("option", ["--energy-columns=wer,bleu", "--energy-sort=-bleu"])
+def test_a_name_that_no_test_has_fails_the_run(
+    suite: pytest.Pytester, option: str, quiet: Sequence[str]
+) -> None:
+    result = suite.runpytest(option, *quiet)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    lines = [line for line in result.outlines if "bleu" in line]
+    assert lines == [f"ERROR: no test has the metric bleu ({option.partition('=')[0]})"]
+
+
+def test_a_name_in_an_ini_file_may_belong_to_other_tests(suite: pytest.Pytester) -> None:
+    suite.makeini("[pytest]\nenergy_columns = wer,bleu\n")
+    result = suite.runpytest()
+    assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["no test has the metric bleu (--energy-columns)*"])
+
+
+def test_an_unmeasured_run_says_nothing_of_names(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("--energy-columns=bleu", "-k", "nothing")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.no_fnmatch_line("*bleu*")
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
+def test_several_compared_metrics_are_named(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, quiet: Sequence[str]
+) -> None:
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    monkeypatch.setenv("WER", "0.3")
+    gates = ("--energy-fail-on=wer:5%", "--energy-fail-on=overlap:5%", "--energy-removed=pass")
+    result = suite.runpytest("--energy-compare=base.json", *gates, *quiet)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["*::test_other: overlap: neither side has overlap" if quiet else "*test_it: wer *0.2 *0.3 err*"]
+    )
 
 
 @pytest.mark.parametrize(

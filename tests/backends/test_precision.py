@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
@@ -17,13 +18,17 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo, Precision, Record
-from pytest_llenergy.report.columns import COLUMNS, Layout
+from pytest_llenergy.model.record import BackendInfo, Flag, Precision, Record
+from pytest_llenergy.report.columns import COLUMNS, Layout, number_types
+from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of
+from ..model.reports import RECORD
 from .loaded_ranks import LoadedRanks
 
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
+
+FLAG = Flag(name="drift", severity="warning", detail="it drifts")
 
 
 def test_types_of_most_parameters_come_first() -> None:
@@ -61,18 +66,40 @@ class TestTable:
             weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8", activations="int8, groups of 32"
         )
         unlike = [record_with(FLOAT32), record_with(other, "other")]
-        column = COLUMNS["precision"]
+        column = COLUMNS["types"]
         assert column not in Layout().columns_of(same)
         assert column in Layout().columns_of(unlike)
         assert [column.cell(each) for each in unlike] == [
             "f32",
-            "q4_1+q8_0 bf16 kv-u8 in-i8",
+            "q4_1, KV u8",
         ]
+        assert number_types(unlike[1]) == "q4_1+q8_0 bf16 kv-u8 in-i8"
+
+    @pytest.mark.parametrize("width", [60, 80])
+    def test_every_row_of_a_split_table_names_its_backend(self, width: int) -> None:
+        other = Precision(weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8")
+        records = [
+            msgspec.structs.replace(
+                record_with(precision, name), params={"backend": name}, flags=[FLAG], meters=RECORD.meters
+            )
+            for name, precision in (("transformers", FLOAT32), ("openvino", other))
+        ]
+        lines = render_summary(records, width, color=False, verbosity=1).splitlines()
+        rows = [line for line in lines if line.startswith("test_it ") and not line.startswith("test_it b")]
+        assert len(rows) == 2 * sum(line.startswith("test ") for line in lines) > 0
+        assert all("transformers" in row or "openvino" in row for row in rows)
+        text = "\n".join(lines)
+        assert "number types" in text
+        assert "drift: test_it backend=transformers and 1 more: it drifts" in text
+        assert "test_it backend=openvino: 6 rounds" in text
+        assert "; number types q4_1+q8_0 bf16 kv-u8" in text.replace("\n", " ")
+        chosen = Layout(columns=("energy_j",))
+        assert "test_it backend=openvino " in render_summary(records, 120, color=False, layout=chosen)
 
     def test_other_tests_may_have_another_precision(self) -> None:
         half = Precision(weights="float16", compute="float16", kv_cache="float16")
         several = [record_with(FLOAT32), record_with(half, name="t.py::test_other")]
-        assert COLUMNS["precision"] not in Layout().columns_of(several)
+        assert COLUMNS["types"] not in Layout().columns_of(several)
 
 
 class TestComparison:

@@ -97,7 +97,7 @@ def test_a_comparison_of_records_has_values_unit_and_direction() -> None:
     [
         (with_wer(None), with_wer(0.2), "new", "the baseline has no wer"),
         (with_wer(0.2), with_wer(None), "invalid", "head has no wer"),
-        (with_wer(None), with_wer(None), "invalid", "neither side has it"),
+        (with_wer(None), with_wer(None), "invalid", "neither side has wer"),
         (with_wer(0.2, unit="%"), with_wer(0.2), "invalid", "head has wer in no unit, expected %"),
         (
             with_wer(0.2, better="more"),
@@ -114,4 +114,4 @@ def test_every_reason_for_no_verdict(base: Record, head: Record, verdict: str, r
 
 def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     (line,) = list_void_gates([one(with_wer(None), with_wer(None))])
-    assert line == "nothing was gated by wer: no test has it (neither side has it)"
+    assert line == "nothing was gated by wer: no test has it (neither side has wer)"

@@ -18,7 +18,10 @@ from pytest_llenergy.measure.custom_metrics import (
     make_metric,
 )
 from pytest_llenergy.measure.metrics import METRIC_NAMES
+from pytest_llenergy.model import defaults
+from pytest_llenergy.model.defaults import FACT_COLUMNS
 from pytest_llenergy.model.record import CustomMetric, Metric
+from pytest_llenergy.report.columns import COLUMNS, GROUP_KEYS, NAME_SORT_KEYS
 
 from ..model.reports import RECORD
 
@@ -42,7 +45,19 @@ def test_several_values_have_a_mean_and_its_uncertainty() -> None:
     assert (many.n, kept.values) == (MAX_VALUES + 1, [])
 
 
-@pytest.mark.parametrize("name", ["accuracy", "wer", "rouge_l", "tokens_saved", "Perplexity", "bleu4"])
+def test_no_name_means_two_things_in_an_option() -> None:
+    names = {*COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS}
+    assert [name for name in names if is_custom_name(name)] == []
+    assert ({*FACT_COLUMNS}, *map(set, (defaults.GROUP_KEYS, defaults.NAME_SORT_KEYS))) == (
+        {*COLUMNS} - {*METRIC_NAMES},
+        {*GROUP_KEYS},
+        {*NAME_SORT_KEYS},
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy", "wer", "rouge_l", "tokens_saved", "precision", "Perplexity", "bleu4"]
+)
 def test_usual_names_are_free(name: str) -> None:
     assert is_custom_name(name)
     make_metric(name, 1, better="less")
@@ -53,7 +68,7 @@ def test_usual_names_are_free(name: str) -> None:
     [
         *(
             (name, "the name is built in; choose another one")
-            for name in ("energy_j", "duration_s", "backend")
+            for name in ("energy_j", "duration_s", "backend", "types", "func", "fullfunc", "param")
         ),
         ("prefil_energy_j", "too similar to the built-in prefill_energy_j; choose another name"),
         *(

@@ -127,6 +127,12 @@ def test_the_name_of_a_report_cannot_start_a_markdown_block(origin: str) -> None
     assert lines[3].startswith("<code>")
 
 
+def test_rows_name_their_metric_once_there_are_several() -> None:
+    both = comparison("t.py::test_m"), comparison("t.py::test_m", metric="mean_power_w")
+    assert "mean_power_w |" not in render_comment(compared(both[1]))
+    assert "test_m</code> mean_power_w |" in render_comment(compared(*both))
+
+
 def test_names_keep_the_directories_that_distinguish_them() -> None:
     found = [
         comparison(f"suite/{name}", "regressed") for name in ("a/t.py::x", "b/t.py::x", "b/u.py::x[a/b]")

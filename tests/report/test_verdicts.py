@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from pytest_llenergy.model.comparison import RULE_VERDICTS, AppliedRule, Comparison, Verdict
-from pytest_llenergy.report.verdicts import LEGEND, render_verdicts, suggest_remedy
+from pytest_llenergy.report.verdicts import (
+    LEGEND,
+    format_sides,
+    list_problems,
+    render_verdicts,
+    suggest_remedy,
+)
 
 LIMITS = "-73.2% … +870.8%"
 
@@ -49,6 +55,20 @@ def test_a_name_that_does_not_fit_is_above_its_row(name: str) -> None:
     after = lines[lines.index("test_m") + 1]
     assert after.split() == ["regressed", "1.735", "2.609", "J", "+50.4%", *LIMITS.split(), "13.9%"]
     assert len([line for line in lines if LIMITS in line]) == 2
+
+
+def test_metrics_are_named_once_there_are_several() -> None:
+    both = [judged("test_m"), msgspec.structs.replace(judged("test_m"), metric="mean_power_w")]
+    alone, several = (list_problems(each, "base.json") for each in (both[:1], both))
+    assert "energy_j" not in alone[0]
+    assert several[1].startswith("regressed: test_x.py::test_m: mean_power_w:")
+    for width in (80, 200):
+        text = render_verdicts(both, width, color=False)
+        assert "test_m: energy_j" in text
+        assert "test_m: mean_power_w" in text
+    custom = msgspec.structs.replace(judged("test_m"), metric="overlap", unit="1", verdict="invalid")
+    assert list_problems([custom], "base.json")[0].startswith("invalid: test_x.py::test_m: overlap:")
+    assert format_sides(custom) == ("1.735", "2.609")
 
 
 def test_detectable_and_noise_are_explained_where_they_are_shown() -> None:

@@ -11,11 +11,11 @@ from pytest_llenergy.model.comparison import VERDICTS, ReportSource
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo
-from pytest_llenergy.model.text import count_tests, one_line, short_test_name, unique_function_names
+from pytest_llenergy.model.text import count_tests, one_line, short_test_name
 from pytest_llenergy.report.columns import meter_names, model_name
 from pytest_llenergy.report.html.cases import Case, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
-from pytest_llenergy.report.terminal import UNCERTAINTY_NOTE, list_notes, summary_flags
+from pytest_llenergy.report.terminal import UNCERTAINTY_NOTE, list_notes, record_labels, summary_flags
 
 #: Most names of models or backends in the header.
 MAX_NAMES = 4
@@ -108,8 +108,8 @@ def _join(names: Iterable[str]) -> str:
 def run_notes(cases: Sequence[Case]) -> list[str]:
     """Return the notes of the terminal's table, the most important first."""
     metered = [case.records["head"] for case in cases if case.records["head"].meters]
-    names = unique_function_names(record.id for record in metered)
-    notes = [text for _, text in list_notes(metered, summary_flags(metered, names))]
+    labels = record_labels(metered)
+    notes = [text for _, text in list_notes(metered, summary_flags(metered, labels))]
     return [text for text in notes if text != UNCERTAINTY_NOTE]
 
 

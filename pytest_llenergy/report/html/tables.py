@@ -104,7 +104,7 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
     records = [case.records["head"] for case in cases]
     names = [*MEASURED_COLUMNS, *custom_metrics_of(records)]
     differing = DEFAULT_LAYOUT.columns_of(records)
-    names[:0] = [name for name in ("device", "precision") if COLUMNS[name] in differing]
+    names[:0] = [name for name in ("device", "types") if COLUMNS[name] in differing]
     mixed = len({record.kind for record in records} - {None}) > 1
     rows: list[Row] = []
     for place, (case, record) in enumerate(zip(cases, records, strict=True)):
