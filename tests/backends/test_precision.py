@@ -146,7 +146,7 @@ def test_each_engine_is_asked(quick: pytest.Pytester, read_report: Callable[...,
         "kv_cache": "float16",
         "activations": "q8_0, q8_1",
     }
-    result.stdout.fnmatch_lines(["* openvino * q4_1+q8_0 * kv-u8 in-i8*", "* llama-cpp * kv-f16 *"])
+    result.stdout.fnmatch_lines(["* openvino * q4_1, KV u8*", "* llama-cpp * q4_1, KV f16*"])
 
 
 @pytest.mark.slow
