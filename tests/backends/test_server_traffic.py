@@ -197,7 +197,7 @@ class TestFailures:
             with pytest.raises(BackendError) as caught:
                 job.result(outcome)
         assert str(caught.value) == (
-            "server: request 2 of 4: 500 from /v1/completions: out of memory; 2 requests failed, "
+            "server: request 2 of 5: 500 from /v1/completions: out of memory; 2 requests failed, "
             "max_failures is 1"
         )
 
