@@ -153,7 +153,7 @@ class Energy(RecordedValues):
         """
         __tracebackhide__ = True
         with self._errors_recorded():
-            handle, rates = backend_of("load_curve", work, params), parse_rates(request_rates)
+            handle, rates = backend_of("load_curve", work, prompts, params), parse_rates(request_rates)
             return self._measure_loads(
                 handle, prompts, params, slo, lambda measurement: measurement.measure_curve(rates)
             )
@@ -198,7 +198,8 @@ class Energy(RecordedValues):
         """
         __tracebackhide__ = True
         with self._errors_recorded():
-            handle, search = backend_of("max_load", work, params), LoadSearch.between(between, tolerance)
+            handle = backend_of("max_load", work, prompts, params)
+            search = LoadSearch.between(between, tolerance)
             if not isinstance(slo, Slo):
                 raise PlanError(f"max_load: slo is {slo!r}, needs pytest_llenergy.slo(ttft=..., tpot=...)")
             if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:

@@ -23,6 +23,7 @@ from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
 from pytest_llenergy.model.record import MaxLoad, Metric, Round
 from pytest_llenergy.progress import describe_step
+from pytest_llenergy.traffic.requests import Request
 
 #: Parameters of ``serve`` that the rates of a curve replace.
 REPLACED = ("request_rate", "concurrency", "trace")
@@ -55,11 +56,11 @@ def parse_rates(rates: Any) -> list[float]:
     return [float(rate) for rate in numbers]
 
 
-def backend_of(what: str, work: Any, params: Mapping[str, Any]) -> BackendHandle:
+def backend_of(what: str, work: Any, prompts: Any, params: Mapping[str, Any]) -> BackendHandle:
     """Return the backend of ``backend.serve``.
 
     Raises:
-        PlanError: It is other work, or a parameter contradicts the rates.
+        PlanError: It is other work, a parameter contradicts the rates, or a prompt has follow-ups.
     """
     handle = getattr(work, "__self__", None)
     if not isinstance(handle, BackendHandle) or handle.task_of(work) is not SERVE:
@@ -68,6 +69,14 @@ def backend_of(what: str, work: Any, params: Mapping[str, Any]) -> BackendHandle
     if replaced or params.get("arrivals") == "trace":
         name = replaced[0] if replaced else "arrivals='trace'"
         raise PlanError(f"{what}: leave out {name}, because each load has another request rate")
+    given = prompts if isinstance(prompts, (list, tuple)) else ()
+    talks = sum(isinstance(each, Request) and bool(each.follow_ups) for each in given)
+    if talks:
+        # A rate is that of conversations, so that its requests per second depend on their turns.
+        raise PlanError(
+            f"{what}: {talks} of {len(given)} prompts have follow_ups, needs requests of one turn, because "
+            "its rates are requests per second; measure conversations with energy(backend.serve, ...)"
+        )
     return handle
 
 

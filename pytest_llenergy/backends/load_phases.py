@@ -4,6 +4,9 @@
 A load that the server cannot keep up with is never steady: its queue grows until the last request is sent, so
 that joules and latencies depend on when the load ends. It is ``saturated``. A load that lasts only a few
 service times shows neither, and is a ``short-load``. Neither has phases.
+
+Of conversations, only the first turns are sent on a schedule. Follow-ups are sent when the answers before
+them have ended: the slower the server, the later they are sent, so that they never show that it fell behind.
 """
 
 from __future__ import annotations
@@ -86,13 +89,21 @@ class _Load:
         done = sorted(self.done_s)
         return [number - bisect_right(done, due) for number, due in enumerate(self.due_s) if due >= done[0]]
 
+    @property
+    def most_in_flight(self) -> int:
+        """Most requests at a time that were due and not yet done."""
+        done = sorted(self.done_s)
+        return max(number - bisect_right(done, due) for number, due in enumerate(self.due_s, 1))
+
 
 def load_phases(
     requests: Sequence[RequestTimeline],
     concurrency: int | None,
     start_ns: int,
     end_ns: int,
-    due_ns: Sequence[int] = (),
+    due_ns: Sequence[int | None] = (),
+    *,
+    is_capped: bool = False,
 ) -> tuple[list[Span], list[Flag]]:
     """Return the phases of a load; without a steady state none, and a flag that gives the reason.
 
@@ -101,14 +112,20 @@ def load_phases(
         concurrency: Requests in flight of a closed loop; None for an open loop.
         start_ns: Start of the load (monotonic nanoseconds).
         end_ns: End of the load (monotonic nanoseconds).
-        due_ns: When each request of an open loop was due; empty if each was sent on time.
+        due_ns: When each request of an open loop was due, None for follow-ups; empty if all were sent on
+            time.
+        is_capped: Whether the client limited the requests in flight of an open loop.
     """
     load = _stamps(requests, due_ns)
     if load is None:
         return [], [Flag(name=SHORT_LOAD, severity="note", detail="the times of the requests are unknown")]
     short = _describe_shortness(load, requests, concurrency)
-    behind = _describe_lag(load) if concurrency is None else None
-    if behind is not None and _overloads(load, is_short=short is not None):
+    paced = _scheduled(requests, due_ns) if concurrency is None else None
+    behind = None
+    if paced is not None:
+        name = "requests" if len(paced.due_s) == len(requests) else "first turns"
+        behind = _describe_lag(paced, name, is_capped=is_capped)
+    if paced is not None and behind is not None and _overloads(paced, is_short=short is not None):
         return [], [Flag(name=SATURATED, severity="warning", detail=f"{behind}; lower the rate")]
     if short is not None:
         detail = f"{short}; or the rate is too high: {behind}" if behind is not None else short
@@ -117,17 +134,20 @@ def load_phases(
     return phase_spans(requests, concurrency, start_ns, end_ns), []
 
 
-def _describe_lag(load: _Load) -> str | None:
-    """Return by how much the server fell behind the rate that was asked for; None if it kept up."""
+def _describe_lag(load: _Load, name: str, *, is_capped: bool) -> str | None:
+    """Return by how much the server fell behind the rate of ``name`` asked for; None if it kept up."""
     if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
         return None
     before_s, after_s = median(load.waits_s[: load.third]), median(load.waits_s[-load.third :])
+    since, where = (
+        (" from the time they were due", "waiting or in flight") if is_capped else ("", "in flight")
+    )
     return (
-        f"asked for {load.asked_per_s:.3g} requests/s, achieved {load.achieved_per_s:.3g}; time to first "
-        f"token {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
-        f"{max(load.in_flight, default=0)} requests in flight"
+        f"asked for {load.asked_per_s:.3g} {name}/s, achieved {load.achieved_per_s:.3g}; time to first "
+        f"token{since} {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
+        f"{load.most_in_flight} {name} {where}"
     )
 
 
@@ -146,9 +166,19 @@ def _overloads(load: _Load, *, is_short: bool) -> bool:
     return far_behind and not is_short and rise > 1 / KEEPS_UP - 1
 
 
-def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int]) -> _Load | None:
-    """Return the times of all requests; None if one is unknown."""
-    sent: Sequence[int | None] = due_ns or [each.start_ns for each in requests]
+def _scheduled(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
+    """Return the times of the requests that were sent on a schedule: all but follow-ups."""
+    if not due_ns:
+        return _stamps(requests, due_ns)
+    pairs = [(each, due) for each, due in zip(requests, due_ns, strict=True) if due is not None]
+    return _stamps([each for each, _ in pairs], [due for _, due in pairs])
+
+
+def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
+    """Return the times of all requests; None if one is unknown. Follow-ups are due when they are sent."""
+    sent = [each.start_ns for each in requests]
+    if due_ns:
+        sent = [start if due is None else due for start, due in zip(sent, due_ns, strict=True)]
     columns = sent, [each.first_token_ns for each in requests], [each.last_token_ns for each in requests]
     known = [[time_ns / 1e9 for time_ns in column if time_ns is not None] for column in columns]
     return _Load(*known) if requests and all(len(each) == len(requests) for each in known) else None

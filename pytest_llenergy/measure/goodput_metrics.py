@@ -32,7 +32,9 @@ def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue
 
 def _good_per_joule(round_: Round) -> RoundValue | None:
     each = _per_good(good_requests, round_)
-    return each.scale(1 / each.value**2) if each is not None and each.value > 0 else None
+    if each is not None and each.value > 0:
+        return each.scale(1 / each.value**2)
+    return RoundValue(0.0) if round_.energy_j and good_requests(round_) == 0 else None
 
 
 def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
@@ -43,8 +45,10 @@ def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round
 
 
 def _total_good_per_joule(rounds: Sequence[Round]) -> tuple[float, int]:
-    each_j, n = _total_per_good(good_requests, rounds)
-    return (1 / each_j if each_j > 0 else 0.0), n
+    known = [round_ for round_ in rounds if round_.energy_j is not None]
+    total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
+    good = sum(good_requests(round_) or 0 for round_ in known)
+    return (good / total_j if total_j > 0 else 0.0), len(known)
 
 
 def _max_load(round_: Round) -> RoundValue | None:
@@ -82,9 +86,8 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
     "goodput_per_watt": RoundMetric(
         "request/J",
         _good_per_joule,
-        NONE_GOOD,
-        "good request/J",
-        "more",
+        heading="good request/J",
+        better="more",
         applies=has_slo,
         pooled=_total_good_per_joule,
         optional=True,

@@ -127,8 +127,8 @@ def compute_metrics(
             continue
         values, reason = round_values(name, rounds)
         if values:
-            # Net energy may be zero or less, gross energy may not.
-            gross = "J" in figure.unit and name != "net_energy_j"
+            # Net energy may be zero or less, and no request may be good. Gross energy is more than zero.
+            gross = "J" in figure.unit and name not in ("net_energy_j", "goodput_per_watt")
             metrics[name] = summarize_rounds(
                 values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
             )

@@ -31,10 +31,18 @@ def describe_curve(curve: LoadCurve) -> str:
 
 
 def curve_rows(curve: LoadCurve) -> list[list[str]]:
-    """Return the cells of each point, by rate; ``-`` for what is missing."""
+    """Return the cells of each point, by rate; ``-`` for what is missing.
+
+    The result of a search is ``maximum`` in the row of its full measurement, the last at that rate.
+    """
     energies = (point.energy_per_output_token_j for point in curve.points)
     scale = scale_of("J", *(each for each in energies if each is not None))
-    return [_row(point, scale) for point in curve.by_rate()]
+    rows = [_row(point, scale) for point in curve.by_rate()]
+    found = curve.max_load_requests_per_s
+    places = [place for place, point in enumerate(curve.by_rate()) if point.request_rate == found]
+    if places:
+        rows[places[-1]][-1] = "maximum"
+    return rows
 
 
 def less_important_heads(curve: LoadCurve) -> frozenset[str]:

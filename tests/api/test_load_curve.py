@@ -180,6 +180,8 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
         ("load_curve(backend.serve, ['a'], request_rates=[])", "load_curve: request_rates is [], needs"),
         ("load_curve(backend.serve, ['a'], request_rates=[1, 1.0])", "load_curve: a rate of [1, 1.0] is giv"),
         ("load_curve(backend.serve, ['a'], request_rates=[1], concurrency=2)", "leave out concurrency"),
+        ("max_load(backend.serve, TALKS, slo=S, between=(1, 2))", "max_load: 1 of 2 prompts have follow_ups"),
+        ("load_curve(backend.serve, TALKS, request_rates=[1])", "load_curve: 1 of 2 prompts have follow_ups"),
         ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
     ],
 )
@@ -187,7 +189,9 @@ def test_invalid_arguments_are_refused(quick: pytest.Pytester, call: str, messag
     quick.makepyfile(
         f"""
         from pytest_llenergy import slo
+        from pytest_llenergy.traffic import Request
         S = slo(ttft=1)
+        TALKS = ["a", Request(prompt="a", follow_ups=(Request(prompt="b"),))]
         def test_it(energy, backend):
             energy.{call}
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -13,6 +14,13 @@ S = 1_000_000_000
 
 #: Time of a request that has the server for itself (seconds), and the part before its first token.
 SERVICE_S, FIRST_S = 1.0, 0.25
+
+
+class Turn(NamedTuple):
+    """A request of a conversation."""
+
+    request: RequestTimeline
+    is_first: bool
 
 
 def arrivals_s(slots: int, load: float, number: int, seed: int) -> Sequence[float]:
@@ -31,6 +39,21 @@ def queued(slots: int, sent_s: Sequence[float], services_s: Sequence[float] = ()
         heapq.heappush(free_s, start_s + service_s)
         requests.append(_request(at_s, start_s + FIRST_S * service_s, start_s + service_s))
     return requests
+
+
+def conversing(slots: int, sent_s: Sequence[float], turns: int, think_s: float) -> list[Turn]:
+    """Return the turns of conversations that begin at ``sent_s``, by send time, as in ``queued``."""
+    free_s, waiting, made = [0.0] * slots, [(at_s, 0) for at_s in sent_s], []
+    heapq.heapify(waiting)
+    while waiting:
+        at_s, turn = heapq.heappop(waiting)
+        start_s = max(at_s, heapq.heappop(free_s))
+        done_s = start_s + SERVICE_S
+        heapq.heappush(free_s, done_s)
+        made.append(Turn(_request(at_s, start_s + FIRST_S, done_s), turn == 0))
+        if turn + 1 < turns:
+            heapq.heappush(waiting, (done_s + think_s, turn + 1))
+    return made
 
 
 def shared(slots: int, sent_s: Sequence[float]) -> list[RequestTimeline]:

@@ -13,7 +13,7 @@ import pytest
 from pytest_llenergy.backends.load_phases import kendall_z, load_phases, phase_spans, steady_span
 from pytest_llenergy.model.timeline import RequestTimeline
 
-from .queues import arrivals_s, queued, shared
+from .queues import arrivals_s, conversing, queued, shared
 
 MS = 1_000_000
 
@@ -130,6 +130,41 @@ class TestSaturation:
         ]
         due_ns = [each.start_ns or 0 for each in queue]
         assert load_phases(held, None, 0, 10**15, due_ns)[1][0].name == "saturated"
+
+    def test_a_cap_is_named_in_what_waited(self) -> None:
+        """All 32 are due before the first is done, so that 32 wait or are in flight."""
+        requests = queued(1, [number / 100 for number in range(32)])
+        due_ns = [each.start_ns for each in requests]
+        _, (flag,) = load_phases(requests, None, 0, 10**15, due_ns, is_capped=True)
+        assert flag.name == "saturated"
+        assert "; time to first token from the time they were due " in flag.detail
+        assert flag.detail.endswith(", and up to 32 requests waiting or in flight; lower the rate")
+        assert "up to 32 requests in flight" in load_phases(requests, None, 0, 10**15)[1][0].detail
+
+    @pytest.mark.parametrize(
+        ("load", "turns", "expected"),
+        [
+            (0.5, 2, "steady"),
+            (0.8, 2, "steady"),
+            (0.7, 4, "steady"),
+            (1.5, 2, "saturated"),
+            (2, 4, "saturated"),
+        ],
+    )
+    def test_the_first_turns_show_whether_conversations_saturate(
+        self, load: float, turns: int, expected: str
+    ) -> None:
+        """Follow-ups are sent later if the server is slow, so that all requests keep up."""
+        found: Counter[str] = Counter()
+        for seed in range(20):
+            made = conversing(4, arrivals_s(4, load / turns, 100, seed), turns, think_s=2.0)
+            due_ns = [turn.request.start_ns if turn.is_first else None for turn in made]
+            spans, flags = load_phases([turn.request for turn in made], None, 0, 10**15, due_ns)
+            found[flags[0].name if flags else "steady"] += 1
+            assert not flags or " first turns/s, achieved " in flags[0].detail
+            # A steady state covers the follow-ups too.
+            assert not spans or spans[1].end_ns == made[-1].request.start_ns
+        assert found == {expected: 20}
 
     def test_a_closed_loop_is_never_saturated(self) -> None:
         """Eight requests are in flight whatever the server does; two slots make them wait equally long."""

@@ -140,6 +140,15 @@ class TestChat:
             each.start_ns for each in made.requests if each.input_tokens == 40
         }
 
+    def test_conversations_above_the_capacity_are_saturated(self) -> None:
+        """10 requests/s are possible. 9 conversations/s ask for 18, and the first turns for less than 10."""
+        talk = Request(prompt="a", output_tokens=2, follow_ups=(Request(prompt="b", think_s=0.05),))
+        with loaded(slots=2, first=0.15, step=0.05) as backend:
+            made = served(backend, [talk], request_rate=9.0, num_requests=36, max_new_tokens=2)
+        (flag,) = (flag for flag in made.flags if flag.name in ("saturated", "short-load"))
+        assert (flag.name, made.spans) == ("saturated", [])
+        assert "first turns/s, achieved " in flag.detail
+
 
 class TestPace:
     def test_a_cap_holds_requests_back_and_the_wait_is_known(self) -> None:
@@ -152,6 +161,7 @@ class TestPace:
         assert waits_s[0] < 0.2 <= waits_s[1] < 0.4 <= waits_s[2]
         (flag,) = (flag for flag in made.flags if flag.name == "held-back")
         assert flag.detail.startswith("concurrency=1 held back 2 of 3 requests, for up to 0.4")
+        assert "latencies, and an SLO, count from sending" in flag.detail
 
     def test_times_of_requests_are_kept_unless_the_test_gives_others(self) -> None:
         timed = [Request(prompt="a", at_s=0.0), Request(prompt="b", at_s=1.5)]
@@ -187,7 +197,7 @@ class TestFailures:
             with pytest.raises(BackendError) as caught:
                 job.result(outcome)
         assert str(caught.value) == (
-            "server: request 2 of 4: 500 from /v1/completions: out of memory; 2 requests failed, "
+            "server: request 2 of 5: 500 from /v1/completions: out of memory; 2 requests failed, "
             "max_failures is 1"
         )
 
@@ -205,7 +215,7 @@ class TestFailures:
         assert made.failures == ["server: request 2 of 2: no answer (not done after 0.5 s)"]
 
     def test_a_load_without_any_success_fails(self) -> None:
-        with loaded() as backend, pytest.raises(BackendError, match="out of memory"):
+        with loaded() as backend, pytest.raises(BackendError, match=r"out of memory; no request succeeded$"):
             served(backend, ["!500"], concurrency=1, num_requests=2, max_failures=9)
 
     def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:

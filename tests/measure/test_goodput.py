@@ -98,9 +98,10 @@ def test_a_load_without_good_requests_has_a_reason_and_no_energy_for_each() -> N
     metrics = compute_metrics([load(limits=slo(ttft=0.01))] * 2, None)
     assert metrics["goodput_requests_per_s"].value == 0
     assert metrics["slo_attainment"].value == 0
-    for name in FAMILY[2:]:
+    for name in FAMILY[2:4]:
         assert metrics[name].value is None
         assert metrics[name].reason == "no request met every limit of the SLO"
+    assert (metrics["goodput_per_watt"].value, metrics["goodput_per_watt"].reason) == (0, None)
 
 
 def test_joules_of_a_round_without_good_requests_count_too() -> None:
@@ -129,6 +130,7 @@ def test_a_load_without_joules_has_goodput() -> None:
     metrics = compute_metrics([load(energy_j=None)] * 2, None)
     assert metrics["goodput_requests_per_s"].value == pytest.approx(0.25)
     assert metrics["energy_per_good_request_j"].value is None
+    assert metrics["goodput_per_watt"].value is None
 
 
 def test_a_load_without_an_slo_has_none_of_these_metrics() -> None:

@@ -114,11 +114,13 @@ class Endpoint:
                 continue
             _check_lengths(exchange, answer, params, name)
             answered.append((exchange, answer))
-        if len(failures) > max_failures or not answered:
+        if len(failures) > max_failures:
             counted = f"; {len(failures)} requests failed" if len(failures) > 1 else ""
             raise BackendError(
                 f"{failures[0]}{counted}, max_failures is {max_failures}" if max_failures else failures[0]
             )
+        if not answered:
+            raise BackendError(f"{failures[0]}; no request succeeded")
         return answered, failures
 
     def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
@@ -303,7 +305,12 @@ class LoadJob:
         ]
         flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
         spans, phase_flags = load_phases(
-            requests, self.params.slots, outcome.start_ns, outcome.end_ns, _due_ns(answered)
+            requests,
+            self.params.slots,
+            outcome.start_ns,
+            outcome.end_ns,
+            [exchange.due_ns for exchange, _ in answered],
+            is_capped=self.params.concurrency is not None,
         )
         return ServedLoad(
             texts=[answer.text for answer in answers],
@@ -342,7 +349,8 @@ class LoadJob:
             return []
         detail = (
             f"concurrency={self.params.concurrency} held back {len(long)} of {len(held)} requests, for up to "
-            f"{max(long):.2g} s; latencies run from sending, and waited_s in the record has the waits"
+            f"{max(long):.2g} s; latencies, and an SLO, count from sending, and waited_s in the record has "
+            "the waits"
         )
         return [Flag(name="held-back", severity="warning", detail=detail)]
 
@@ -356,11 +364,6 @@ def _failed(failures: Sequence[str], sent: int) -> list[Flag]:
 
 def _seconds(start_ns: int | None, end_ns: int) -> float:
     return 0.0 if start_ns is None else (end_ns - start_ns) / 1e9
-
-
-def _due_ns(answered: Sequence[tuple[Exchange, Answer]]) -> list[int]:
-    """Return when each request was due. Follow-ups of a conversation are due when they are sent."""
-    return [each.due_ns if each.due_ns is not None else each.stream.sent_ns for each, _ in answered]
 
 
 def _sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
