@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import (
-    Criterion,
     MeasuredRecord,
     compare_records,
     compare_without_baseline,
@@ -36,6 +36,7 @@ from pytest_llenergy.compare.gate import (
     list_void_gates,
     select_criteria,
 )
+from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import (
     Work,
     find_renamed,
@@ -228,8 +229,19 @@ class Gating:
                 base = MeasuredRecord(before, stored.report.environment)
                 head = MeasuredRecord(record, self._environment)
                 found = compare_records(base, head, each, estimator=self._estimator)
-                comparisons.append(mark_renamed(found, renamed))
+                comparisons.append(mark_renamed(self._explain_missing(found, record), renamed))
         return comparisons
+
+    def _explain_missing(self, comparison: Comparison, record: Record) -> Comparison:
+        """Give the reason for a metric that the baseline has, if a hook may add it after the gate."""
+        metric = comparison.metric
+        missing = comparison.verdict == "invalid" and comparison.base is not None
+        if not missing or metric in METRICS or metric in record.metrics:
+            return comparison
+        if not self._config.hook.pytest_llenergy_record.get_hookimpls():
+            return comparison
+        reason = f"no {metric} yet: hooks add metrics after the gates; use llenergy compare"
+        return msgspec.structs.replace(comparison, reason=reason)
 
     def _match_renamed(
         self, record: Record, stored: StoredBaseline, collected: Sequence[pytest.Item]

@@ -35,7 +35,8 @@ from pytest_llenergy.ab.progress import (
 from pytest_llenergy.ab.schedule import Schedule, Side, Turn
 from pytest_llenergy.ab.session import run_session, session_arguments
 from pytest_llenergy.ab.state import SessionEnd, State
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import Rule

@@ -15,8 +15,9 @@ from typing import Annotated
 
 import msgspec
 
+from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
-from pytest_llenergy.compare.comparison import DEFAULT_METRICS, Criterion
+from pytest_llenergy.compare.comparison import DEFAULT_METRICS
 from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct

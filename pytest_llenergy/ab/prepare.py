@@ -34,7 +34,7 @@ from pytest_llenergy.ab.floors import FloorReader, apply_floors, load_floors, se
 from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
-from pytest_llenergy.compare.comparison import Criterion
+from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
 from pytest_llenergy.errors import PlanError

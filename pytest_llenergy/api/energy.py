@@ -252,12 +252,12 @@ class Energy(RecordedValues):
             self._context.draft.refusal = ENERGY_RAISED.format(error=type(error).__name__)
             raise
 
-    def score(self, references: Sequence[str | Sequence[str]], scorer: Scorer | str = "exact_match") -> float:
+    def score(self, references: Sequence[object], scorer: Scorer | str = "exact_match") -> float:
         """Score the outputs of the measured call: adds the metrics ``accuracy`` and ``accuracy_per_joule``.
 
         Args:
-            references: What each output should be, in the order of the prompts; of several for one output,
-                the best counts.
+            references: What each output should be, in the order of the prompts; of a list or tuple of them
+                for one output, the best counts.
             scorer: A function of an output and a reference that returns a number from 0 to 1,
                 ``"exact_match"``, which ignores white space around both, or ``"lm_eval:NAME"`` for a metric
                 of lm-eval, such as ``"lm_eval:exact_match"``.

@@ -127,7 +127,8 @@ class Capabilities:
             raise BackendError(f"{backend} has no {params.cache} cache; it offers: {', '.join(self.caches)}")
         refused = [name for name in params.extras if name not in self.sampling]
         if refused:
-            offered = f"it takes: {', '.join(self.sampling) or 'none of ' + ', '.join(EXTRA_PARAMS)}"
+            some = f"it takes: {', '.join(self.sampling)}"
+            offered = some if self.sampling else f"it takes none of {', '.join(EXTRA_PARAMS)}"
             why = "; ".join(filter(None, (offered, self.reasons.get("sampling", ""))))
             raise BackendError(f"{backend} does not honour {', '.join(refused)} ({why})")
 

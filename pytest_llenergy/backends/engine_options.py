@@ -159,6 +159,7 @@ def check_engine_options(
     given: Collection[str],
     accepted: Collection[str],
     *,
+    declared: Collection[str],
     where: str,
     reserved: Mapping[str, str] | None = None,
 ) -> None:
@@ -168,6 +169,7 @@ def check_engine_options(
         backend: Name of the backend.
         given: Names of the options.
         accepted: What the installed version of the library takes.
+        declared: Load options of the backend itself.
         where: Where ``accepted`` comes from, such as ``vllm.EngineArgs of vLLM 0.11``.
         reserved: Options that the backend sets itself, each with the reason.
 
@@ -179,7 +181,10 @@ def check_engine_options(
             raise BackendError(f"{backend}: the load option {name} is not available: {reserved[name]}")
     unknown = [name for name in given if name not in accepted]
     if unknown:
-        hint = did_you_mean(unknown, sorted(accepted)) or f"it takes: {', '.join(sorted(accepted))}"
+        # A slip may be meant as an option of the backend, and the library cannot know those.
+        known = sorted({*declared, *COMMON_OPTIONS, *accepted})
+        taken = sorted({*declared, *accepted})
+        hint = did_you_mean(unknown, known) or f"it takes: {', '.join(taken)}"
         raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
 
 

@@ -196,7 +196,9 @@ class Settings:
         names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
         native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
         where = f"xllamacpp.CommonParams of {xllamacpp.__version__}"
-        check_engine_options("llama-cpp", native, names, where=where, reserved=RESERVED)
+        check_engine_options(
+            "llama-cpp", native, names, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
+        )
         for name, value in native.items():
             _set_parameter(defaults, name, value)
         dtype, kv_type = options.get("dtype"), options.get("kv_cache_dtype", options.get("dtype"))

@@ -359,7 +359,9 @@ def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
     defaults = onnxruntime.SessionOptions()
     names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
     where = f"onnxruntime.SessionOptions {onnxruntime.__version__}"
-    check_engine_options("onnxruntime", native, names, where=where, reserved=RESERVED)
+    check_engine_options(
+        "onnxruntime", native, names, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
+    )
     return native
 
 

@@ -276,7 +276,9 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
     writable = {name for name, access in supported.items() if access == "RW"}
     native = [name for name in options if name not in SPEC.capabilities.options]
     where = f"OpenVINO GenAI {openvino.__version__}"
-    check_engine_options("openvino", native, own | writable, where=where, reserved=RESERVED)
+    check_engine_options(
+        "openvino", native, own | writable, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
+    )
     properties: dict[str, str | int] = {}
     if "dtype" in options:
         if options["dtype"] != "float32":

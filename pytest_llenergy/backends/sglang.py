@@ -129,6 +129,7 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
         "sglang",
         passed,
         fields - set(RESERVED),
+        declared=COMMON_OPTIONS,
         where=f"ServerArgs of SGLang {sglang.__version__}",
         reserved=RESERVED,
     )

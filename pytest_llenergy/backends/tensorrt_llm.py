@@ -133,6 +133,7 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
         "tensorrt-llm",
         passed,
         set(TorchLlmArgs.model_fields) - set(RESERVED),
+        declared=OWN_OPTIONS,
         where=f"TorchLlmArgs of TensorRT-LLM {tensorrt_llm.__version__}",
         reserved=RESERVED,
     )

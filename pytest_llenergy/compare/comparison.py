@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import median
-from typing import Any
 
 import msgspec
 
+from pytest_llenergy.compare.case import Case, Criterion, has_metric, is_energy_metric
 from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
@@ -24,10 +22,10 @@ from pytest_llenergy.compare.comparability import (
     workload_differences,
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
-from pytest_llenergy.compare.custom import Value, compare_values
-from pytest_llenergy.compare.metrics import METRICS, direction_of, unit_of
+from pytest_llenergy.compare.custom import compare_custom
+from pytest_llenergy.compare.metrics import METRICS, unit_of
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
-from pytest_llenergy.compare.outputs import explain_difference, explain_unchecked
+from pytest_llenergy.compare.outputs import check_outputs
 from pytest_llenergy.compare.pairing import (
     mark_renamed,
     match_renamed,
@@ -44,15 +42,14 @@ from pytest_llenergy.measure.metrics import (
     values_of_rounds,
 )
 from pytest_llenergy.measure.round_statistics import RoundValue
-from pytest_llenergy.model.base import Direction, pause_garbage_collection
+from pytest_llenergy.measure.scoring import PER_JOULE
+from pytest_llenergy.model.base import pause_garbage_collection
 from pytest_llenergy.model.comparison import (
     ONLY_IN_BASELINE,
     OTHER_WORKLOAD,
-    AppliedRule,
     ComparedReports,
     Comparison,
     ReportSource,
-    Verdict,
 )
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round
@@ -67,9 +64,6 @@ DEFAULT_METRICS = (PER_TOKEN, PER_INPUT_TOKEN, PER_ITERATION)
 
 #: Output tokens that differ by more than this, or by the threshold if it is larger, are other work.
 TOKEN_TOLERANCE = 0.03
-
-#: A head that is better by a larger factor is no improvement but another unit, or other work.
-MAX_TIMES_BETTER = 100.0
 
 #: How to accept a test that does other work than in the baseline.
 ACCEPT = "llenergy compare --across compares them all the same, and a new baseline accepts the change"
@@ -111,110 +105,11 @@ STATUS_VERBS = {"failed": "failed", "skipped": "was skipped", "crashed": "crashe
 
 
 @dataclass(frozen=True)
-class Criterion:
-    """A metric to compare and the rule for its verdict.
-
-    Attributes:
-        metric: The metric, or ``None`` for the default metric of each test.
-        rule: The statistical rule.
-        gated: Whether the run can fail by the verdict.
-        from_mark: Whether a mark of the test requests the metric, which the test must then have. A metric
-            requested for all tests is compared only in tests that have it.
-    """
-
-    metric: str | None = None
-    rule: Rule = DEFAULT_RULE
-    gated: bool = False
-    from_mark: bool = False
-
-
-@dataclass(frozen=True)
 class MeasuredRecord:
     """A record and the environment in which it was measured."""
 
     record: Record
     environment: Environment | None
-
-
-@dataclass(frozen=True)
-class _Case:
-    """One metric of one test, with the records of the sides that have the test."""
-
-    metric: str
-    criterion: Criterion
-    base: Record | None
-    head: Record | None
-    gated: bool
-
-    def without_estimate(self, verdict: Verdict, reason: str, differences: Sequence[str] = ()) -> Comparison:
-        return self._comparison(verdict=verdict, reason=reason, differences=list(differences))
-
-    def with_estimate(
-        self, base: Sample, head: Sample, estimate: Estimate, notes: Sequence[str]
-    ) -> Comparison:
-        verdict: Verdict = estimate.verdict
-        reason = estimate.reason
-        better = direction_of(self.metric, self.head, self.base)
-        times = _times_better(estimate.ratio, better)
-        if verdict == "improved" and times > MAX_TIMES_BETTER:
-            verdict, reason = (
-                "invalid",
-                f"head is {times:.0f} times better: another unit, or not the same work",
-            )
-        return self._comparison(
-            verdict=verdict,
-            reason=reason,
-            ratio=_finite_or_none(estimate.ratio),
-            low=_finite_or_none(estimate.low),
-            high=_finite_or_none(estimate.high),
-            # The values of the tables; a report without metrics has those of its rounds.
-            base=_first_known(_recorded_value(self.base, self.metric), median(base.values)),
-            head=_first_known(_recorded_value(self.head, self.metric), median(head.values)),
-            n_base=len(base.values),
-            n_head=len(head.values),
-            noise=_finite_or_none(estimate.noise),
-            detectable=_finite_or_none(estimate.detectable),
-            p=_finite_or_none(estimate.p),
-            session_spread=estimate.session_spread or None,
-            notes=list(notes),
-        )
-
-    def with_values(
-        self,
-        verdict: Verdict,
-        reason: str,
-        counts: Sequence[int],
-        notes: Sequence[str],
-        limits: Mapping[str, float | None],
-    ) -> Comparison:
-        n_base, n_head = counts
-        return self._comparison(
-            verdict=verdict, reason=reason, n_base=n_base, n_head=n_head, notes=list(notes), **limits
-        )
-
-    def _comparison(self, verdict: Verdict, reason: str, **fields: Any) -> Comparison:
-        record = self.head or self.base
-        assert record is not None
-        values = {
-            "base": _recorded_value(self.base, self.metric),
-            "head": _recorded_value(self.head, self.metric),
-        }
-        return Comparison(
-            id=record.id,
-            metric=self.metric,
-            unit=unit_of(self.metric, self.head, self.base),
-            verdict=verdict,
-            reason=reason,
-            better=direction_of(self.metric, self.head, self.base),
-            # Times and counts are measured even if the joules are estimated.
-            kind=record.kind if _is_energy(self.metric) else None,
-            rule=_applied_rule(self.criterion.rule),
-            gated=self.gated,
-            from_mark=self.criterion.from_mark,
-            base_tokens_per_s=_recorded_value(self.base, "output_tokens_per_s"),
-            head_tokens_per_s=_recorded_value(self.head, "output_tokens_per_s"),
-            **{**values, **fields},
-        )
 
 
 def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
@@ -251,9 +146,9 @@ def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str
         incomplete: Name of the baseline if its run did not finish. The baseline may then lack the test
             because it was stopped early, so the verdict is ``invalid`` instead of ``new``.
     """
-    case = _Case(criterion.metric or default_metric(head), criterion, None, head, criterion.gated)
+    case = Case(criterion.metric or default_metric(head), criterion, None, head, criterion.gated)
     if not head.counts:
-        ungated = _Case(case.metric, criterion, None, head, gated=case.gated and head.status != "skipped")
+        ungated = Case(case.metric, criterion, None, head, gated=case.gated and head.status != "skipped")
         return ungated.without_estimate("invalid", _not_measured_reason("head", head))
     if incomplete is not None:
         return case.without_estimate("invalid", _missing_reason(incomplete))
@@ -348,7 +243,7 @@ def _missing_reason(origin: str) -> str:
 def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None) -> Comparison:
     # A test without a measurement in the baseline was not checked before either.
     gated = criterion.gated and base.counts
-    case = _Case(criterion.metric or default_metric(base), criterion, base, None, gated)
+    case = Case(criterion.metric or default_metric(base), criterion, base, None, gated)
     if incomplete is not None:
         return case.without_estimate("invalid", _missing_reason(incomplete))
     return case.without_estimate("removed", ONLY_IN_BASELINE)
@@ -364,16 +259,16 @@ def _compare_records(
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     metric = criterion.metric or default_metric(old, new)
-    is_custom, is_energy = metric not in ROUND_METRICS, _is_energy(metric)
+    is_custom, is_energy = metric not in ROUND_METRICS, is_energy_metric(metric)
     unit = unit_of(metric, old, new)
-    case = _Case(metric, criterion, old, new, criterion.gated)
+    case = Case(metric, criterion, old, new, criterion.gated)
     if new.status == "skipped" and old.counts:
         return case.without_estimate("removed", _not_measured_reason("head", new)), None
     if new.status == old.status == "skipped":
-        ungated = _Case(metric, criterion, old, new, gated=False)
+        ungated = Case(metric, criterion, old, new, gated=False)
         return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None
     if new.counts and old.status in STATUS_VERBS and not old.counts:
-        ungated = _Case(metric, criterion, old, new, gated=False)
+        ungated = Case(metric, criterion, old, new, gated=False)
         found = ungated.without_estimate("new", _not_measured_reason("base", old))
         return msgspec.structs.replace(found, base_status=old.status), None
     for side, record in (("base", old), ("head", new)):
@@ -386,11 +281,11 @@ def _compare_records(
         if recorded is not None and recorded.unit != unit:
             reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {unit or 'no unit'}"
             return case.without_estimate("invalid", reason), None
-    if not criterion.from_mark and not (_applies(metric, old) or _applies(metric, new)):
-        ungated = _Case(metric, criterion, old, new, gated=False)
+    if not criterion.from_mark and not (has_metric(metric, old) or has_metric(metric, new)):
+        ungated = Case(metric, criterion, old, new, gated=False)
         missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].missing
         return ungated.without_estimate("invalid", missing), None
-    if is_custom and not _applies(metric, old):
+    if is_custom and not has_metric(metric, old):
         return case.without_estimate("new", f"the baseline has no {metric}"), None
     if is_energy and old.kind != new.kind:
         reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
@@ -411,7 +306,8 @@ def _compare_records(
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes
     if is_custom:
-        return _compare_custom(case, differences), None
+        found = compare_custom(case, differences)
+        return (check_outputs(found, case) if metric == PER_JOULE else found), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
@@ -422,62 +318,7 @@ def _compare_records(
     estimate = _hold_back(estimate, old, new, samples)
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
     notes += [f"{OTHER_WORKLOAD}{line}" for line in differences]
-    return _check_outputs(case.with_estimate(samples[0], samples[1], estimate, notes), case), estimate
-
-
-def _is_energy(metric: str) -> bool:
-    return metric in ROUND_METRICS and ROUND_METRICS[metric].is_energy
-
-
-def _applies(metric: str, record: Record) -> bool:
-    if metric not in ROUND_METRICS:
-        return record.value_of(metric) is not None
-    return applies_to_rounds(metric, record.rounds)
-
-
-def _compare_custom(case: _Case, differences: Sequence[str]) -> Comparison:
-    """Compare a custom metric that the baseline has."""
-    metric, base, head = case.metric, case.base, case.head
-    assert base is not None
-    assert head is not None
-    if not _applies(metric, head):
-        return case.without_estimate("invalid", f"head has no {metric}")
-    better = [record.custom[metric].better for record in (base, head) if metric in record.custom]
-    if len(set(better)) > 1:
-        reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
-        return case.without_estimate("not comparable", reason)
-    values = _custom_value(base, metric), _custom_value(head, metric)
-    found = compare_values(values[0], values[1], case.criterion.rule, direction_of(metric, head, base))
-    limits = {name: _finite_or_none(getattr(found, name)) for name in ("ratio", "low", "high")}
-    counts = [max(1, len(each.values)) for each in values]
-    notes = [f"{OTHER_WORKLOAD}{line}" for line in differences]
-    return case.with_values(found.verdict, found.reason, counts, notes, limits)
-
-
-def _custom_value(record: Record, metric: str) -> Value:
-    found = record.metrics[metric]
-    values = record.custom[metric].values if metric in record.custom else ()
-    return Value(found.value or 0.0, found.uncertainty, values)
-
-
-def _check_outputs(comparison: Comparison, case: _Case) -> Comparison:
-    """Return a comparison in which an improvement with other outputs is none, and outputs are noted."""
-    base, head = case.base, case.head
-    assert base is not None
-    assert head is not None
-    difference = explain_difference(base, head, case.criterion.rule.agreement)
-    improved = comparison.verdict == "improved"
-    if difference is None:
-        why = explain_unchecked(base, head) if improved and head.backend and head.backend.generation else None
-        notes = [*comparison.notes, why] if why is not None else comparison.notes
-        return msgspec.structs.replace(comparison, notes=notes)
-    notes = [*comparison.notes, difference]
-    if not improved:
-        return msgspec.structs.replace(comparison, notes=notes)
-    reason = f"{difference}, so it is no improvement ({comparison.reason})"
-    return msgspec.structs.replace(
-        comparison, verdict="not comparable", reason=reason, differences=[difference], notes=notes
-    )
+    return check_outputs(case.with_estimate(samples[0], samples[1], estimate, notes), case), estimate
 
 
 def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
@@ -522,32 +363,3 @@ def _not_measured_reason(side: str, record: Record) -> str:
     test = "baseline" if side == "base" else side
     reason = f" ({record.reason})" if record.reason else ""
     return f"the {test} test {STATUS_VERBS.get(record.status, f'is {record.status}')}{reason}"
-
-
-def _recorded_value(record: Record | None, metric: str) -> float | None:
-    return _finite_or_none(record.value_of(metric)) if record is not None else None
-
-
-def _first_known(recorded: float | None, computed: float) -> float | None:
-    return recorded if recorded is not None else _finite_or_none(computed)
-
-
-def _times_better(ratio: float | None, better: Direction) -> float:
-    """How many times better the head is; 1 if unknown."""
-    return 1.0 if not ratio else ratio if better == "more" else 1 / ratio
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-@lru_cache(maxsize=64)
-def _applied_rule(rule: Rule) -> AppliedRule:
-    return AppliedRule(
-        threshold=rule.threshold,
-        threshold_absolute=rule.threshold_absolute,
-        floor=rule.floor,
-        tolerance=rule.tolerance,
-        alpha=rule.alpha,
-    )

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from math import expm1, hypot, log, sqrt
 from statistics import stdev
 
+from pytest_llenergy.compare.case import Case, finite_or_none, has_metric
 from pytest_llenergy.compare.limits import normal_quantile
+from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import AbsoluteChange, Rule, RuleVerdict, decide_verdict
 from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.comparison import OTHER_WORKLOAD, Comparison
+from pytest_llenergy.model.record import Record
 
 #: Smallest share of the larger value for which a ratio is computed: below, it is a change to or from zero.
 SMALLEST = 1e-9
@@ -41,6 +45,36 @@ class ValueChange:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+def compare_custom(case: Case, differences: Sequence[str]) -> Comparison:
+    """Compare a custom metric that the baseline has.
+
+    Args:
+        case: The metric and both records.
+        differences: How the workloads differ, for notes.
+    """
+    metric, base, head = case.metric, case.base, case.head
+    assert base is not None
+    assert head is not None
+    if not has_metric(metric, head):
+        return case.without_estimate("invalid", f"head has no {metric}")
+    better = [record.custom[metric].better for record in (base, head) if metric in record.custom]
+    if len(set(better)) > 1:
+        reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
+        return case.without_estimate("not comparable", reason)
+    values = _value_of(base, metric), _value_of(head, metric)
+    found = compare_values(values[0], values[1], case.criterion.rule, direction_of(metric, head, base))
+    limits = {name: finite_or_none(getattr(found, name)) for name in ("ratio", "low", "high")}
+    counts = [max(1, len(each.values)) for each in values]
+    notes = [f"{OTHER_WORKLOAD}{line}" for line in differences]
+    return case.with_values(found.verdict, found.reason, counts, notes, limits)
+
+
+def _value_of(record: Record, metric: str) -> Value:
+    found = record.metrics[metric]
+    values = record.custom[metric].values if metric in record.custom else ()
+    return Value(found.value or 0.0, found.uncertainty, values)
 
 
 def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> ValueChange:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import isfinite
 
-from pytest_llenergy.compare.comparison import Criterion
+from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
@@ -20,7 +21,7 @@ from pytest_llenergy.model.defaults import Inconclusive
 from pytest_llenergy.model.quantity import format_pair, scale_of, shown_unit
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import count_tests
+from pytest_llenergy.model.text import count_tests, did_you_mean
 
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
@@ -117,7 +118,7 @@ def check_metric(name: str) -> str:
         energy, _ = DERIVED[name]
         raise PlanError(f"{name} is {energy} times a constant; use {energy} instead")
     if name not in METRICS:
-        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(ROUND_METRICS)}")
+        raise _unknown_metric(name, METRICS)
     if name not in ROUND_METRICS:
         raise PlanError(f"{name} has one value per test and cannot be compared; limit it with a budget")
     return name
@@ -128,9 +129,13 @@ def check_custom_metrics(criteria: Iterable[Criterion], records: Iterable[Record
     known = custom_metrics_of(records)
     for each in criteria:
         if each.metric is not None and each.metric not in METRICS and each.metric not in known:
-            raise PlanError(
-                f"unknown metric {each.metric!r}; choose from: {', '.join((*ROUND_METRICS, *known))}"
-            )
+            raise _unknown_metric(each.metric, [*METRICS, *known])
+
+
+def _unknown_metric(name: str, known: Collection[str]) -> PlanError:
+    nearest = get_close_matches(name, known, n=3, cutoff=0)
+    hint = did_you_mean([name], known) or f"the nearest names are {', '.join(nearest)}"
+    return PlanError(f"unknown metric {name!r}; {hint}")
 
 
 def common_rule(floor: float | None, agreement: float | None = None) -> Rule:
@@ -206,8 +211,14 @@ def parse_budget(metric: str | None, text: str) -> Budget:
         PlanError: If the metric has no budget, or the text is not a quantity in its unit.
     """
     name = metric or "energy_j"
+    if name in METRICS and name not in BUDGET_UNITS:
+        raise PlanError(f"more is better for {name}, so a budget cannot limit it; use a threshold or assert")
+    if name not in BUDGET_UNITS and is_custom_name(name):
+        raise PlanError(
+            f"{name} is not built in, and a budget cannot limit a custom metric; use assert in the test"
+        )
     if name not in BUDGET_UNITS:
-        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(BUDGET_UNITS)}")
+        raise _unknown_metric(name, BUDGET_UNITS)
     unit = BUDGET_UNITS[name]
     match = re.fullmatch(rf"\s*({NUMBER})\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
     limit = float(match.group(1)) * UNIT_PREFIXES[match.group(2)] if match else float("nan")

@@ -7,10 +7,34 @@ equal if all before it are: after the first that differs, a model continues anot
 
 from __future__ import annotations
 
+import msgspec
+
+from pytest_llenergy.compare.case import Case
 from pytest_llenergy.measure.scoring import ACCURACY
-from pytest_llenergy.model.comparison import OUTPUTS_DIFFER
+from pytest_llenergy.model.comparison import OUTPUTS_DIFFER, Comparison
 from pytest_llenergy.model.outputs import agreement_of
 from pytest_llenergy.model.record import Record
+
+#: How to accept an improvement with other outputs.
+REMEDY = "a lower --agreement (--energy-agreement in pytest) accepts it"
+
+
+def check_outputs(comparison: Comparison, case: Case) -> Comparison:
+    """Return a comparison in which an improvement with other outputs is none, and outputs are noted."""
+    base, head = case.base, case.head
+    assert base is not None
+    assert head is not None
+    difference = explain_difference(base, head, case.criterion.rule.agreement)
+    improved = comparison.verdict == "improved"
+    if difference is not None and improved:
+        reason = f"{difference}, so it is no improvement ({comparison.reason}); {REMEDY}"
+        return msgspec.structs.replace(
+            comparison, verdict="not comparable", reason=reason, differences=[difference]
+        )
+    note = difference
+    if note is None and improved and head.backend and head.backend.generation:
+        note = explain_unchecked(base, head)
+    return msgspec.structs.replace(comparison, notes=[*comparison.notes, *filter(None, [note])])
 
 
 def explain_difference(base: Record, head: Record, least: float) -> str | None:

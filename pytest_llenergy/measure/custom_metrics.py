@@ -121,6 +121,9 @@ def _number(name: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
+    except OverflowError:
+        # Its digits would fill many lines.
+        raise LLEnergyError(f"metric {name}: a value is larger than a number of 64 bits can be") from None
     if isinstance(value, str | bytes) or not abs(number) <= 1e30:
         raise LLEnergyError(f"metric {name}: {value!r} is not a finite number")
     return number

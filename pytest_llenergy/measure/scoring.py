@@ -7,6 +7,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.carbon_and_cost import scale_metric
@@ -19,13 +20,13 @@ ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 #: Precedes the name of a metric of lm-eval where a scorer is named.
 LM_EVAL = "lm_eval:"
 
-#: Scores one output against one reference, from 0 (wrong) to 1 (right).
-Scorer = Callable[[str, str], float]
+#: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
+Scorer = Callable[[str, Any], float]
 
 
-def exact_match(output: str, reference: str) -> float:
-    """Return 1 if an output is the reference, apart from white space around it, otherwise 0."""
-    return float(output.strip() == reference.strip())
+def exact_match(output: str, reference: object) -> float:
+    """Return 1 if an output is the text of a reference, apart from white space around it, otherwise 0."""
+    return float(output.strip() == str(reference).strip())
 
 
 def find_scorer(scorer: Scorer | str) -> Scorer:
@@ -71,21 +72,22 @@ def _lm_eval_scorer(name: str) -> Scorer:
     return score
 
 
-def score_outputs(
-    outputs: Sequence[str], references: Sequence[str | Sequence[str]], scorer: Scorer | str
-) -> list[float]:
-    """Return the score of each output; of several references for an output, the best counts.
+def score_outputs(outputs: Sequence[str], references: Sequence[object], scorer: Scorer | str) -> list[float]:
+    """Return the score of each output; of a list or tuple of references for an output, the best counts.
 
     Raises:
-        LLEnergyError: There are more or fewer references than outputs, or no such scorer.
+        LLEnergyError: There are more or fewer references than outputs, none for an output, or no such scorer.
     """
     if isinstance(references, str) or len(references) != len(outputs):
         count = 1 if isinstance(references, str) else len(references)
         raise LLEnergyError(f"score: {count} references for {len(outputs)} outputs; give one for each")
     score = find_scorer(scorer)
+    choices = [each if isinstance(each, list | tuple) else [each] for each in references]
+    for place, choice in enumerate(choices):
+        if not choice:
+            raise LLEnergyError(f"score: output {place} has no reference; give at least one for each")
     return [
-        max(score(output, each) for each in ([reference] if isinstance(reference, str) else reference))
-        for output, reference in zip(outputs, references, strict=True)
+        max(score(output, each) for each in choice) for output, choice in zip(outputs, choices, strict=True)
     ]
 
 

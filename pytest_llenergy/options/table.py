@@ -333,8 +333,8 @@ class Settings:
         f"{defaults.AGREEMENT * 100:g}%",
         agreement,
         "PERCENT",
-        "Smallest share of greedy tokens that must be as in the baseline, or of its accuracy, for an "
-        "improvement: a saving with other outputs is none; 0 turns this off",
+        "Smallest share of the baseline's greedy tokens, or of its accuracy if outputs are scored, that a "
+        "test must keep for a saving to count as an improvement; 0 turns this check off",
     )
     inconclusive: defaults.Inconclusive = option(
         "warn",

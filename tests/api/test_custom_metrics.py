@@ -147,7 +147,7 @@ def test_commands_compare_them(
     assert found["test_some.py::test_it"]["verdict"] == "improved"
     assert found["test_some.py::test_it"]["ratio"] == pytest.approx(0.5)
     assert main(["compare", "base.json", "head.json", "--metric=bleu"]) == 2
-    assert "unknown metric 'bleu'; choose from: energy_j, " in capsys.readouterr().err
+    assert "unknown metric 'bleu'; the nearest names are " in capsys.readouterr().err
 
 
 def test_the_history_has_them(suite: pytest.Pytester) -> None:
@@ -166,6 +166,30 @@ def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"test +.* lines +"])
     assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
+
+
+def test_a_gate_names_the_hooks_that_come_after_it(suite: pytest.Pytester) -> None:
+    suite.makeconftest((suite.path / "conftest.py").read_text() + HOOK)
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    result = suite.runpytest("--energy-compare=base.json", "--energy-fail-on=lines:5%")
+    result.assert_outcomes(failed=2)
+    line = "energy_gate: lines is invalid: no lines yet: hooks add metrics after the gates; "
+    result.stdout.fnmatch_lines([f"*{line}use llenergy compare*"])
+    suite.runpytest("--energy-report=head.json").assert_outcomes(passed=2)
+    assert main(["compare", "base.json", "head.json", "--fail-on=lines:5%"]) == 0
+
+
+def test_a_number_beyond_all_numbers_is_one_line(quick: pytest.Pytester) -> None:
+    quick.makepyfile("""
+        def test_it(energy):
+            energy(int)
+            energy.metric("x", 10**400, better="less")
+    """)
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["LLEnergyError: metric x: a value is larger than a number of 64 bits can be"]
+    )
 
 
 def test_a_built_in_name_fails_the_test_in_one_line(quick: pytest.Pytester) -> None:

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import is_installed
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, CommonOptions, combine_options
+from pytest_llenergy.backends.engine_options import (
+    COMMON_OPTIONS,
+    CommonOptions,
+    check_engine_options,
+    combine_options,
+)
 from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.errors import BackendError
 
@@ -78,6 +83,14 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     message = refusal(no_repeat_ngram=2)
     assert message.startswith("transformers: transformers 5.")
     assert "has no option no_repeat_ngram; did you mean no_repeat_ngram_size?" in message
+    # Names that the library does not have, one common to all backends and one of this backend.
+    assert "did you mean chunked_prefill?" in refusal(chunkd_prefil=64)
+    assert "did you mean max_batch_tokens?" in refusal(max_batch_token=64)
+
+
+def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
+    with pytest.raises(BackendError, match=r"x: x 1 has no option zzz; it takes: a, b$"):
+        check_engine_options("x", ["zzz"], ["b"], declared=["a"], where="x 1")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,9 @@ def test_every_backend_honours_or_refuses_each_parameter(spec: Any, name: str) -
         return
     with pytest.raises(BackendError) as caught:
         row.refuse_params(spec.name, params)
-    assert str(caught.value).startswith(f"{spec.name} does not honour {name} (it takes: ")
+    offered = ", ".join(row.sampling)
+    takes = f"it takes: {offered}" if offered else f"it takes none of {', '.join(EXTRA_PARAMS)}"
+    assert str(caught.value).startswith(f"{spec.name} does not honour {name} ({takes}")
     assert "\n" not in str(caught.value)
 
 

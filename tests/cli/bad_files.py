@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore
 from pytest_llenergy.model.record import ServedRequests, Terms, TokenGaps

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import PairedReport, encode_paired_report

@@ -16,7 +16,8 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, render_comparison
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
@@ -260,7 +261,7 @@ def test_missing_file_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None
     [
         (
             "--metric=joules",
-            "unknown metric 'joules'; choose from: energy_j, energy_per_output_token_j, ",
+            "unknown metric 'joules'; the nearest names are ",
         ),
         (
             "--metric=peak_memory_bytes",

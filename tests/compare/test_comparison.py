@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.compare.rule import Rule

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
 from pytest_llenergy.compare.gate import list_void_gates
 from pytest_llenergy.compare.rule import Rule

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.measure.scoring import accuracy_metrics
 from pytest_llenergy.model.comparison import Comparison
@@ -32,16 +33,19 @@ def generated(tokens: list[int] | None, factor: float = 1.0, **changes: Any) -> 
 
 
 def scored(record: Record, *scores: float) -> Record:
-    found = accuracy_metrics(scores, None)
+    exact = msgspec.structs.replace(record.metrics["energy_j"], uncertainty_absolute=0.01)
+    found = accuracy_metrics(scores, exact)
     metrics = {**record.metrics, **{name: metric for name, (metric, _) in found.items()}}
     return msgspec.structs.replace(
         record, metrics=metrics, custom={n: each for n, (_, each) in found.items()}
     )
 
 
-def one(base: Record, head: Record, agreement: float | None = None, **how: Any) -> Comparison:
+def one(
+    base: Record, head: Record, agreement: float | None = None, metric: str = "energy_j", **how: Any
+) -> Comparison:
     rule = DEFAULT_RULE if agreement is None else replace(DEFAULT_RULE, agreement=agreement)
-    asked = [Criterion("energy_j", rule, gated=True)]
+    asked = [Criterion(metric, rule, gated=True)]
     (found,) = compare_reports(report_of(base), report_of(head), ("b", "h"), asked, **how).comparisons
     return found
 
@@ -60,6 +64,9 @@ def test_a_saving_with_other_outputs_is_not(across: bool) -> None:
     assert found.verdict == "not comparable"
     assert found.reason.startswith("outputs differ: agreement 0.40 < 0.95, so it is no improvement (-20.0%")
     assert found.differences == ["outputs differ: agreement 0.40 < 0.95"]
+    # The reason stands once, and names what accepts it.
+    assert found.reason.endswith("; a lower --agreement (--energy-agreement in pytest) accepts it")
+    assert not any(note.startswith("outputs differ") for note in found.notes)
     # What was measured stays in the report.
     assert found.ratio == pytest.approx(0.8, rel=0.01)
 
@@ -119,3 +126,24 @@ def test_outputs_of_other_prompts_are_not_compared() -> None:
 
 def test_work_without_outputs_needs_no_note() -> None:
     assert one(record_of(), record_of(joules=scaled(0.8))).notes == []
+
+
+WRONG, RIGHT = [1] * 500 + [0] * 500, [1] * 800 + [0] * 200
+
+
+def test_accuracy_per_joule_is_guarded_like_joules() -> None:
+    """Half of the energy makes up for lost accuracy in the ratio, but not for the user."""
+    base = scored(generated(TOKENS), *RIGHT)
+    worse, as_good = (scored(generated(CHANGED, 0.5), *scores) for scores in (WRONG, RIGHT))
+    found = one(base, worse, metric="accuracy_per_joule")
+    assert found.verdict == "not comparable"
+    assert found.differences == ["outputs differ: accuracy 0.5 < 0.95 × 0.8"]
+    assert one(base, as_good, metric="accuracy_per_joule").verdict == "improved"
+    assert one(base, worse, 0.5, metric="accuracy_per_joule").verdict == "improved"
+
+
+def test_accuracy_itself_is_not_guarded() -> None:
+    found = one(scored(generated(TOKENS), *RIGHT), scored(generated(CHANGED), *WRONG), metric="accuracy")
+    assert (found.verdict, found.notes) == ("regressed", [])
+    found = one(scored(generated(TOKENS), *WRONG), scored(generated(CHANGED), *RIGHT), metric="accuracy")
+    assert (found.verdict, found.notes) == ("improved", [])

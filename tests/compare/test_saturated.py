@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code, list_failures
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.comparison import ComparedReports

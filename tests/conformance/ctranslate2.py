@@ -12,7 +12,6 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import BackendInfo, Precision
 
 TYPES = ("float32", "int8", "int8_float32", "int16")
-
 SPEC = BackendSpec(
     name="ctranslate2",
     factory="ctranslate2_backend:CTranslate2Backend",
@@ -33,21 +32,17 @@ SPEC = BackendSpec(
 class CTranslate2Backend:
     def load(self, model, options, context):
         import ctranslate2
-        from ctranslate2.converters import TransformersConverter
 
         kind = options.get("compute_type", "float32")
         if kind not in TYPES:
             raise BackendError(f"ctranslate2: compute_type is {kind!r}, needs one of {', '.join(TYPES)}")
         path = pretrained_path(model)
         with translate_load_errors("ctranslate2", model):
+            converter = ctranslate2.converters.TransformersConverter(path)
+            name = f"{source_key(model)}-ctranslate2-{ctranslate2.__version__}"
             # Into a directory inside: the converter wants to make it.
-            cached = build_cached(
-                f"{source_key(model)}-ctranslate2-{ctranslate2.__version__}",
-                lambda directory: TransformersConverter(path).convert(str(directory / "model")),
-            )
-            self.generator = ctranslate2.Generator(
-                str(cached / "model"), compute_type=kind, intra_threads=context.threads
-            )
+            files = str(build_cached(name, lambda made: converter.convert(str(made / "model"))) / "model")
+            self.generator = ctranslate2.Generator(files, compute_type=kind, intra_threads=context.threads)
         self.tokenizer = load_tokenizer(model, path)
         return BackendInfo(
             name="ctranslate2",
@@ -78,6 +73,7 @@ class CTranslate2Job:
         self.generator, self.tokenizer, self.rows = generator, tokenizer, rows
         self.prompts = [tokenizer.convert_ids_to_tokens(row) for row in rows]
         self.settings = {"max_length": max_new_tokens, "end_token": ends, "return_end_token": True}
+        self.settings["include_prompt_in_result"] = False
 
     def run(self):
         return [self.complete(prompt) for prompt in self.prompts]
@@ -86,18 +82,14 @@ class CTranslate2Job:
         '''One prompt a call: the output of a shorter one in a batch would begin with the rest of it.'''
         stamps_ns = []
         result = self.generator.generate_batch(
-            [prompt],
-            include_prompt_in_result=False,
-            callback=lambda _: stamps_ns.append(time.monotonic_ns()),
-            **self.settings,
+            [prompt], callback=lambda _: stamps_ns.append(time.monotonic_ns()), **self.settings
         )
         return result[0].sequences_ids[0], stamps_ns
 
     def result(self, outcome):
-        token_ids = [ids for ids, _ in outcome]
+        token_ids, stamps_ns = zip(*outcome, strict=True)
         texts = [self.tokenizer.decode(ids) for ids in token_ids]
-        lengths = [len(row) for row in self.rows]
-        return stamped_result(texts, token_ids, lengths, [stamps_ns for _, stamps_ns in outcome])
+        return stamped_result(texts, token_ids, [len(row) for row in self.rows], stamps_ns)
 """
 
 SUITE = """

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 

@@ -225,7 +225,7 @@ def test_test_ids_are_escaped_in_markdown(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         ([], ".llenergy/history: it has no session; llenergy history add REPORT adds one"),
-        (["--metric=energyj"], "unknown metric 'energyj'; choose from: "),
+        (["--metric=energyj"], "unknown metric 'energyj'; did you mean energy_j?"),
     ],
 )
 def test_empty_history_or_unknown_metric_is_an_error(

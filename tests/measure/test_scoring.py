@@ -25,7 +25,14 @@ def test_exact_match_ignores_white_space_around_both() -> None:
 
 def test_the_best_of_several_references_counts() -> None:
     assert score_outputs(["two", "4"], [["2", "two"], "3"], "exact_match") == [1.0, 0.0]
+    assert score_outputs(["two"], [("2", "two")], "exact_match") == [1.0]
     assert score_outputs(["The answer is 4"], ["4"], lambda text, ref: float(ref in text)) == [1.0]
+
+
+def test_a_reference_may_be_of_any_type() -> None:
+    assert score_outputs(["4", "7"], [4, 6], lambda text, number: float(int(text) == number)) == [1.0, 0.0]
+    assert score_outputs(["4", "7"], [4, (6, 7)], "exact_match") == [1.0, 1.0]
+    assert score_outputs(["a"], [{"answer": "a"}], lambda text, row: float(text == row["answer"])) == [1.0]
 
 
 def test_accuracy_has_a_binomial_uncertainty() -> None:
@@ -72,6 +79,8 @@ def test_scores_outside_0_to_1_are_refused(scores: list[Any]) -> None:
     [
         (["a"], "exact_match", "score: 1 references for 2 outputs; give one for each"),
         ("ab", "exact_match", "score: 1 references for 2 outputs; give one for each"),
+        ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
+        (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
         (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),
     ],
 )

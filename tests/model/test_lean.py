@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import Flag, Window

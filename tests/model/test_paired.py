@@ -12,7 +12,8 @@ import pytest
 
 import pytest_llenergy.model
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,

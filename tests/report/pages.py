@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison

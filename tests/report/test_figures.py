@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli.compare import Format
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import explain_failure
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.report.html.page import render_compared

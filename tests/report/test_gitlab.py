@@ -8,7 +8,8 @@ import shlex
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown

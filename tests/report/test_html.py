@@ -11,7 +11,8 @@ from random import Random
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore, read_entries
 from pytest_llenergy.measure.quality import outlier_flags

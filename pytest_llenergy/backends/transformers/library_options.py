@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_llenergy.backends.engine_options import check_engine_options, list_keywords
+from pytest_llenergy.backends.transformers import SPEC
 
 #: A documented parameter: ``name (`type`, *optional*):`` at the indentation of its docstring.
 DOCUMENTED = re.compile(r"^ {12}(\w+) ?\(.*\):$", re.MULTILINE)
@@ -83,6 +84,7 @@ def sort_library_options(options: Mapping[str, Any], config: Any) -> LibraryOpti
         "transformers",
         options,
         (loading | generation | attributes) - set(RESERVED),
+        declared=SPEC.capabilities.options,
         where=f"transformers {__version__} (from_pretrained, GenerationConfig, {type(config).__name__})",
         reserved=RESERVED,
     )

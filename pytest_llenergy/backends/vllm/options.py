@@ -83,6 +83,7 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
         "vllm",
         passed,
         set(fields) - set(reserved),
+        declared=COMMON_OPTIONS,
         where=f"vllm.EngineArgs of vLLM {vllm.__version__}",
         reserved=reserved,
     )
