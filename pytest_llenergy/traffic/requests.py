@@ -11,7 +11,6 @@ import msgspec
 from pytest_llenergy.errors import BackendError, LLEnergyError
 from pytest_llenergy.model.prompts import digest_prompts
 
-
 #: Largest number that is accepted: what 64 bits hold.
 MOST = 2**63 - 1
 
@@ -90,7 +89,7 @@ def check_inputs(task: str, inputs: Any) -> None:
 
 
 def _fault(request: Request) -> str | None:
-    texts = {"prompt": request.prompt, "system": request.system, "answer": request.answer}
+    texts: dict[str, object] = {"prompt": request.prompt, "system": request.system, "answer": request.answer}
     for name, text in texts.items():
         if not isinstance(text, str):
             return f"{name} is {shorten(text)}, needs text"

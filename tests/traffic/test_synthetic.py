@@ -192,7 +192,10 @@ class TestBatches:
             ("text", "serve: prompts must be a list of one or more strings, or of requests"),
             ([], "serve: prompts must be a list of one or more strings, or of requests"),
             ([Request()], "serve: request 1: needs a prompt or blocks, and not both"),
-            (["a", Request(prompt="a", output_tokens=0)], "serve: request 2: output_tokens is 0, needs a whole"),
+            (
+                ["a", Request(prompt="a", output_tokens=0)],
+                "serve: request 2: output_tokens is 0, needs a whole",
+            ),
             (
                 [Request(prompt="a", follow_ups=(Request(prompt="b", think_s=-1),))],
                 "serve: request 1: think_s is -1",
