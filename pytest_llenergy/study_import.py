@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -17,6 +18,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import load_backends
+from pytest_llenergy.backends.tasks import EXTRA_PARAMS
 from pytest_llenergy.errors import PlanError
 
 #: Its engines, and what they are here.
@@ -61,6 +63,9 @@ DEFAULTS = {"prompts": 100, "max_new_tokens": 256, "seed": 42, "batch_size": 1, 
 COUNTS = ("prompts", "max_new_tokens", "seed", "batch_size")
 DEGREES = ("data", "tensor", "pipeline")
 
+#: Options of its generation that no backend here takes, although libraries have options without a list.
+GENERATION = ("cache_implementation", "early_stopping", "length_penalty", "no_repeat_ngram_size")
+
 #: Values that change nothing, so that a key without a counterpart needs no note: switched off, or neutral.
 NEUTRAL: dict[str, object] = {
     **{"use_cache": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -86,8 +91,20 @@ REASONS = {
     "gpus": "--energy-gpus chooses for a run",
     "execution.n_cycles": (CYCLES := "--energy-rounds=N, or llenergy ab for new processes"),
     "study_execution.n_cycles": CYCLES,
-    "execution": (RUN := "tests run in file order, with quiet gaps (--energy-gap)"),
-    "study_execution": RUN,
+    **{
+        f"{section}.{key}": reason
+        for section in ("execution", "study_execution")
+        for key, reason in {
+            **dict.fromkeys(("experiment_order", "cycle_order", "shuffle_seed"), "tests run in file order"),
+            **dict.fromkeys(
+                ("experiment_gap_seconds", "cycle_gap_seconds"), "quiet gaps around each round (--energy-gap)"
+            ),
+            **dict.fromkeys(
+                ("experiment_timeout_seconds", "max_consecutive_failures"),
+                "pytest's own options: --energy-timeout, --maxfail",
+            ),
+        }.items()
+    },
     "output": "--energy-report=FILE.json",
     "output_dir": "--energy-report=FILE.json",
     "lora": "no backend takes it from a study",
@@ -297,6 +314,12 @@ def _convert_option(case: Case, path: str, name: str, value: Any, row: Capabilit
     if name == "cache_implementation" and value in ("static", "dynamic"):
         case.params["cache"] = value
         return
+    if name in row.sampling and name in EXTRA_PARAMS:
+        case.params[name] = value
+        return
+    if name in GENERATION:
+        notes.add(path, value, f"{case.backend} has no such option")
+        return
     if name == "torch_compile":
         name, value = "compile", "default" if value is True else value
     reason = next((REASONS[each] for each in _prefixes(path) if each in REASONS), None)
@@ -324,7 +347,8 @@ def render_tests(study: Study, origin: str, fallback: str | None = None) -> str:
     """
     backends = list(dict.fromkeys(case.backend for case in study.cases))
     notes = "".join(f"\n#   {_one_line(note)}" for note in study.notes) or " nothing"
-    rows = "\n".join(f"    {_render_case(case, fallback)}," for case in study.cases)
+    named = zip(study.cases, _names(study.cases), strict=True)
+    rows = "\n".join(f"    {_render_case(case, name, fallback)}," for case, name in named)
     return TEMPLATE.format(
         title=_one_line(study.title),
         origin=_one_line(origin),
@@ -339,17 +363,43 @@ def _one_line(text: str) -> str:
     return text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
 
 
-def _render_case(case: Case, fallback: str | None) -> str:
+def _names(cases: list[Case]) -> list[str]:
+    """Return a name for each case: its backend and model, batch size, options and parameters that differ."""
+    rows = [
+        {
+            "backend": case.backend,
+            "model": PurePath(case.model).name,
+            "batch_size": case.batch,
+            **case.options,
+            **case.params,
+            **case.degrees,
+        }
+        for case in cases
+    ]
+    keys = [key for key in dict.fromkeys(itertools.chain(*rows)) if len({repr(r.get(key)) for r in rows}) > 1]
+    names: dict[str, None] = {}
+    for row in rows:
+        parts = [
+            str(row[key]) if key in ("backend", "model") else f"{key}={row[key]}"
+            for key in keys or ["model"]
+            if row.get(key) is not None
+        ]
+        name = "-".join(re.sub(r"[^A-Za-z0-9_.=+-]+", "_", part)[:40] for part in parts)
+        names[name if name not in names else f"{name}-{len(names)}"] = None
+    return list(names)
+
+
+def _render_case(case: Case, name: str, fallback: str | None) -> str:
     values = ", ".join(map(repr, (case.backend, case.model, case.batch, case.options, case.params)))
     if not case.degrees:
-        return f"({values})"
+        return f"pytest.param({values}, id={name!r})"
     devices = 1
     for degree in case.degrees.values():
         devices *= degree
     given = ", ".join(f"{name}={degree}" for name, degree in case.degrees.items())
     gpus = f'{devices}, fallback="{fallback}"' if fallback else str(devices)
     marks = f"[pytest.mark.gpus({gpus}), pytest.mark.parallel({given})]"
-    return f"pytest.param({values}, marks={marks})"
+    return f"pytest.param({values}, id={name!r}, marks={marks})"
 
 
 TEMPLATE = """\

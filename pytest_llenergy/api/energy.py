@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
 from pytest_llenergy.api.energy_meter import RecordedValues
-from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, parse_rates
+from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, check_slo, parse_rates
 from pytest_llenergy.api.run import LoadRun, Run
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.backends.tasks import Generation
@@ -154,6 +154,8 @@ class Energy(RecordedValues):
         __tracebackhide__ = True
         with self._errors_recorded():
             handle, rates = backend_of("load_curve", work, prompts, params), parse_rates(request_rates)
+            if slo is not None:
+                check_slo("load_curve", slo)
             return self._measure_loads(
                 handle, prompts, params, slo, lambda measurement: measurement.measure_curve(rates)
             )
@@ -200,8 +202,7 @@ class Energy(RecordedValues):
         with self._errors_recorded():
             handle = backend_of("max_load", work, prompts, params)
             search = LoadSearch.between(between, tolerance)
-            if not isinstance(slo, Slo):
-                raise PlanError(f"max_load: slo is {slo!r}, needs pytest_llenergy.slo(ttft=..., tpot=...)")
+            check_slo("max_load", slo)
             if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
                 raise PlanError(f"max_load: budget is {budget!r}, needs seconds, more than 0")
             return self._measure_loads(

@@ -56,6 +56,16 @@ def parse_rates(rates: Any) -> list[float]:
     return [float(rate) for rate in numbers]
 
 
+def check_slo(what: str, slo: Any) -> None:
+    """Check the limits of a load.
+
+    Raises:
+        PlanError: They are not those of ``pytest_llenergy.slo``.
+    """
+    if not isinstance(slo, Slo):
+        raise PlanError(f"{what}: slo is {slo!r}, needs pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)")
+
+
 def backend_of(what: str, work: Any, prompts: Any, params: Mapping[str, Any]) -> BackendHandle:
     """Return the backend of ``backend.serve``.
 
@@ -63,8 +73,10 @@ def backend_of(what: str, work: Any, prompts: Any, params: Mapping[str, Any]) ->
         PlanError: It is other work, a parameter contradicts the rates, or a prompt has follow-ups.
     """
     handle = getattr(work, "__self__", None)
-    if not isinstance(handle, BackendHandle) or handle.task_of(work) is not SERVE:
+    if not isinstance(handle, BackendHandle):
         raise PlanError(f"{what}: needs backend.serve, found {work!r}")
+    if handle.task_of(work) is not SERVE:
+        raise PlanError(f"{what}: needs backend.serve, found backend.{work.__name__}")
     replaced = [name for name in REPLACED if name in params]
     if replaced or params.get("arrivals") == "trace":
         name = replaced[0] if replaced else "arrivals='trace'"

@@ -76,7 +76,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
         needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
-        if name == "slo" and needs.startswith("object"):
+        if name == "slo":
             needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
             if field.name == name and isinstance(field.type, msgspec.inspect.LiteralType):
@@ -312,7 +312,11 @@ class ServeParams(GenerationParams, frozen=True):
         yield "trace", is_trace == bool(self.trace) and ordered, needed
         yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
-        yield "num_requests", of_trace, "to be left out: the trace says how many"
+        yield (
+            "num_requests",
+            of_trace,
+            "to be left out: the trace says how many; limit= of dataset() takes the first ones",
+        )
         yield "burstiness", 0 < self.burstiness < math.inf, "more than 0"
         yield "burstiness", self.burstiness == 1 or self.request_rate is not None, "a request_rate"
         yield "max_failures", self.max_failures >= 0, "0 or more"

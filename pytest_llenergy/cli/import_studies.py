@@ -13,6 +13,9 @@ from pytest_llenergy.cli.console import print_line, print_message, write_output
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
+#: Tests of one file above which a warning is printed: at a minute each, a working day.
+MANY_CASES = 500
+
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
@@ -66,7 +69,17 @@ def _convert(path: Path, directory: Path, fallback: str | None) -> None:
     target = directory / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', path.stem)}.py"
     if target.exists():
         raise PlanError(f"{target} exists; remove it, or choose another directory with -o")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"{directory}: the directory cannot be created ({error.strerror})") from None
     write_output(target, render_tests(study, path.name, fallback))
     for note in study.notes:
         print_message("import", f"{path.name}: {note}")
+    if len(study.cases) > MANY_CASES:
+        print_message(
+            "import",
+            f"warning: {path.name} makes {len(study.cases)} tests, each measured by itself; remove axes "
+            "of its sweep, or choose tests with pytest -k",
+        )
     print_line(f"{target}: {len(study.cases)} case{'' if len(study.cases) == 1 else 's'}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ import msgspec
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.traffic.requests import Request, Requests, check_whole
+from pytest_llenergy.traffic.requests import Request, Requests, check_whole, is_number, shorten
 
 HUB = "hf:"
 
@@ -65,14 +64,19 @@ def dataset(
     Raises:
         LLEnergyError: The source or one of its rows cannot be used; the message names the line.
     """
+    if not isinstance(source, (str, os.PathLike)):
+        raise LLEnergyError(f"data set: source is {shorten(source)}, needs a path or {HUB}NAME")
     label = f"data set {source}"
+    for key, value in {"column": column, "name": name, "split": split}.items():
+        if not isinstance(value, str) and (value is not None or key == "split"):
+            raise LLEnergyError(f"{label}: {key} is {shorten(value)}, needs text")
     if limit is not None:
         check_whole(label, "limit", limit)
     check_whole(label, "block_tokens", block_tokens)
     if output_tokens is not None:
         check_whole(label, "output_tokens", output_tokens)
-    if not 0 < time_scale < math.inf:
-        raise LLEnergyError(f"{label}: time_scale is {time_scale!r}, needs more than 0")
+    if not is_number(time_scale) or not time_scale:
+        raise LLEnergyError(f"{label}: time_scale is {shorten(time_scale)}, needs a number, more than 0")
     text = str(source)
     rows: Iterable[Row]
     if text.startswith(HUB):
@@ -121,8 +125,8 @@ class _Reader:
         at_s = row.get("timestamp")
         if at_s is None:
             return request
-        if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not 0 <= at_s < math.inf:
-            raise LLEnergyError(f"{where}: timestamp is {at_s!r}, needs milliseconds of 0 or more")
+        if not is_number(at_s):
+            raise LLEnergyError(f"{where}: timestamp is {shorten(at_s)}, needs milliseconds of 0 or more")
         return msgspec.structs.replace(request, at_s=at_s / 1000)
 
     def _conversation(self, where: str, row: Mapping[str, Any]) -> Request:
@@ -131,14 +135,14 @@ class _Reader:
             found = next((row[key] for key in ("messages", "conversations") if key in row), None)
             return self._turn(where, row) if found is None else self._dialogue(where, found, row)
         if not isinstance(turns, list) or not turns or not all(isinstance(each, dict) for each in turns):
-            raise LLEnergyError(f"{where}: turns is {_shorten(turns)}, needs a list of objects")
+            raise LLEnergyError(f"{where}: turns is {shorten(turns)}, needs a list of objects")
         first, *others = (self._turn(f"{where}, turn {number}", turn) for number, turn in enumerate(turns, 1))
         return msgspec.structs.replace(first, follow_ups=tuple(others))
 
     def _turn(self, where: str, row: Mapping[str, Any]) -> Request:
         think_s = row.get("think_s", 0.0)
-        if isinstance(think_s, bool) or not isinstance(think_s, (int, float)) or not 0 <= think_s < math.inf:
-            raise LLEnergyError(f"{where}: think_s is {think_s!r}, needs seconds of 0 or more")
+        if not is_number(think_s):
+            raise LLEnergyError(f"{where}: think_s is {shorten(think_s)}, needs seconds of 0 or more")
         output_tokens = self._output_tokens(where, row)
         key = self.column or "prompt"
         if key in row:
@@ -158,7 +162,7 @@ class _Reader:
         size, blocks = self.block_tokens, []
         if ids is not None:
             if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-                raise LLEnergyError(f"{where}: hash_ids is {_shorten(ids)}, needs a list of whole numbers")
+                raise LLEnergyError(f"{where}: hash_ids is {shorten(ids)}, needs a list of whole numbers")
             if (len(ids) - 1) * size >= tokens:
                 raise LLEnergyError(
                     f"{where}: {len(ids)} hash_ids of {size} tokens are more than the prompt's {tokens}; "
@@ -178,7 +182,7 @@ class _Reader:
     def _dialogue(self, where: str, messages: Any, row: Mapping[str, Any]) -> Request:
         """Return a conversation in the form of OpenAI or ShareGPT; its answers only give output lengths."""
         if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-            raise LLEnergyError(f"{where}: messages is {_shorten(messages)}, needs a list of objects")
+            raise LLEnergyError(f"{where}: messages is {shorten(messages)}, needs a list of objects")
         length = self._output_tokens(where, row)
         system, turns = "", list[Request]()
         for message in messages:
@@ -201,13 +205,8 @@ class _Reader:
 
 def _text(where: str, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise LLEnergyError(f"{where}: {name} is {_shorten(value)}, needs text")
+        raise LLEnergyError(f"{where}: {name} is {shorten(value)}, needs text")
     return value
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _file_rows(label: str, path: Path) -> Iterable[Row]:
@@ -250,7 +249,7 @@ def _decode(where: str, text: str) -> Any:
 
 def _object(where: str, row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise LLEnergyError(f"{where} is {_shorten(row)}, needs a JSON object")
+        raise LLEnergyError(f"{where} is {shorten(row)}, needs a JSON object")
     return row
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from pytest_llenergy.errors import BackendError, LLEnergyError
 from pytest_llenergy.model.prompts import digest_prompts
+
+#: Largest number that is accepted: what 64 bits hold.
+MOST = 2**63 - 1
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,22 +83,47 @@ def check_inputs(task: str, inputs: Any) -> None:
     for number, request in enumerate(inputs, 1):
         if isinstance(request, str):
             continue
-        for turn in request.turns():
-            fault = _fault(turn)
-            if fault:
-                raise BackendError(f"{task}: request {number}: {fault}")
+        fault = _fault(request) or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
+        if fault:
+            raise BackendError(f"{task}: request {number}: {fault}")
 
 
 def _fault(request: Request) -> str | None:
+    texts: dict[str, object] = {"prompt": request.prompt, "system": request.system, "answer": request.answer}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            return f"{name} is {shorten(text)}, needs text"
+    if not _is_list(request.blocks, _is_block):
+        return f"blocks is {shorten(request.blocks)}, needs pairs of a name and 1 token or more"
+    if not _is_list(request.follow_ups, lambda each: isinstance(each, Request)):
+        return f"follow_ups is {shorten(request.follow_ups)}, needs a list of requests"
     if bool(request.prompt) == bool(request.blocks):
         return "needs a prompt or blocks, and not both"
-    if any(tokens < 1 for _, tokens in request.blocks):
-        return f"blocks is {request.blocks}, needs 1 token or more in each"
-    if request.output_tokens is not None and request.output_tokens < 1:
-        return f"output_tokens is {request.output_tokens}, needs 1 or more"
-    if request.think_s < 0:
-        return f"think_s is {request.think_s:g}, needs 0 or more"
+    if request.output_tokens is not None and not is_whole(request.output_tokens):
+        return f"output_tokens is {shorten(request.output_tokens)}, needs a whole number, 1 or more"
+    at_s = 0.0 if request.at_s is None else request.at_s
+    for name, seconds in {"at_s": at_s, "think_s": request.think_s}.items():
+        if not is_number(seconds):
+            return f"{name} is {shorten(seconds)}, needs seconds of 0 or more"
     return None
+
+
+def _follow_up_fault(request: Request) -> str | None:
+    if request.follow_ups:
+        return "follow_ups of a follow-up: put all in one list"
+    if request.at_s is not None:
+        return "at_s of a follow-up: use think_s"
+    return _fault(request)
+
+
+def _is_list(values: object, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(values, (tuple, list)) and all(map(is_item, values))
+
+
+def _is_block(value: object) -> bool:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and is_whole(value[1])
 
 
 def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,8 +191,24 @@ def digest_inputs(inputs: Inputs) -> str:
     return digest_prompts(encode_inputs(inputs))
 
 
+def is_whole(value: object, least: int = 1) -> bool:
+    """Whether a value is a whole number, ``least`` or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, 0 or more."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
+
+
 def check_whole(where: str, name: str, value: Any, least: int = 1) -> int:
     """Return a whole number. Raises ``LLEnergyError`` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise LLEnergyError(f"{where}: {name} is {value!r}, needs a whole number, {least} or more")
-    return value
+    if not is_whole(value, least):
+        raise LLEnergyError(f"{where}: {name} is {shorten(value)}, needs a whole number, {least} or more")
+    return int(value)
+
+
+def shorten(value: object) -> str:
+    """Return a value for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.traffic.requests import Request, Requests, check_whole
+from pytest_llenergy.traffic.requests import Request, Requests, check_whole, is_number, shorten
 
 
 def synthetic(
@@ -48,10 +47,12 @@ def synthetic(
     if output_tokens is not None:
         check_whole("synthetic", "output_tokens", output_tokens)
     for name in ("input_stdev", "output_stdev", "think_s"):
-        if not 0 <= given[name] < math.inf:
-            raise LLEnergyError(f"synthetic: {name} is {given[name]!r}, needs 0 or more")
-    if not 0 <= shared_prefix < 1:
-        raise LLEnergyError(f"synthetic: shared_prefix is {shared_prefix!r}, needs 0 or more and less than 1")
+        if not is_number(given[name]):
+            raise LLEnergyError(f"synthetic: {name} is {shorten(given[name])}, needs a number, 0 or more")
+    if not is_number(shared_prefix) or shared_prefix >= 1:
+        raise LLEnergyError(
+            f"synthetic: shared_prefix is {shorten(shared_prefix)}, needs 0 or more and less than 1"
+        )
     if output_stdev and output_tokens is None:
         raise LLEnergyError("synthetic: output_stdev needs output_tokens, its mean")
     shared = round(shared_prefix * input_tokens)

@@ -172,7 +172,14 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("max_load(backend.generate, ['a'], slo=S, between=(1, 2))", "max_load: needs backend.serve, found"),
+        (
+            "max_load(backend.generate, ['a'], slo=S, between=(1, 2))",
+            "max_load: needs backend.serve, found backend.generate\n",
+        ),
+        (
+            "load_curve(backend.serve, ['a'], request_rates=[1], slo={'ttft_s': 1})",
+            "load_curve: slo is {'ttft_s': 1}, needs pytest_llenergy.slo(",
+        ),
         ("max_load(backend.serve, ['a'], slo=0.5, between=(1, 2))", "max_load: slo is 0.5, needs pytest_ll"),
         ("max_load(backend.serve, ['a'], slo=S, between=(2, 1))", "max_load: between is (2, 1), needs"),
         ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=0)", "max_load: budget is 0, needs"),

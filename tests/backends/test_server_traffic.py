@@ -69,6 +69,25 @@ class TestLengths:
         assert counts(made) == [(each.input_tokens, each.output_tokens) for each in traffic]
         assert len(set(counts(made))) == 4
 
+    def test_texts_are_written_once_for_all_rates(self) -> None:
+        """Without ``/tokenize``, each count is a request for one token."""
+
+        def requests() -> int:
+            _, body = backend._endpoint.client.get("/asked")
+            return len(json.loads(body)["asked"])
+
+        with loaded() as backend:
+            first = prepare(backend, synthetic(count=2, input_tokens=50), request_rate=1.0)
+            before = requests()
+            again = prepare(backend, synthetic(count=2, input_tokens=50), request_rate=2.0, num_requests=3)
+            assert requests() == before
+            assert [each.prompt for each in again.requests[:2]] == [each.prompt for each in first.requests]
+            (other,) = prepare(backend, synthetic(count=1, input_tokens=51), concurrency=1).requests
+            (chat,) = prepare(
+                backend, synthetic(count=1, input_tokens=51), concurrency=1, endpoint="chat"
+            ).requests
+        assert (len(other.prompt), len(chat.prompt)) == (51, 46)
+
     def test_a_prompt_that_the_server_counts_otherwise_is_refused(self) -> None:
         with loaded() as backend:
             job = prepare(backend, synthetic(count=1, input_tokens=50), concurrency=1)

@@ -84,6 +84,11 @@ class TestArrivals:
             ({"concurrency": 1, "max_failures": -1}, "max_failures is -1, needs 0 or more"),
             ({"concurrency": 1, "request_timeout_s": 0}, "request_timeout_s is 0.0, needs more than 0"),
             ({"concurrency": 1, "endpoint": "chats"}, "endpoint is 'chats', needs one of chat, completions"),
+            (
+                {"slo": {"ttft": 1}},
+                "serve: slo is {'ttft': 1}, needs pytest_llenergy.slo(ttft=..., tpot=..., e",
+            ),
+            ({"slo": {}}, "serve: slo is {}, needs pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"),
             ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
             ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
@@ -115,10 +120,10 @@ class TestArrivals:
             ({"request_rate": 1.0, "trace": [1.0]}, "trace is (1.0,), needs arrivals='trace'"),
             (
                 {"arrivals": "trace", "trace": [1.0], "num_requests": 2},
-                "num_requests is 2, needs to be left out",
+                "num_requests is 2, needs to be left out: the trace says how many; limit= of dataset() takes",
             ),
             ({"rate": 1.0}, "serve: unknown argument rate; known: max_new_tokens"),
-            ({"concurency": 1}, "request_timeout_s; did you mean concurrency?"),
+            ({"concurency": 1}, "request_timeout_s, slo; did you mean concurrency?"),
         ],
     )
     def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:
@@ -128,7 +133,7 @@ class TestArrivals:
 
 
 def test_no_suggestion_for_a_name_unlike_any_other() -> None:
-    with pytest.raises(BackendError, match=r"known: .*, request_timeout_s$"):
+    with pytest.raises(BackendError, match=r"known: .*, request_timeout_s, slo$"):
         ServeParams.parse({"rate": 1.0})
 
 

@@ -73,7 +73,7 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
         "transformers",
         "meta-llama/Llama-3.2-1B",
         1,
-        {"dtype": "bfloat16", "attn_implementation": "sdpa"},
+        {"dtype": "bfloat16", "attn_implementation": "sdpa", "trust_remote_code": True},
         {"max_new_tokens": 128, "seed": 42, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "do_sample": True},
     )
     (vllm,) = cases_of((tmp_path / "test_experiment_vllm.py").read_text())
@@ -100,6 +100,8 @@ def test_the_whole_suite_of_the_current_version(tmp_path: Path, capsys: pytest.C
     assert {case[2] for case in cases if case[0] == "transformers"} == {1, 4, 8, 16, 32}
     assert {case[4].get("cache") for case in cases if case[0] == "transformers"} == {None, "static"}
     assert {case[3].get("prompt_lookup_num_tokens") for case in cases} == {None, 3}
+    assert {case[4].get("num_beams") for case in cases} == {None, 4}, "beams are no option of loading"
+    assert not any("length_penalty" in case[3] or "num_beams" in case[3] for case in cases)
     errors = capsys.readouterr().err
     assert (
         'transformers.cache_implementation = "offloaded_static" | "sliding_window": transformers has no'
@@ -160,3 +162,66 @@ def test_a_file_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert convert(STUDIES / "sigint_study.yaml", tmp_path) == 2
     assert file.read_text() == "mine"
     assert "test_sigint_study.py exists; remove it, or choose another" in capsys.readouterr().err
+
+
+def test_the_directory_is_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(STUDIES / "sigint_study.yaml", tmp_path / "new" / "tests") == 0
+    assert (tmp_path / "new" / "tests" / "test_sigint_study.py").exists()
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert convert(STUDIES / "sigint_study.yaml", tmp_path / "file" / "tests") == 2
+    assert capsys.readouterr().err.endswith("tests: the directory cannot be created (Not a directory)\n")
+
+
+def test_tests_are_named_by_what_differs(quick: pytest.Pytester) -> None:
+    study = quick.path / "small.yaml"
+    study.write_text(
+        "model: gpt2\nbackend: pytorch\nmax_output_tokens: 5\n"
+        "sweep:\n  pytorch.batch_size: [1, 3]\n  dtype: [fp32, bf16]\n"
+    )
+    assert convert(study, quick.path) == 0
+    result = quick.runpytest("test_small.py", "--collect-only", "-q", "--energy-backend=transformers")
+    for batch_size in (1, 3):
+        for dtype in ("float32", "bfloat16"):
+            result.stdout.fnmatch_lines(
+                [f"test_small.py::test_study[[]*batch_size={batch_size}-dtype={dtype}]"]
+            )
+    assert "options0" not in result.stdout.str()
+
+
+def test_names_differ_whatever_the_values_are(tmp_path: Path) -> None:
+    long = "x" * 60
+    study = tmp_path / "s.yaml"
+    study.write_text(
+        f"model: a/m\nbackend: vllm\nsweep:\n  vllm.quantization: [{long}1, {long}2, 'ä/b', 'ö/b']\n"
+    )
+    assert convert(study, tmp_path) == 0
+    source = (tmp_path / "test_s.py").read_text()
+    names = [line.partition("id='")[2].partition("'")[0] for line in source.splitlines() if "id='" in line]
+    assert len(set(names)) == 4
+    assert all(name.isascii() and "/" not in name for name in names)
+
+
+def test_a_warning_of_many_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "s.yaml"
+    study.write_text(f"model: m\nbackend: vllm\nsweep:\n  random_seed: {list(range(501))}\n")
+    assert convert(study, tmp_path) == 0
+    assert "warning: s.yaml makes 501 tests, each measured by itself" in capsys.readouterr().err
+
+
+def test_reasons_say_what_replaces_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "s.yaml"
+    study.write_text(
+        "model: m\nstudy_execution:\n  experiment_timeout_seconds: 600\n  max_consecutive_failures: 3\n"
+        "  cycle_gap_seconds: 9\n  experiment_order: shuffle\n  skip_preflight: true\n"
+    )
+    assert convert(study, tmp_path) == 0
+    errors = capsys.readouterr().err
+    for line in (
+        "experiment_timeout_seconds = 600: pytest's own options: --energy-timeout, --maxfail",
+        "max_consecutive_failures = 3: pytest's own options: --energy-timeout, --maxfail",
+        "cycle_gap_seconds = 9: quiet gaps around each round (--energy-gap)",
+        'experiment_order = "shuffle": tests run in file order',
+        "skip_preflight = true: no counterpart",
+    ):
+        assert f"study_execution.{line}\n" in errors

@@ -185,7 +185,7 @@ class TestFaults:
             ("missing.jsonl", {}, "cannot be read: No such file or directory"),
             ("data.txt", {}, "needs a file that ends in .jsonl, .json, .csv, or hf:NAME"),
             ("missing.jsonl", {"limit": 0}, "limit is 0, needs a whole number, 1 or more"),
-            ("missing.jsonl", {"time_scale": 0}, "time_scale is 0, needs more than 0"),
+            ("missing.jsonl", {"time_scale": 0}, "time_scale is 0, needs a number, more than 0"),
         ],
     )
     def test_bad_arguments_are_refused(

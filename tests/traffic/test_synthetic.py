@@ -117,8 +117,8 @@ class TestLengths:
             ({"input_tokens": 0}, "input_tokens is 0, needs a whole number, 1 or more"),
             ({"count": 2.5}, "count is 2.5, needs a whole number, 1 or more"),
             ({"output_tokens": 0}, "output_tokens is 0, needs a whole number, 1 or more"),
-            ({"input_stdev": -1}, "input_stdev is -1, needs 0 or more"),
-            ({"input_stdev": float("nan")}, "input_stdev is nan, needs 0 or more"),
+            ({"input_stdev": -1}, "input_stdev is -1, needs a number, 0 or more"),
+            ({"input_stdev": float("nan")}, "input_stdev is nan, needs a number, 0 or more"),
             ({"output_stdev": 3}, "output_stdev needs output_tokens, its mean"),
             ({"shared_prefix": 1}, "shared_prefix is 1, needs 0 or more and less than 1"),
             ({"turns": 0}, "turns is 0, needs a whole number, 1 or more"),
@@ -192,10 +192,21 @@ class TestBatches:
             ("text", "serve: prompts must be a list of one or more strings, or of requests"),
             ([], "serve: prompts must be a list of one or more strings, or of requests"),
             ([Request()], "serve: request 1: needs a prompt or blocks, and not both"),
-            (["a", Request(prompt="a", output_tokens=0)], "serve: request 2: output_tokens is 0, needs 1 or"),
+            (
+                ["a", Request(prompt="a", output_tokens=0)],
+                "serve: request 2: output_tokens is 0, needs a whole",
+            ),
             (
                 [Request(prompt="a", follow_ups=(Request(prompt="b", think_s=-1),))],
                 "serve: request 1: think_s is -1",
+            ),
+            (
+                [Request(prompt="a", follow_ups=(Request(prompt="b", follow_ups=(Request(prompt="c"),)),))],
+                "serve: request 1: follow_ups of a follow-up: put all in one list",
+            ),
+            (
+                ["a", Request(prompt="a", follow_ups=(Request(prompt="b", at_s=1.0),))],
+                "serve: request 2: at_s of a follow-up: use think_s",
             ),
         ],
     )

@@ -43,6 +43,8 @@ class ServerBackend:
         self._process: ServerProcess | None = None
         self._client: Client | None = None
         self._family: ProcessFamily | None = None
+        #: Texts written last, with what they were written for: a load curve sends the same at each rate.
+        self._written: tuple[tuple[str, list[Request]], Writer, list[Request]] | None = None
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         settings = ServerSettings.parse(options)
@@ -69,8 +71,11 @@ class ServerBackend:
         )
         requests, reopen = [as_request(each) for each in inputs], None
         if any(turn.blocks or turn.answer for request in requests for turn in request.turns()):
-            writer = Writer(lambda texts: self.count_tokens(texts, params.endpoint), "server")
-            requests = writer.write(requests)
+            asked = params.endpoint, requests
+            if self._written is None or self._written[0] != asked:
+                writer = Writer(lambda texts: self.count_tokens(texts, params.endpoint), "server")
+                self._written = asked, writer, writer.write(requests)
+            _, writer, requests = self._written
             reopen = writer.reopen if params.prefix_cache else None
         requests = [requests[number % len(requests)] for number in range(params.requests)]
         return LoadJob(self._endpoint, requests, params, encoder, reopen)
