@@ -74,7 +74,7 @@ class TestUsage:
         ("option", "message"),
         [
             ("mean_power_w", "'mean_power_w' is not METRIC:PERCENT%, such as 'energy_j:3%' or *"),
-            ("joules:3%", "unknown metric 'joules'; choose from: energy_j, *"),
+            ("energyj:3%", "unknown metric 'energyj'*"),
             (
                 "energy_j:-3%",
                 "invalid threshold '-3%' of energy_j; expected a percentage, such as '3%' or '3%+2J'",
