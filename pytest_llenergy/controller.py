@@ -181,9 +181,10 @@ class Controller:
         On the command line it is an error, which only the end of the run can find. Options in an ini file
         also apply to runs of other tests.
         """
-        layout = self._settings.layout
-        if self._builder is None or not (layout.columns or layout.sort):
+        # The layout imports what handles records.
+        if self._builder is None or not (self._settings.columns or self._settings.sort):
             return []
+        layout = self._settings.layout
         return [
             line
             for option, lines in layout.missing_metrics(self._last_attempts).items()

@@ -177,22 +177,19 @@ def explain_unmet_by_all(
     if any(not any(required.unmet(row.capabilities, passes=name in tried)) for name, row in known.items()):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
-    return f"{'; '.join(whys)}; backends that do: none here"
-
-
-def _capable(required: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
-    return [name for name, each in known.items() if not any(required.unmet(each.capabilities, passes=False))]
+    return f"{'; '.join(whys)}; {_name_capable(required, known)}"
 
 
 def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:
     """Name the backends that can run a test, and those whose library may take an option that it names."""
-    capable = _capable(required, known)
-    strict = [
-        name for name in capable if not any(required.unmet(replace(known[name].capabilities, passes=None)))
-    ]
-    perhaps = [name for name in capable if name not in strict]
+    capable, perhaps = [], []
+    for name, spec in known.items():
+        if not any(required.unmet(spec.capabilities, passes=False)):
+            capable.append(name)
+        elif not any(required.unmet(spec.capabilities)):
+            perhaps.append(name)
     tail = f"; if their library has the option: {', '.join(perhaps)}" if perhaps else ""
-    return f"backends that do: {', '.join(strict) or 'none here'}{tail}"
+    return f"backends that do: {', '.join(capable) or 'none here'}{tail}"
 
 
 def _parenthesize(*texts: str) -> str:

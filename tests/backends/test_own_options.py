@@ -121,18 +121,6 @@ def test_onnxruntime_applies_its_options() -> None:
         assert ranks.info.precision.weights == "float32"
 
 
-def test_a_misspelt_option_stops_a_run_without_a_backend_that_could_know_it(
-    pytester: pytest.Pytester,
-) -> None:
-    """Others pass unknown options on, but they are not in the run, which would only skip its tests."""
-    pytester.makepyfile(
-        "import pytest\n@pytest.mark.backend_options(dtpe='float32')\ndef test_it(backend): pass\n"
-    )
-    result = pytester.runpytest("--energy-backend=transformers")
-    result.assert_outcomes(errors=1)
-    assert "did you mean dtype?" in result.stdout.str()
-
-
 def test_a_lora_adapter_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"needs a \.gguf file of an adapter"):
         load(LLAMA, {"lora": str(tmp_path)})

@@ -329,7 +329,7 @@ class TestAttached:
             if killed:
                 job.endpoint.client._loop.call_later(0.3, process.kill)
             outcome = job.run()
-            with pytest.raises(BackendError, match="request 1 of 2: the stream broke off after 1 ") as caught:
+            with pytest.raises(BackendError, match="request 1 of 4: the stream broke off after 1 ") as caught:
                 job.result(outcome)
         assert str(caught.value).endswith(f"; nobody listens at {url} anymore)") == killed
         assert "\n" not in str(caught.value)

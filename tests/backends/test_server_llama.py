@@ -63,7 +63,7 @@ def test_a_repeated_prompt_is_computed_again(smollm: LoadedRanks) -> None:
     asked = {"max_new_tokens": 1, "concurrency": 1, "num_requests": 1}
     for keeps, hit in ((False, False), (False, False), (True, True)):
         made, timeline = serve(smollm, prompt, prefix_cache=keeps, **asked)
-        assert timeline.flags == ()
+        assert not any("cache" in flag.name for flag in timeline.flags)
         assert made.cached_tokens is not None
         assert (made.cached_tokens > 0) is hit
 
