@@ -314,7 +314,7 @@ def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: R
         assert served["failures"] == []
     for round_ in failing["rounds"]:
         assert round_["requests"] == 2
-        assert round_["tokens"] == {"input": 3, "output": 4, "cached": 2}
+        assert (round_["tokens"]["input"], round_["tokens"]["output"]) == (3, 4)
         assert round_["served"]["input_tokens"] == [1, 2]
         assert round_["served"]["failures"] == [
             "server: request 2 of 3: 500 from /v1/completions: out of memory"
