@@ -14,20 +14,11 @@ from itertools import cycle, islice
 import pytest
 
 from pytest_llenergy.api import BackendHandle, Energy
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.model.prompts import Prompts
 
 pytestmark = pytest.mark.gpus(1, fallback="cpu")
 
 DECODE_TOKENS = 12
-
-
-@pytest.fixture
-def backend(backend: BackendHandle, gpus: Lease) -> BackendHandle:
-    """The backend with the precision that all of them share."""
-    if "dtype" not in backend.spec.capabilities.options:
-        return backend
-    return backend.with_options(dtype="bfloat16" if gpus.uuids else "float32")
 
 
 @pytest.mark.parametrize("words", [16, 128])

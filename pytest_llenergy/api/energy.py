@@ -175,9 +175,9 @@ class Energy(RecordedValues):
         """Search for the highest request rate at which a served load is within its SLO.
 
         The search measures each rate with one to three rounds. Then the maximum is measured as a test would
-        be, with its rounds, target and budget, and these are the test's rounds and metrics. If it is then not
-        within the SLO, the search goes on below it, up to three times. Without a maximum, the test has the
-        rounds of the lowest rate that was measured.
+        be, with its rounds (three at least), target and budget, and these are the test's rounds and metrics.
+        If it is then not within the SLO, the search goes on below it, up to three times. Without a maximum,
+        the test has the rounds of the lowest rate that was measured.
 
         Args:
             work: ``backend.serve``.

@@ -17,7 +17,13 @@ from pytest_llenergy.backends.tasks import SERVE
 from pytest_llenergy.errors import BackendError, PlanError, ServerError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.goodput import is_saturated
-from pytest_llenergy.measure.load_search import LoadSearch, is_decided, is_within, probe_requests
+from pytest_llenergy.measure.load_search import (
+    MAX_PROBE_ROUNDS,
+    LoadSearch,
+    is_decided,
+    is_within,
+    probe_requests,
+)
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
@@ -161,7 +167,8 @@ class LoadMeasurement:
             return self._is_within(self.points[-1])
 
         def confirm(rate: float) -> bool:
-            plan = replace(self.plan, iterations=1, warmup=0)
+            rounds, least = (max(each, MAX_PROBE_ROUNDS) for each in (self.plan.rounds, self.plan.least))
+            plan = replace(self.plan, rounds=rounds, floor=least, iterations=1, warmup=0)
             self._measure(rate, plan, "maximum load", size(rate))
             return self._is_within(self.points[-1])
 

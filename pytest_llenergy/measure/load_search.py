@@ -24,7 +24,8 @@ from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
 
-#: Most rounds of a rate that is close to the maximum.
+#: Most rounds of a rate that is close to the maximum, and fewest of the maximum itself. Of two rounds, one
+#: that the host disturbed would decide.
 MAX_PROBE_ROUNDS = 3
 
 #: A round is clearly within the SLO if its latencies are below this share of their limits, and clearly not if

@@ -66,9 +66,10 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
     assert {found, above} <= {point["request_rate"] for point in points}
     assert curve["between"] == [40, 200]
     assert curve["slo"] == {"ttft_s": 0.2, "tpot_s": None, "e2e_s": None, "attainment": 0.9}
-    # The rounds are those of the full measurement at the maximum, which is the last point.
+    # The rounds are those of the full measurement at the maximum, which is the last point. The options ask
+    # for two, of which a disturbed one would decide.
     last = points[-1]
-    assert (last["request_rate"], last["within_slo"], last["rounds"]) == (found, True, 2)
+    assert (last["request_rate"], last["within_slo"], last["rounds"]) == (found, True, 3)
     metric = record["metrics"]["max_load_requests_per_s"]
     assert metric["value"] == found
     assert metric["uncertainty"] == pytest.approx((above - found) / 3**0.5)
