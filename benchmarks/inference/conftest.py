@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.api import BackendHandle
+from pytest_llenergy.devices.lease import Lease
 
 
 @pytest.fixture

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy of inference: backends side by side."""
