@@ -52,6 +52,7 @@ def test_callable_is_measured_in_this_process(quick: pytest.Pytester, read_repor
         "spread": None,
         "uncertainty_absolute": None,
         "n": 0,
+        "rounds": None,
         "reason": "the workload makes no output tokens",
         "source": None,
     }
