@@ -121,7 +121,7 @@ class Draft:
         """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
 
         Raises:
-            LLEnergyError: A score is not a number from 0 to 1, or there is none.
+            LLEnergyError: A score is not a number from 0 to 1, or no score was given.
         """
         energy = self.experiment.metrics["energy_j"] if self.experiment is not None else None
         found = accuracy_metrics(scores, energy)

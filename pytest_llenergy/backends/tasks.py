@@ -169,10 +169,10 @@ class GenerationParams(Params, frozen=True):
         yield "seed", self.seed >= 0, "0 or more"
         yield "stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "ids of 0 or more"
         yield "num_beams", self.num_beams >= 1, "1 or more"
-        yield "repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0; 1 is none"
+        yield "repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0; 1 means no penalty"
         for name in ("presence_penalty", "frequency_penalty"):
-            yield name, -2 <= getattr(self, name) <= 2, "-2 to 2; 0 is none"
-        yield "min_p", 0 <= self.min_p <= 1, "0 to 1; 0 is none"
+            yield name, -2 <= getattr(self, name) <= 2, "-2 to 2; 0 means no penalty"
+        yield "min_p", 0 <= self.min_p <= 1, "0 to 1; 0 turns it off"
         yield "min_p", not self.min_p or self.do_sample, "do_sample=True, since greedy decoding draws nothing"
 
 
@@ -271,7 +271,7 @@ class ServeParams(GenerationParams, frozen=True):
         request_rate: Open loop: requests per second, sent on schedule whatever the server does.
         concurrency: Closed loop: number of requests always in flight. With a rate or a trace: the most
             requests in flight; others wait their turn.
-        num_requests: Total number of requests; default 32, or as many as there are ``Request`` objects.
+        num_requests: Total number of requests; by default 32, or the number of ``Request`` objects.
         arrivals: ``poisson``, seeded by ``seed``, or ``trace``.
         burstiness: With a rate: shape of the gamma distribution of the gaps. 1 is a Poisson process, less is
             burstier, more is more even.

@@ -20,7 +20,7 @@ REMEDY = "a lower --agreement (--energy-agreement in pytest) accepts it"
 
 
 def check_outputs(comparison: Comparison, case: Case) -> Comparison:
-    """Return a comparison in which an improvement with other outputs is none, and outputs are noted."""
+    """Return the comparison with notes on outputs; an improvement whose outputs changed is not one."""
     base, head = case.base, case.head
     assert base is not None
     assert head is not None

@@ -104,7 +104,7 @@ def accuracy_metrics(
         energy: The energy of an iteration (J).
 
     Raises:
-        LLEnergyError: A score is not a number from 0 to 1, or there is none.
+        LLEnergyError: A score is not a number from 0 to 1, or no score was given.
     """
     metric, custom = make_metric(ACCURACY, list(scores), unit="1", better="more")
     values = custom.values or list(scores)

@@ -117,8 +117,11 @@ def test_only_values_with_an_effect_are_recorded() -> None:
     ("given", "message"),
     [
         ({"num_beams": 0}, "generate: num_beams is 0, needs 1 or more"),
-        ({"repetition_penalty": 0}, "generate: repetition_penalty is 0.0, needs more than 0; 1 is none"),
-        ({"presence_penalty": 3}, "generate: presence_penalty is 3.0, needs -2 to 2; 0 is none"),
+        (
+            {"repetition_penalty": 0},
+            "generate: repetition_penalty is 0.0, needs more than 0; 1 means no penalty",
+        ),
+        ({"presence_penalty": 3}, "generate: presence_penalty is 3.0, needs -2 to 2; 0 means no penalty"),
         (
             {"min_p": 0.1},
             "generate: min_p is 0.1, needs do_sample=True, since greedy decoding draws nothing",
