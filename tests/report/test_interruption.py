@@ -39,7 +39,8 @@ def test_second(energy):
     energy(time.sleep, 0.01)
 
 def test_last():
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 """
 
 #: Source of a hook that runs after the plugin's, in pytest's only process or in workers and controller.
@@ -164,7 +165,8 @@ def test_first(energy):
         time.sleep(0.01)
 
 def test_last():
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 """
 
 
@@ -196,8 +198,9 @@ def test_ctrl_c_while_a_slow_driver_is_queried(
     assert not list(suite.path.glob("*.jsonl"))
 
 
+#: Source of a wait. Python acts on a signal that comes just before a sleep only after it, so each is short.
+WAIT = 'Path("there").touch(); any(time.sleep(0.05) for _ in range(12000))'
 #: Sources of conftest and tests that stop in some moment after the first test, or before it.
-WAIT = 'Path("there").touch(); time.sleep(600)'
 FIRST = "import time\nfrom pathlib import Path\ndef test_first(energy): energy(time.sleep, 0.01)\n"
 COLLECTING = f"def pytest_collection_modifyitems(): {WAIT}\n"
 HOOK = f"def pytest_llenergy_report(): {WAIT}\n"
