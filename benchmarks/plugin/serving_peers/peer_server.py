@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,13 @@ class Server:
     api_model: str
     log: Path
 
-    def wire_sample(self, job: Job, start_s: float) -> Sample:
+    def wire_sample(self, job: Job, start_s: float, of: str) -> Sample:
         """Return the latencies that the wire saw of the requests of ``job``, sent after ``start_s``.
+
+        Args:
+            job: What the tool was asked for.
+            start_s: When the tool was started, on the monotonic clock.
+            of: The events that the tool counts, a key of the wire's log.
 
         Raises:
             RunError: The tool sent other prompts, or asked for another number of tokens.
@@ -72,12 +78,10 @@ class Server:
             if each["body"].get("max_tokens") != job.new_tokens or not each["body"].get("ignore_eos"):
                 raise RunError(f"a request differs from the plan: {each['body']}")
         return Sample(
-            ttft=[each["tokens_s"][0] - each["start_s"] for each in load],
-            tpot=[(each["tokens_s"][-1] - each["tokens_s"][0]) / (job.new_tokens - 1) for each in load],
-            e2e=[each["tokens_s"][-1] - each["start_s"] for each in load],
-            gap=[
-                b - a for each in load for a, b in zip(each["tokens_s"], each["tokens_s"][1:], strict=False)
-            ],
+            ttft=[each[of][0] - each["start_s"] for each in load],
+            tpot=[(each[of][-1] - each[of][0]) / (job.new_tokens - 1) for each in load],
+            e2e=[each[of][-1] - each["start_s"] for each in load],
+            gap=[b - a for each in load for a, b in pairwise(each[of])],
         )
 
 

@@ -78,12 +78,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tool:
-    """How to call a tool, and how to read what it wrote."""
+    """How to call a tool, and how to read what it wrote.
+
+    ``counts`` names the list of the wire that has what the tool takes for tokens: all, or those with text.
+    """
 
     name: str
     command: Callable[[Job], list[str]]
     read: Callable[[Job], Sample]
     environment: Mapping[str, str] = field(default_factory=dict)
+    counts: str = "tokens_s"
 
     def run(self, job: Job, python: Path, timeout_s: float) -> Sample:
         """Run the tool in ``job.out``.
@@ -268,9 +272,9 @@ TOOLS = {
     each.name: each
     for each in (
         Tool(OURS, _our_command, _read_ours),
-        Tool("guidellm", _guidellm_command, _read_guidellm, {"HF_HUB_OFFLINE": "1"}),
+        Tool("guidellm", _guidellm_command, _read_guidellm, {"HF_HUB_OFFLINE": "1"}, "texts_s"),
         # Offline, aiperf takes its tokenizer from the hub's cache alone and refuses a directory.
-        Tool("aiperf", _aiperf_command, _read_aiperf),
+        Tool("aiperf", _aiperf_command, _read_aiperf, counts="texts_s"),
         Tool("vllm-bench", _vllm_command, _read_vllm, {"HF_HUB_OFFLINE": "1"}),
     )
 }

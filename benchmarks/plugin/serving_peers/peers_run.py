@@ -115,7 +115,7 @@ def run_turn(tool: str, server: Server, job: Job, args: argparse.Namespace, name
     else:
         raise RunError(f"{tool}: {ATTEMPTS} reports without all requests")
     try:
-        wire = server.wire_sample(job, start_s)
+        wire = server.wire_sample(job, start_s, TOOLS[tool].counts)
     except RunError as error:
         raise RunError(f"{tool}: {error}") from None
     return Turn(tool, name, job.load, repeat, sample, wire, load_average)

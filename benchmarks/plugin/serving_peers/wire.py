@@ -24,28 +24,34 @@ HOST = "127.0.0.1"
 
 
 class Exchange:
-    """One completion: the time of the request's first byte, its body, and the time of each token."""
+    """One completion: the time of the request's first byte, its body, and the times of its tokens.
+
+    ``texts_s`` has those of the tokens with text: one such as the first byte of a character has none.
+    """
 
     def __init__(self, start_s: float) -> None:
         self.start_s = start_s
         self.request = b""
         self.line = b""
         self.tokens_s: list[float] = []
+        self.texts_s: list[float] = []
 
     def read_answer(self, data: bytes, now_s: float) -> None:
-        """Note the time of every event in ``data`` that carries a token, even one without text of its own."""
+        """Note the time of every event in ``data`` that carries a token, with or without text of its own."""
         *lines, self.line = (self.line + data).split(b"\n")
         for line in lines:
             if line.startswith(EVENT):
                 choices: list[dict[str, Any]] = json.loads(line[len(EVENT) - 1 :]).get("choices") or []
                 if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
                     self.tokens_s.append(now_s)
+                if choices and choices[0].get("text"):
+                    self.texts_s.append(now_s)
 
     def log(self, sink: TextIO) -> None:
         """Write one line of JSON."""
         body: dict[str, Any] = json.loads(self.request.partition(b"\r\n\r\n")[2] or b"{}")
-        line = {"start_s": self.start_s, "tokens_s": self.tokens_s, "body": body}
-        sink.write(json.dumps(line) + "\n")
+        times = {"start_s": self.start_s, "tokens_s": self.tokens_s, "texts_s": self.texts_s}
+        sink.write(json.dumps({**times, "body": body}) + "\n")
         sink.flush()
 
 
