@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.gating import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.layout import Layout
     from pytest_llenergy.report.store import FileVersion
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker

@@ -16,8 +16,8 @@ from pytest_llenergy.options.table import option_row
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.columns import Layout
     from pytest_llenergy.report.html.trends import Trend
+    from pytest_llenergy.report.layout import Layout
 
 
 Format = Literal["text", "markdown", "html"]
@@ -113,7 +113,7 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.columns import DEFAULT_LAYOUT
+    from pytest_llenergy.report.layout import DEFAULT_LAYOUT
 
     given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
     layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}

@@ -25,7 +25,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.terminal import TableColumn, plain_text, tables_with_whole_names
+from pytest_llenergy.report.text_tables import TableColumn, plain_text, tables_with_whole_names
 
 VERDICT_STYLES: dict[Verdict, str] = {
     "regressed": "bold red",

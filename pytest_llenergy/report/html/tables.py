@@ -15,11 +15,11 @@ from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT, column_of, default_column
+from pytest_llenergy.report.columns import COLUMNS, column_of, default_column
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
 from pytest_llenergy.report.remote import redact_urls
-from pytest_llenergy.report.terminal import has_values
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
