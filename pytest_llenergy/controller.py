@@ -24,7 +24,7 @@ from pytest_llenergy.options.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
 if TYPE_CHECKING:
-    from pytest_llenergy.gating import StoredBaseline
+    from pytest_llenergy.baseline import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.layout import Layout
@@ -163,7 +163,7 @@ class Controller:
     def _check_gates(self, session: pytest.Session) -> None:
         ran = session.testscollected and not self._config.getoption("setuponly", False)
         if self._settings.compare is not None and ran:
-            from pytest_llenergy.gating import list_gate_errors
+            from pytest_llenergy.gate_coverage import list_gate_errors
 
             given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
             on_command_line = any(each is not None for each in given)
@@ -367,7 +367,7 @@ class Controller:
         """Print which gates were not decided, even with ``-q``: silence would look like a pass."""
         records = self._last_attempts
         if self._settings.compare is not None or any(record.comparisons for record in records):
-            from pytest_llenergy.gating import describe_ungated
+            from pytest_llenergy.gate_coverage import describe_ungated
 
             with_lost = not any("--energy-removed" in line for line in self._gate_errors)
             stored = self._stored_baseline()
@@ -379,16 +379,16 @@ class Controller:
     def _stored_baseline(self) -> StoredBaseline | None:
         if self._settings.compare is None:
             return None
-        from pytest_llenergy.gating import gating_of
+        from pytest_llenergy.baseline import baseline_of
 
-        return gating_of(self._config).stored
+        return baseline_of(self._config)
 
     def _read_baseline_file(self) -> BaselineFile | None:
         if self._settings.compare is None:
             return None
-        from pytest_llenergy.gating import gating_of
+        from pytest_llenergy.baseline import read_baseline_file
 
-        return gating_of(self._config).read_baseline_file()
+        return read_baseline_file(self._config)
 
     @property
     def _last_attempts(self) -> list[Record]:
