@@ -171,26 +171,7 @@ class Controller:
             self._gate_errors = list_gate_errors(
                 self._stored_baseline(), records, self._settings, on_command_line=on_command_line
             )
-        if ran:
-            self._gate_errors += self._list_missing_metrics(on_command_line=True)
         session.testsfailed += len(self._gate_errors)
-
-    def _list_missing_metrics(self, *, on_command_line: bool) -> list[str]:
-        """Return a line for each name of a column or sort key that no test has.
-
-        On the command line it is an error, which only the end of the run can find. Options in an ini file
-        also apply to runs of other tests.
-        """
-        # The layout imports what handles records.
-        if self._builder is None or not (self._settings.columns or self._settings.sort):
-            return []
-        layout = self._settings.layout
-        return [
-            line
-            for option, lines in layout.missing_metrics(self._last_attempts).items()
-            if (self._config.getoption(f"energy_{option}", None) is not None) == on_command_line
-            for line in lines
-        ]
 
     # Innermost, so that the summary, which another wrapper prints, has what this one did after the ``yield``.
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -338,7 +319,8 @@ class Controller:
             verbosity=self._config.get_verbosity(),
             notes=[
                 *notes,
-                *self._list_missing_metrics(on_command_line=False),
+                # Options in addopts and in an ini file also apply to runs of other tests.
+                *layout.missing_metrics(last),
                 *_count_elsewhere(last),
                 *_count_earlier(records, last),
             ],

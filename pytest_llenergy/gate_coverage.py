@@ -148,12 +148,11 @@ def list_gate_errors(
         dropped = stored.list_dropped_marks([*last.values()])
         if dropped and settings.removed == "fail":
             lines.append(f"{_describe_dropped(stored, dropped)}; --energy-removed=warn accepts this")
-    nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
-    if nothing is not None:
-        return [*lines, nothing]
     named = {each.metric for each in settings.fail_on}
     comparisons = [each for record in last.values() for each in record.comparisons]
-    return lines + list_void_gates(each for each in comparisons if each.gated or each.metric in named)
+    void = list_void_gates(each for each in comparisons if each.gated or each.metric in named)
+    nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
+    return [*lines, *(void or filter(None, [nothing]))]
 
 
 def _explain_nothing_gated(

@@ -81,8 +81,9 @@ class Gating:
         measured_before = before is not None and before.rounds and self._settings.removed == "fail"
         criteria = select_criteria(fail_on, threshold, common)
         if not record.rounds and threshold is None and not measured_before:
-            # Windows of energy_meter are not compared; metrics that the test adds itself are.
-            criteria = [each for each in criteria if each.metric in record.custom]
+            # Windows of energy_meter are not compared; metrics that the test adds itself, or has lost, are.
+            own = {*record.custom, *(before.custom if before is not None else ())}
+            criteria = [each for each in criteria if each.metric in own]
         comparisons = []
         for each in criteria:
             if before is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytest_llenergy.cli.console import add_output, add_report
@@ -94,7 +93,7 @@ def _render(report: Report, args: argparse.Namespace) -> str:
         return render_report(report, trends).removesuffix("\n")
     has_gpus = report.environment is not None and bool(report.environment.gpus)
     layout = replace(_parse_layout(args), with_device=has_gpus)
-    for line in chain(*layout.missing_metrics(report.records, "--").values()):
+    for line in layout.missing_metrics(report.records, "--"):
         raise PlanError(line)
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown

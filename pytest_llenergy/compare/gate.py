@@ -383,7 +383,7 @@ def exit_code(compared: ComparedReports) -> int:
     has no valid measurement, was removed, or nothing was compared. New tests do not count, and tests without
     any baseline pass.
     """
-    found = compared.comparisons
+    found = [each for each in compared.comparisons if each.verdict != "no value"]
     verdicts = {each.verdict for each in found if each.gated}
     if "regressed" in verdicts:
         return REGRESSED
@@ -394,7 +394,7 @@ def exit_code(compared: ComparedReports) -> int:
         return PASSED
     if "invalid" in verdicts or ("removed" in verdicts and compared.removed == "fail"):
         return NOTHING_VALID
-    if not any(each.rule_applied for each in found) or list_void_gates(found):
+    if not any(each.rule_applied for each in found) or list_void_gates(compared.comparisons):
         return NOTHING_VALID
     if "inconclusive" in verdicts and compared.inconclusive == "fail":
         return INCONCLUSIVE

@@ -48,6 +48,7 @@ JUNIT_OUTCOMES: dict[Verdict, str] = {
     "inconclusive": "skipped",
     "new": "skipped",
     "removed": "skipped",
+    "no value": "skipped",
 }
 
 

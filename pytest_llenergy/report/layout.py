@@ -81,8 +81,8 @@ class Layout:
         columns = [default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
-    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> dict[str, list[str]]:
-        """Return a line for each name that is neither built in nor a metric of any test, by option.
+    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
+        """Return a line for each name that is neither built in nor a metric of any test.
 
         Args:
             records: The tests. If none has any metric, no name is missing.
@@ -94,13 +94,12 @@ class Layout:
             "columns": [name for name in self.columns if name not in COLUMNS],
             "sort": [word] if is_custom_name(word) else [],
         }
-        return {
-            option: [
-                f"no test has the metric {name} ({prefix}{option})" for name in names if name not in known
-            ]
+        return [
+            f"no test has the metric {name} ({prefix}{option})"
             for option, names in named.items()
-            if known
-        }
+            for name in names
+            if known and name not in known
+        ]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""

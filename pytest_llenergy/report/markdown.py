@@ -127,7 +127,8 @@ def _verdicts(records: Sequence[Record]) -> list[str]:
         [
             (short_test_name(each.id), f"{each.metric} {each.verdict}{_format_change(each)}: {each.reason}")
             for each in compared
-            if each.verdict not in ("unchanged", "improved", "new") or each.base_status is not None
+            if each.verdict not in ("unchanged", "improved", "new", "no value")
+            or each.base_status is not None
         ]
     )
 
