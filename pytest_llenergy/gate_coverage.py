@@ -50,8 +50,8 @@ def describe_ungated(
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
-    renamed = [each for each in comparisons if each.renamed_from is not None]
-    lines += [_describe_renamed(each.id, str(each.renamed_from)) for each in renamed]
+    renamed = {each.id: each.renamed_from for each in comparisons if each.renamed_from is not None}
+    lines += [_describe_renamed(new, old) for new, old in renamed.items()]
     lost = stored.list_lost(records)
     if lost and with_lost and settings.removed != "pass":
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
@@ -121,7 +121,8 @@ def list_gate_errors(
         return []
     last = {record.id: record for record in records}
     lines = [
-        f"{_function_name(record.id)} ran again after its gate had failed, which a rerun does not undo: {why}"
+        f"{_function_name(record.id)} ran again after its gate had failed, which a rerun does not undo: "
+        f"energy_gate: {each.metric} {why}"
         for record in records
         for each in record.comparisons
         if last[record.id] is not record

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
@@ -25,7 +26,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.text_tables import TableColumn, plain_text, tables_with_whole_names
+from pytest_llenergy.report.text_tables import INDENT, TableColumn, plain_text, tables_with_whole_names
 
 VERDICT_STYLES: dict[Verdict, str] = {
     "regressed": "bold red",
@@ -35,6 +36,9 @@ VERDICT_STYLES: dict[Verdict, str] = {
     "inconclusive": "yellow",
     "improved": "green",
 }
+
+#: Verdicts that need no attention.
+GREEN_VERDICTS: frozenset[Verdict] = frozenset({"improved", "unchanged", "new", "no value"})
 
 #: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
@@ -79,15 +83,11 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
-        for each in explained[:MAX_LINES_PER_VERDICT]:
-            console.print(
-                plain_text(
-                    one_line(f"{state}: {_label(each, with_metric=with_metric)}: {_reason(each)}"),
-                    style=VERDICT_STYLES.get(state, ""),
-                )
-            )
-        if len(explained) > MAX_LINES_PER_VERDICT:
-            console.print(f"{state}: {len(explained) - MAX_LINES_PER_VERDICT} more", markup=False)
+        lines = _explain_alike(explained, _reason, with_metric=with_metric)
+        for line in lines[:MAX_LINES_PER_VERDICT]:
+            console.print(_indent_rest(line, VERDICT_STYLES.get(state, ""), console))
+        if len(lines) > MAX_LINES_PER_VERDICT:
+            console.print(f"{state}: {len(lines) - MAX_LINES_PER_VERDICT} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
         console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
@@ -99,14 +99,12 @@ def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
     bad = [
         each
         for each in sort_by_verdict(comparisons)
-        if each.verdict not in ("improved", "unchanged", "new") or each.base_status is not None
+        if each.verdict not in GREEN_VERDICTS or each.base_status is not None
     ]
     with_metric = names_metrics(comparisons)
-    lines = [
-        one_line(f"{each.verdict}: {_label(each, with_metric=with_metric)}: {each.reason}") for each in bad
-    ]
-    if len(bad) > MAX_LINES_PER_VERDICT:
-        lines[MAX_LINES_PER_VERDICT:] = [f"{len(bad) - MAX_LINES_PER_VERDICT} more"]
+    lines = _explain_alike(bad, lambda each: each.reason, with_metric=with_metric)
+    if len(lines) > MAX_LINES_PER_VERDICT:
+        lines[MAX_LINES_PER_VERDICT:] = [f"{len(lines) - MAX_LINES_PER_VERDICT} more"]
     return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
 
 
@@ -304,8 +302,31 @@ def _is_essential(note: str) -> bool:
     return note.startswith(ESSENTIAL_NOTES)
 
 
-def _label(comparison: Comparison, *, with_metric: bool) -> str:
-    return short_test_name(comparison.id) + (f": {comparison.metric}" if with_metric else "")
+def _explain_alike(
+    comparisons: Sequence[Comparison], reason: Callable[[Comparison], str], *, with_metric: bool
+) -> list[str]:
+    """Return a line for each verdict of a test with its reason, which names all metrics that have both.
+
+    Tests that have no value of a metric share a line.
+    """
+    alike: dict[tuple[str, str, str], list[Comparison]] = {}
+    for each in comparisons:
+        test = "" if each.verdict == "no value" else each.id
+        alike.setdefault((each.verdict, test, reason(each)), []).append(each)
+    lines = []
+    for (verdict, _, why), found in alike.items():
+        others = len({each.id for each in found}) - 1
+        name = short_test_name(found[0].id) + (f" and {others} more" if others else "")
+        metrics = ", ".join(dict.fromkeys(each.metric for each in found))
+        lines.append(one_line(": ".join([verdict, name, *([metrics] if with_metric else []), why])))
+    return lines
+
+
+def _indent_rest(line: str, style: str, console: Console) -> Text:
+    """Wrap a line at the width of the console, with all lines but the first indented."""
+    text = plain_text(line, style=style)
+    first, *rest = text.wrap(console, console.width - INDENT)
+    return Text("\n" + " " * INDENT).join([first, *rest])
 
 
 def _reason(comparison: Comparison) -> str:

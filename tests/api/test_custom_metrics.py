@@ -109,7 +109,7 @@ def test_several_compared_metrics_are_named(
 
 @pytest.fixture
 def losing(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Return a pytester with a baseline in which two tests have a metric, which LOST takes from the second."""
+    """Return a pytester with a baseline in which three tests have a metric; with LOST only the first has."""
     suite.makepyfile(
         test_some="""
         import os, time
