@@ -31,7 +31,7 @@ def describe_ungated(
         settings: Options of the run.
         with_lost: Whether to name the tests that were lost: an error may do so.
     """
-    comparisons = [each for record in records for each in record.comparisons]
+    comparisons = [each for record in records for each in record.comparisons if each.verdict != "no value"]
     waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
     lines = (
         [f"not gated: {count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []

@@ -56,7 +56,7 @@ LARGE = 10.0
 MAX_RATIO = 1e30
 
 #: Further tests with the same verdict are only counted.
-MAX_LINES_PER_VERDICT = 10
+MAX_BLOCKS = 10
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
@@ -83,11 +83,11 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
-        lines = _explain_alike(explained, _reason, with_metric=with_metric)
-        for line in lines[:MAX_LINES_PER_VERDICT]:
-            console.print(_indent_rest(line, VERDICT_STYLES.get(state, ""), console))
-        if len(lines) > MAX_LINES_PER_VERDICT:
-            console.print(f"{state}: {len(lines) - MAX_LINES_PER_VERDICT} more", markup=False)
+        blocks = _explain_tests(explained, with_metric=with_metric, brief=False)
+        for block in blocks[:MAX_BLOCKS]:
+            console.print(_wrap_block(block, VERDICT_STYLES.get(state, ""), console))
+        if len(blocks) > MAX_BLOCKS:
+            console.print(f"{state}: {len(blocks) - MAX_BLOCKS} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
         console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
@@ -95,16 +95,19 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
 
 
 def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
-    """Return a line for each test whose verdict is not green, and one that counts all, for quiet runs."""
+    """Return a block of lines for each test whose verdict is not green, and a count, for quiet runs."""
     bad = [
         each
         for each in sort_by_verdict(comparisons)
         if each.verdict not in GREEN_VERDICTS or each.base_status is not None
     ]
     with_metric = names_metrics(comparisons)
-    lines = _explain_alike(bad, lambda each: each.reason, with_metric=with_metric)
-    if len(lines) > MAX_LINES_PER_VERDICT:
-        lines[MAX_LINES_PER_VERDICT:] = [f"{len(lines) - MAX_LINES_PER_VERDICT} more"]
+    blocks = _explain_tests(bad, with_metric=with_metric, brief=True)
+    lines = [
+        " " * INDENT * (place > 0) + line for each in blocks[:MAX_BLOCKS] for place, line in enumerate(each)
+    ]
+    if len(blocks) > MAX_BLOCKS:
+        lines.append(f"{len(blocks) - MAX_BLOCKS} more")
     return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
 
 
@@ -302,34 +305,57 @@ def _is_essential(note: str) -> bool:
     return note.startswith(ESSENTIAL_NOTES)
 
 
-def _explain_alike(
-    comparisons: Sequence[Comparison], reason: Callable[[Comparison], str], *, with_metric: bool
-) -> list[str]:
-    """Return a line for each verdict of a test with its reason, which names all metrics that have both.
+def _explain_tests(comparisons: Sequence[Comparison], *, with_metric: bool, brief: bool) -> list[list[str]]:
+    """Return a block of lines for each verdict of a test, with a line for each reason and its metrics.
 
-    Tests that have no value of a metric share a line.
+    Tests that have no value of a metric share a block.
+
+    Args:
+        comparisons: The comparisons.
+        with_metric: Whether to name the metrics.
+        brief: Whether to leave out notes but give the reason of every verdict.
     """
-    alike: dict[tuple[str, str, str], list[Comparison]] = {}
+    groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in comparisons:
-        test = "" if each.verdict == "no value" else each.id
-        alike.setdefault((each.verdict, test, reason(each)), []).append(each)
-    lines = []
-    for (verdict, _, why), found in alike.items():
+        groups.setdefault((each.verdict, each.metric if each.verdict == "no value" else each.id), []).append(
+            each
+        )
+    blocks = []
+    for (verdict, _), found in groups.items():
+        notes = (
+            [] if brief else [note for note in found[0].notes if all(note in each.notes for each in found)]
+        )
+        metrics: dict[str, dict[str, None]] = {}
+        for each in found:
+            reasons = (
+                [each.reason]
+                if brief
+                else [*_reasons(each), *(note for note in each.notes if note not in notes)]
+            )
+            metrics.setdefault("; ".join(reasons), {})[each.metric] = None
         others = len({each.id for each in found}) - 1
-        name = short_test_name(found[0].id) + (f" and {others} more" if others else "")
-        metrics = ", ".join(dict.fromkeys(each.metric for each in found))
-        lines.append(one_line(": ".join([verdict, name, *([metrics] if with_metric else []), why])))
-    return lines
+        head = f"{verdict}: {short_test_name(found[0].id)}" + (f" and {others} more" if others else "")
+        names = {why: f"{', '.join(named)}: " if with_metric else "" for why, named in metrics.items()}
+        if len(metrics) == 1:
+            ((why, name),) = names.items()
+            block = [f"{head}: {name}{'; '.join(filter(None, [why, *notes]))}"]
+        else:
+            block = [head, *(f"{name}{why}" for why, name in names.items() if why), *notes]
+        blocks.append(list(map(one_line, block)))
+    return blocks
 
 
-def _indent_rest(line: str, style: str, console: Console) -> Text:
-    """Wrap a line at the width of the console, with all lines but the first indented."""
-    text = plain_text(line, style=style)
-    first, *rest = text.wrap(console, console.width - INDENT)
-    return Text("\n" + " " * INDENT).join([first, *rest])
+def _wrap_block(block: Sequence[str], style: str, console: Console) -> Text:
+    """Wrap the lines of a block at the width of the console, with all but the first indented."""
+    lines: list[Text] = []
+    for depth, line in enumerate(block):
+        first, *rest = plain_text(line, style=style).wrap(console, console.width - 2 * INDENT)
+        lines += [Text(" " * INDENT * min(depth, 1)) + first]
+        lines += [Text(" " * INDENT * min(depth + 1, 2)) + each for each in rest]
+    return Text("\n").join(lines)
 
 
-def _reason(comparison: Comparison) -> str:
+def _reasons(comparison: Comparison) -> list[str]:
+    """Return the reason of a verdict, unless the change and its limits show it."""
     known = comparison.verdict in ("regressed", "worse", "improved", "unchanged")
-    reasons = [] if known else [comparison.reason]
-    return one_line("; ".join([*reasons, *comparison.notes]))
+    return [] if known else [comparison.reason]

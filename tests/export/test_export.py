@@ -277,7 +277,7 @@ class TestCustomMetrics:
 
     @pytest.fixture
     def report(self) -> Report:
-        record = record_of(metrics=RECORD.metrics)
+        record = record_of()
         for name, value, unit, better in (
             ("overlap_joules", [0.5, 0.7], "1", "more"),
             ("latency", 12.0, "ms", "less"),
