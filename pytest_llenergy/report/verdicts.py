@@ -75,7 +75,9 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     if len(compared) > MAX_UNFILTERED_ROWS:
         shown = [each for each in compared if each.verdict != "unchanged"]
     if shown:
-        for table in tables_with_whole_names(_names(shown, with_metric=with_metric), _columns(shown), width):
+        for table in tables_with_whole_names(
+            _first_column(shown, with_metric=with_metric), _columns(shown), width
+        ):
             console.print(table)
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state]
@@ -121,8 +123,9 @@ def names_metrics(comparisons: Sequence[Comparison]) -> bool:
 
 
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Sort by urgency, and within a verdict keep the given order."""
-    return sorted(comparisons, key=lambda each: VERDICTS.index(each.verdict))
+    """Sort by urgency, and within a verdict keep the order of the tests, metrics of one side by side."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(each.id for each in comparisons))}
+    return sorted(comparisons, key=lambda each: (VERDICTS.index(each.verdict), places[each.id]))
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> str:
@@ -272,7 +275,7 @@ def name_column(ids: Sequence[str]) -> TableColumn:
     return TableColumn("test", [_test(each, named[each]) for each in ids], is_number=False)
 
 
-def _names(comparisons: Sequence[Comparison], *, with_metric: bool) -> TableColumn:
+def _first_column(comparisons: Sequence[Comparison], *, with_metric: bool) -> TableColumn:
     names = name_column([each.id for each in comparisons])
     if not with_metric:
         return names
@@ -306,7 +309,7 @@ def _is_essential(note: str) -> bool:
 
 
 def _explain_tests(comparisons: Sequence[Comparison], *, with_metric: bool, brief: bool) -> list[list[str]]:
-    """Return a block of lines for each verdict of a test, with a line for each reason and its metrics.
+    """Return a block of lines for each verdict of a test: each reason and note once, with its metrics.
 
     Tests that have no value of a metric share a block.
 
@@ -317,45 +320,52 @@ def _explain_tests(comparisons: Sequence[Comparison], *, with_metric: bool, brie
     """
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in comparisons:
-        groups.setdefault((each.verdict, each.metric if each.verdict == "no value" else each.id), []).append(
-            each
-        )
+        subject = each.metric if each.verdict == "no value" else each.id
+        groups.setdefault((each.verdict, subject), []).append(each)
     blocks = []
     for (verdict, _), found in groups.items():
-        notes = (
-            [] if brief else [note for note in found[0].notes if all(note in each.notes for each in found)]
-        )
-        metrics: dict[str, dict[str, None]] = {}
-        for each in found:
-            reasons = (
-                [each.reason]
-                if brief
-                else [*_reasons(each), *(note for note in each.notes if note not in notes)]
-            )
-            metrics.setdefault("; ".join(reasons), {})[each.metric] = None
         others = len({each.id for each in found}) - 1
         head = f"{verdict}: {short_test_name(found[0].id)}" + (f" and {others} more" if others else "")
-        names = {why: f"{', '.join(named)}: " if with_metric else "" for why, named in metrics.items()}
-        if len(metrics) == 1:
-            ((why, name),) = names.items()
-            block = [f"{head}: {name}{'; '.join(filter(None, [why, *notes]))}"]
+        metrics = _names(found)
+        texts = _by_metrics(found, brief=brief or verdict == "no value")
+        if len(texts) < 2:
+            block = [": ".join([head, *([metrics] if with_metric else []), *texts.values()])]
         else:
-            block = [head, *(f"{name}{why}" for why, name in names.items() if why), *notes]
+            block = [
+                head,
+                *(text if names == metrics else f"{names}: {text}" for names, text in texts.items()),
+            ]
         blocks.append(list(map(one_line, block)))
     return blocks
 
 
+def _by_metrics(comparisons: Sequence[Comparison], *, brief: bool) -> dict[str, str]:
+    """Return reasons, and notes unless ``brief``, by the names of the metrics that have them."""
+    said: dict[str, list[Comparison]] = {}
+    for each in comparisons:
+        if brief or each.verdict not in ("regressed", "worse", "improved", "unchanged"):
+            said.setdefault(each.reason, []).append(each)
+    for each in [] if brief else comparisons:
+        for note in each.notes:
+            said.setdefault(note, []).append(each)
+    texts: dict[str, list[str]] = {}
+    for text, found in said.items():
+        if text:
+            texts.setdefault(_names(found), []).append(text)
+    return {names: "; ".join(each) for names, each in texts.items()}
+
+
+def _names(comparisons: Sequence[Comparison]) -> str:
+    return ", ".join(dict.fromkeys(each.metric for each in comparisons))
+
+
 def _wrap_block(block: Sequence[str], style: str, console: Console) -> Text:
     """Wrap the lines of a block at the width of the console, with all but the first indented."""
+    width = max(console.width - 2 * INDENT, INDENT)
     lines: list[Text] = []
-    for depth, line in enumerate(block):
-        first, *rest = plain_text(line, style=style).wrap(console, console.width - 2 * INDENT)
-        lines += [Text(" " * INDENT * min(depth, 1)) + first]
-        lines += [Text(" " * INDENT * min(depth + 1, 2)) + each for each in rest]
+    for place, line in enumerate(block):
+        depth = min(place, 1)
+        first, *rest = plain_text(line, style=style).wrap(console, width)
+        lines += [Text(" " * INDENT * depth) + first]
+        lines += [Text(" " * INDENT * (depth + 1)) + each for each in rest]
     return Text("\n").join(lines)
-
-
-def _reasons(comparison: Comparison) -> list[str]:
-    """Return the reason of a verdict, unless the change and its limits show it."""
-    known = comparison.verdict in ("regressed", "worse", "improved", "unchanged")
-    return [] if known else [comparison.reason]
