@@ -131,7 +131,7 @@ def _mark_maximum(axes: Axes, rate: float, name: str = "") -> None:
     axes.annotate(
         name,
         (rate, 1),
-        (3 if in_left_half else -3, 4),
+        (4 if in_left_half else -4, 4),
         xycoords=axes.get_xaxis_transform(),
         textcoords="offset pixels",
         ha="left" if in_left_half else "right",
