@@ -24,10 +24,10 @@ from pytest_llenergy.options.settings import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
 
 if TYPE_CHECKING:
-    from pytest_llenergy.gating import StoredBaseline
+    from pytest_llenergy.baseline import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.layout import Layout
     from pytest_llenergy.report.store import FileVersion
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker
@@ -163,7 +163,7 @@ class Controller:
     def _check_gates(self, session: pytest.Session) -> None:
         ran = session.testscollected and not self._config.getoption("setuponly", False)
         if self._settings.compare is not None and ran:
-            from pytest_llenergy.gating import list_gate_errors
+            from pytest_llenergy.gate_coverage import list_gate_errors
 
             given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
             on_command_line = any(each is not None for each in given)
@@ -171,26 +171,7 @@ class Controller:
             self._gate_errors = list_gate_errors(
                 self._stored_baseline(), records, self._settings, on_command_line=on_command_line
             )
-        if ran:
-            self._gate_errors += self._list_missing_metrics(on_command_line=True)
         session.testsfailed += len(self._gate_errors)
-
-    def _list_missing_metrics(self, *, on_command_line: bool) -> list[str]:
-        """Return a line for each name of a column or sort key that no test has.
-
-        On the command line it is an error, which only the end of the run can find. Options in an ini file
-        also apply to runs of other tests.
-        """
-        # The layout imports what handles records.
-        if self._builder is None or not (self._settings.columns or self._settings.sort):
-            return []
-        layout = self._settings.layout
-        return [
-            line
-            for option, lines in layout.missing_metrics(self._last_attempts).items()
-            if (self._config.getoption(f"energy_{option}", None) is not None) == on_command_line
-            for line in lines
-        ]
 
     # Innermost, so that the summary, which another wrapper prints, has what this one did after the ``yield``.
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -338,7 +319,8 @@ class Controller:
             verbosity=self._config.get_verbosity(),
             notes=[
                 *notes,
-                *self._list_missing_metrics(on_command_line=False),
+                # Options in addopts and in an ini file also apply to runs of other tests.
+                *layout.missing_metrics(last),
                 *_count_elsewhere(last),
                 *_count_earlier(records, last),
             ],
@@ -367,7 +349,7 @@ class Controller:
         """Print which gates were not decided, even with ``-q``: silence would look like a pass."""
         records = self._last_attempts
         if self._settings.compare is not None or any(record.comparisons for record in records):
-            from pytest_llenergy.gating import describe_ungated
+            from pytest_llenergy.gate_coverage import describe_ungated
 
             with_lost = not any("--energy-removed" in line for line in self._gate_errors)
             stored = self._stored_baseline()
@@ -379,16 +361,16 @@ class Controller:
     def _stored_baseline(self) -> StoredBaseline | None:
         if self._settings.compare is None:
             return None
-        from pytest_llenergy.gating import gating_of
+        from pytest_llenergy.baseline import baseline_of
 
-        return gating_of(self._config).stored
+        return baseline_of(self._config)
 
     def _read_baseline_file(self) -> BaselineFile | None:
         if self._settings.compare is None:
             return None
-        from pytest_llenergy.gating import gating_of
+        from pytest_llenergy.baseline import read_baseline_file
 
-        return gating_of(self._config).read_baseline_file()
+        return read_baseline_file(self._config)
 
     @property
     def _last_attempts(self) -> list[Record]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest_llenergy
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
@@ -18,15 +18,30 @@ from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import round_values
+from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.quantity import shown_unit
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import escape_invisible
 from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
 
 #: Formats, each named after the tool that reads it.
-Target = Literal["pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"]
+Target = Literal[
+    "pytest-benchmark",
+    "github-action-benchmark",
+    "github-action-benchmark-bigger",
+    "bencher",
+    "openmetrics",
+    "csv",
+]
 
-TARGETS: tuple[Target, ...] = ("pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv")
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+#: Direction of the metrics that a format holds, if it holds one of both.
+DIRECTIONS: dict[Target, Direction] = {
+    "github-action-benchmark": "less",
+    "github-action-benchmark-bigger": "more",
+}
 
 #: Formats that can hold both sides of a paired file.
 WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
@@ -46,6 +61,12 @@ _UNITS = (
     ("_w", "", "watts"),
     ("_s", "", "seconds"),
 )
+
+#: Gauges of custom metrics. Metrics and units are labels, since custom names may end like other gauges.
+CUSTOM_GAUGE = "llenergy_custom_metric"
+
+#: Longest name of a measure at Bencher (characters).
+MAX_MEASURE = 64
 
 #: Words for percentiles, since Bencher allows no digits in the name of a measure.
 _PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
@@ -86,7 +107,7 @@ def export_report(sides: Sequence[ExportSide], target: Target) -> str:
         return render_pytest_benchmark(side)
     if target == "bencher":
         return render_bencher(side)
-    return render_github_action_benchmark(side)
+    return render_github_action_benchmark(side, DIRECTIONS[target])
 
 
 def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
@@ -98,33 +119,50 @@ def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
 
 def iter_tracked_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
     """Yield those whose change says something: not emissions and cost, which follow from the energy."""
-    return (each for each in iter_values(record) if each[0] in METRICS)
+    return (each for each in iter_values(record) if each[0] not in DERIVED)
+
+
+def better_of(record: Record, name: str) -> Direction | None:
+    """Return the direction of a metric that is better; None if a hook added the metric without one."""
+    if name in METRICS:
+        return METRICS[name].better
+    return record.custom[name].better if name in record.custom else None
 
 
 def list_omitted_metrics(sides: Sequence[ExportSide], target: Target) -> list[str]:
-    """Return the metrics that a format has no name for: those that a hook has added to records."""
-    if target in ("pytest-benchmark", "csv"):
-        return []
-    names = {name for side in sides for record in side.measured() for name, *_ in iter_values(record)}
-    return sorted(names - METRICS.keys() - set(DERIVED))
+    """Return the custom metrics for which a format has no place, each with the reason."""
+    omitted = {}
+    for side in sides:
+        for record in side.measured():
+            for name, metric, _ in iter_tracked_values(record):
+                better = better_of(record, name)
+                if name in METRICS:
+                    continue
+                if better != DIRECTIONS.get(target, better):
+                    omitted[name] = f"{better} is better" if better is not None else "no direction is known"
+                elif target == "bencher" and bencher_measure(record, name, metric) is None:
+                    omitted[name] = "its name is too long"
+    return [f"{name} ({omitted[name]})" for name in sorted(omitted)]
 
 
-def render_github_action_benchmark(side: ExportSide) -> str:
-    """Render ``customSmallerIsBetter`` of github-action-benchmark, with the metrics of which less is better.
+def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
+    """Render the metrics of one direction for github-action-benchmark.
 
-    Values keep the units of the record, since the action plots one unit per series.
+    Its tools are ``customSmallerIsBetter`` and ``customBiggerIsBetter``. Values keep the units of the record,
+    since the action plots one unit per series.
     """
     commit = side.report.source.commit
     entries = []
     for record in side.measured():
         for name, metric, value in iter_tracked_values(record):
-            if METRICS[name].better != "less":
+            if better_of(record, name) != better:
                 continue
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
             if metric.uncertainty is not None:
                 entry["range"] = f"± {metric.uncertainty:.3g}"
             extra = [
-                f"{metric.n if metric.rounds is None else metric.rounds} rounds",
+                f"{metric.n if metric.rounds is None else metric.rounds} "
+                f"{'rounds' if name in METRICS else 'values'}",
                 record.kind,
                 f"commit {commit}" if commit else None,
             ]
@@ -152,6 +190,20 @@ BENCHER_MEASURES = {metric: _bencher_measure(metric) for metric in METRICS}
 OPENMETRICS_GAUGES = {metric: _gauge(metric) for metric in METRICS}
 
 
+def bencher_measure(record: Record, name: str, metric: Metric) -> tuple[str, float] | None:
+    """Return Bencher's measure of a metric, and the factor from the metric's unit to the measure's.
+
+    The measure of a custom metric is named after it, with unit and direction, which the format cannot hold
+    elsewhere. None if Bencher does not accept the name.
+    """
+    if name in BENCHER_MEASURES:
+        return BENCHER_MEASURES[name]
+    better = better_of(record, name)
+    about = [shown_unit(metric.unit), f"{better} is better" if better is not None else ""]
+    measure = f"{name} ({', '.join(filter(None, about))})"
+    return (measure, 1.0) if len(measure) <= MAX_MEASURE else None
+
+
 def render_bencher(side: ExportSide) -> str:
     """Render Bencher Metric Format: every metric, with limits one standard uncertainty away.
 
@@ -160,7 +212,10 @@ def render_bencher(side: ExportSide) -> str:
     tests: dict[str, dict[str, dict[str, float]]] = {}
     for record in side.measured():
         for name, metric, value in iter_tracked_values(record):
-            measure, factor = BENCHER_MEASURES[name]
+            found = bencher_measure(record, name, metric)
+            if found is None:
+                continue
+            measure, factor = found
             entry = {"value": value * factor}
             if metric.uncertainty is not None:
                 entry["lower_value"] = (value - metric.uncertainty) * factor
@@ -171,8 +226,8 @@ def render_bencher(side: ExportSide) -> str:
 
 def render_openmetrics(sides: Sequence[ExportSide]) -> str:
     """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device."""
-    values: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
-    uncertainties: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
+    values: dict[str, list[Sample]] = {name: [] for name in (*OPENMETRICS_GAUGES, CUSTOM_GAUGE)}
+    uncertainties: dict[str, list[Sample]] = {name: [] for name in values}
     for side in sides:
         for record in side.measured():
             labels = {
@@ -183,10 +238,17 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
                 "commit": side.report.source.commit or "",
             }
             for name, metric, value in iter_tracked_values(record):
-                values[name].append(Sample(labels, repr(float(value))))
+                gauge, own = name, dict[str, str]()
+                if name not in OPENMETRICS_GAUGES:
+                    gauge = CUSTOM_GAUGE
+                    own = {"metric": name, "unit": metric.unit, "better": better_of(record, name) or ""}
+                values[gauge].append(Sample(labels | own, repr(float(value))))
                 if metric.uncertainty is not None:
-                    uncertainties[name].append(Sample(labels, repr(metric.uncertainty)))
-    families = []
+                    uncertainties[gauge].append(Sample(labels | own, repr(float(metric.uncertainty))))
+    text = "Custom metrics of tests: the label unit is their unit, better the direction that is better."
+    families = [Family(CUSTOM_GAUGE, text, values[CUSTOM_GAUGE])]
+    text = "Standard uncertainty (k=1) of custom metrics."
+    families.append(Family(f"{CUSTOM_GAUGE}_uncertainty", text, uncertainties[CUSTOM_GAUGE]))
     for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
         text = f"{name} of a test, median over its valid rounds."
         families.append(Family(f"llenergy_{gauge}_{unit}", text, values[name], unit))
@@ -237,6 +299,12 @@ def _benchmark(record: Record) -> dict[str, Any] | None:
     energy: dict[str, Any] = {name: value for name, _, value in iter_values(record) if name != "duration_s"}
     if record.kind is not None:
         energy["energy_kind"] = record.kind
+    if record.custom:
+        energy["custom_metrics"] = {
+            name: {"unit": record.metrics[name].unit, "better": each.better}
+            for name, each in record.custom.items()
+            if name in record.metrics
+        }
     return {
         "group": None,
         "name": f"{path.rpartition('::')[2]}{bracket}{params}",
@@ -287,7 +355,7 @@ def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
 #: Columns of the CSV, which has a line for each metric of each test.
 CSV_COLUMNS = (
     *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
-    *("metric", "value", "unit", "uncertainty", "n", "reason"),
+    *("metric", "value", "unit", "uncertainty", "n", "reason", "better"),
 )
 
 
@@ -329,4 +397,5 @@ def _csv_lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
             "uncertainty": metric.uncertainty,
             "n": metric.n,
             "reason": metric.reason or record.reason,
+            "better": better_of(record, name),
         }

@@ -98,7 +98,7 @@ def check_settings(config: pytest.Config) -> None:
 
         check_outputs(config)
     if settings.compare is not None or settings.fail_on:
-        from pytest_llenergy.gating import check_gate_options
+        from pytest_llenergy.baseline import check_gate_options
 
         check_gate_options(config)
     if settings.names_something:

@@ -186,9 +186,9 @@ class RunState:
             return self._boards[item.nodeid]
         if self.settings.compare is None:
             return ()
-        from pytest_llenergy.gating import gating_of
+        from pytest_llenergy.baseline import baseline_of
 
-        stored = gating_of(self._config).stored
+        stored = baseline_of(self._config)
         record = stored.records.get(self._record_id(item)) if stored is not None else None
         return record.boards if record is not None else ()
 

@@ -218,7 +218,7 @@ def print_comparison(
     if unmeasured:
         line = f"{count_tests(len(unmeasured))} failed or skipped in the baseline and cannot be gated"
         print_message(command, f"warning: {line}")
-    elif new and all(each.verdict == "new" for each in comparisons):
+    elif new and all(each.verdict in ("new", "no value") for each in comparisons):
         print_message(command, f"no baseline: {count_tests(len(new), 'new ')}")
     if result.over_budget:
         names = ", ".join(result.over_budget)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         sides = [ExportSide("", report)]
     omitted = list_omitted_metrics(sides, args.format)
     if omitted:
-        print_message("export", f"{args.format} has no place for {', '.join(omitted)}; csv has all metrics")
+        print_message("export", f"{args.format} leaves out {', '.join(omitted)}; csv has all metrics")
     text = export_report(sides, args.format)
     if args.output is None:
         print_data(text, end="")

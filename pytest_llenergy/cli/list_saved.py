@@ -76,7 +76,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
     from pytest_llenergy.cli.console import print_encodable, print_line
     from pytest_llenergy.model.text import strip_trailing_space
-    from pytest_llenergy.report.terminal import TableColumn, split_into_tables
+    from pytest_llenergy.report.text_tables import TableColumn, split_into_tables
 
     columns = {
         "date (UTC)": [row.get("started_at", "-")[:16].replace("T", " ") for row in rows],

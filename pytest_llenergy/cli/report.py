@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytest_llenergy.cli.console import add_output, add_report
@@ -16,8 +15,8 @@ from pytest_llenergy.options.table import option_row
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.columns import Layout
     from pytest_llenergy.report.html.trends import Trend
+    from pytest_llenergy.report.layout import Layout
 
 
 Format = Literal["text", "markdown", "html"]
@@ -94,7 +93,7 @@ def _render(report: Report, args: argparse.Namespace) -> str:
         return render_report(report, trends).removesuffix("\n")
     has_gpus = report.environment is not None and bool(report.environment.gpus)
     layout = replace(_parse_layout(args), with_device=has_gpus)
-    for line in chain(*layout.missing_metrics(report.records, "--").values()):
+    for line in layout.missing_metrics(report.records, "--"):
         raise PlanError(line)
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown
@@ -113,7 +112,7 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.columns import DEFAULT_LAYOUT
+    from pytest_llenergy.report.layout import DEFAULT_LAYOUT
 
     given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
     layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}

@@ -284,9 +284,7 @@ def _compare_records(
     if not criterion.from_mark and not (has_metric(metric, old) or has_metric(metric, new)):
         ungated = Case(metric, criterion, old, new, gated=False)
         missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].missing
-        return ungated.without_estimate("invalid", missing), None
-    if is_custom and not has_metric(metric, old):
-        return case.without_estimate("new", f"the baseline has no {metric}"), None
+        return ungated.without_estimate("no value", missing), None
     if is_energy and old.kind != new.kind:
         reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
         if {old.kind, new.kind} == {"measured", "attributed"}:
@@ -305,6 +303,8 @@ def _compare_records(
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes
+    if has_metric(metric, new) and not has_metric(metric, old):
+        return case.without_estimate("new", f"the baseline has no {metric}"), None
     if is_custom:
         found = compare_custom(case, differences)
         return (check_outputs(found, case) if metric == PER_JOULE else found), None

@@ -304,25 +304,32 @@ def parse_criteria(
 
 
 def list_failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
-    """Return a line for each gate that a test fails.
+    """Return a line for each gate that a test fails; metrics with the same reason share one.
 
     A gate that could not be checked fails. A new test, which has no baseline, does not fail; the summary
     reports it.
     """
-    lines = (explain_failure(each, inconclusive) for each in comparisons if each.gated)
-    return [line for line in lines if line is not None]
+    alike: dict[str, list[str]] = {}
+    for each in comparisons:
+        why = explain_failure(each, inconclusive) if each.gated else None
+        if why is not None:
+            alike.setdefault(why, []).append(each.metric)
+    return [
+        f"energy_gate: {', '.join(metrics)} {why if len(metrics) == 1 else re.sub('^is', 'are', why)}"
+        for why, metrics in alike.items()
+    ]
 
 
 def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str | None:
-    """Return why a gate fails, or ``None`` if it does not."""
-    metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
+    """Return what follows the metric in the message of a gate that fails, or ``None`` if it does not."""
+    verdict, reason = comparison.verdict, comparison.reason
     if verdict == "regressed":
         change = " -> ".join(format_pair(comparison.base, comparison.estimated_head, comparison.unit))
-        return f"energy_gate: {metric} regressed, {change}{comparison.kind_label}: {reason}"
+        return f"regressed, {change}{comparison.kind_label}: {reason}"
     if verdict in ("not comparable", "invalid"):
-        return f"energy_gate: {metric} is {verdict}: {reason}"
+        return f"is {verdict}: {reason}"
     if verdict == "inconclusive" and inconclusive == "fail":
-        return f"energy_gate: {metric} is inconclusive (--energy-inconclusive=fail): {reason}"
+        return f"is inconclusive (--energy-inconclusive=fail): {reason}"
     return None
 
 
@@ -383,7 +390,7 @@ def exit_code(compared: ComparedReports) -> int:
     has no valid measurement, was removed, or nothing was compared. New tests do not count, and tests without
     any baseline pass.
     """
-    found = compared.comparisons
+    found = [each for each in compared.comparisons if each.verdict != "no value"]
     verdicts = {each.verdict for each in found if each.gated}
     if "regressed" in verdicts:
         return REGRESSED
@@ -394,7 +401,7 @@ def exit_code(compared: ComparedReports) -> int:
         return PASSED
     if "invalid" in verdicts or ("removed" in verdicts and compared.removed == "fail"):
         return NOTHING_VALID
-    if not any(each.rule_applied for each in found) or list_void_gates(found):
+    if not any(each.rule_applied for each in found) or list_void_gates(compared.comparisons):
         return NOTHING_VALID
     if "inconclusive" in verdicts and compared.inconclusive == "fail":
         return INCONCLUSIVE

@@ -11,7 +11,8 @@ from pytest_llenergy.model.defaults import Inconclusive, Removed
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
 #: say why the rule was not applied: ``new`` tests exist on the head only, or did not pass on the baseline;
 #: ``removed`` ones exist on the baseline only or are skipped on the head, ``invalid`` ones lack a valid
-#: measurement on one side, and ``not comparable`` ones ran on other devices or ran another workload.
+#: measurement on one side, ``not comparable`` ones ran on other devices or ran another workload, and
+#: ``no value`` ones have the metric on neither side.
 Verdict = Literal[
     "regressed",
     "worse",
@@ -22,6 +23,7 @@ Verdict = Literal[
     "removed",
     "invalid",
     "not comparable",
+    "no value",
 ]
 
 #: Reason of a test that the head does not have.
@@ -55,6 +57,7 @@ VERDICTS: tuple[Verdict, ...] = (
     "new",
     "removed",
     "unchanged",
+    "no value",
 )
 
 

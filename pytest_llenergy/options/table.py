@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from pytest_llenergy.compare.gate import Threshold
     from pytest_llenergy.measure.carbon_and_cost import Price, Rates
-    from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.layout import Layout
 
 #: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
 DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
@@ -392,7 +392,7 @@ class Settings:
     @property
     def layout(self) -> Layout:
         """Layout of the summary."""
-        from pytest_llenergy.report.columns import Layout
+        from pytest_llenergy.report.layout import Layout
 
         return Layout(self.columns or (), self.sort or "", self.group_by or ())
 

@@ -222,19 +222,19 @@ def price(text: str) -> Price:
 
 
 def columns(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.columns import parse_columns
+    from pytest_llenergy.report.layout import parse_columns
 
     return parse_columns(text)
 
 
 def sort_key(text: str) -> str:
-    from pytest_llenergy.report.columns import parse_sort
+    from pytest_llenergy.report.layout import parse_sort
 
     return parse_sort(text)
 
 
 def groups(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.columns import parse_group_by
+    from pytest_llenergy.report.layout import parse_group_by
 
     return parse_group_by(text)
 

@@ -27,7 +27,7 @@ from pytest_llenergy.report.verdicts import (
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
-    from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.layout import Layout
 
 
 #: Most annotations of one kind that GitHub shows per step (https://github.com/orgs/community/discussions/68471).
@@ -48,6 +48,7 @@ JUNIT_OUTCOMES: dict[Verdict, str] = {
     "inconclusive": "skipped",
     "new": "skipped",
     "removed": "skipped",
+    "no value": "skipped",
 }
 
 

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import Column, Layout
+from pytest_llenergy.report.columns import Column
+from pytest_llenergy.report.layout import Layout, has_values, record_labels, row_labels
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
+from pytest_llenergy.report.notes import list_notes, summary_flags
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
-from pytest_llenergy.report.terminal import (
-    format_window_energy,
-    has_values,
-    list_notes,
-    record_labels,
-    row_labels,
-    summary_flags,
+from pytest_llenergy.report.terminal import format_window_energy
+from pytest_llenergy.report.verdicts import (
+    GREEN_VERDICTS,
+    format_change,
+    sort_by_verdict,
+    summarize_verdicts,
 )
-from pytest_llenergy.report.verdicts import format_change, sort_by_verdict, summarize_verdicts
 
 #: Most lines of each list below the table; the others are only counted.
 MAX_LINES = 20
@@ -132,7 +132,7 @@ def _verdicts(records: Sequence[Record]) -> list[str]:
         [
             (short_test_name(each.id), f"{each.metric} {each.verdict}{_format_change(each)}: {each.reason}")
             for each in compared
-            if each.verdict not in ("unchanged", "improved", "new") or each.base_status is not None
+            if each.verdict not in GREEN_VERDICTS or each.base_status is not None
         ]
     )
 

@@ -71,6 +71,7 @@ SIGNS: dict[Verdict, str] = {
     "new": "🆕",
     "removed": "➖",
     "unchanged": "⚪",
+    "no value": "➖",
 }
 
 #: Characters that mean nothing in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
@@ -146,7 +147,8 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
         reasons.append(f"{len(context.over_budget)} over budget")
     if unmeasured:
         reasons.append(f"{count_tests(len(unmeasured))} failed or skipped in the baseline")
-    if found and all(each.verdict == "new" and each.gated for each in found):
+    with_metric = [each for each in found if each.verdict != "no value"]
+    if with_metric and all(each.verdict == "new" and each.gated for each in with_metric):
         new = len({each.id for each in found})
         reasons.append(f"no baseline: {count_tests(new, 'new ')}")
     elif not any(each.rule_applied for each in found):
@@ -202,7 +204,12 @@ def render_comment(
     groups = {state: [each for each in compared.comparisons if each.verdict == state] for state in VERDICTS}
     head = _head(compared, context)
     foot = _foot(compared)
-    urgent = [each for each in sort_by_verdict(compared.comparisons) if each.verdict != "unchanged"]
+    # The head counts tests that have no such metric.
+    urgent = [
+        each
+        for each in sort_by_verdict(compared.comparisons)
+        if each.verdict not in ("unchanged", "no value")
+    ]
     names = unique_short_ids(each.id for each in compared.comparisons)
     with_metric = names_metrics(compared.comparisons)
     rows = [(each.verdict, _row(each, names[each.id], with_metric=with_metric)) for each in urgent]

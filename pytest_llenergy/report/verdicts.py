@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
@@ -25,7 +26,7 @@ from pytest_llenergy.model.text import (
     strip_trailing_space,
     unique_function_names,
 )
-from pytest_llenergy.report.terminal import TableColumn, plain_text, tables_with_whole_names
+from pytest_llenergy.report.text_tables import INDENT, TableColumn, plain_text, tables_with_whole_names
 
 VERDICT_STYLES: dict[Verdict, str] = {
     "regressed": "bold red",
@@ -35,6 +36,9 @@ VERDICT_STYLES: dict[Verdict, str] = {
     "inconclusive": "yellow",
     "improved": "green",
 }
+
+#: Verdicts that need no attention.
+GREEN_VERDICTS: frozenset[Verdict] = frozenset({"improved", "unchanged", "new", "no value"})
 
 #: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
@@ -52,7 +56,7 @@ LARGE = 10.0
 MAX_RATIO = 1e30
 
 #: Further tests with the same verdict are only counted.
-MAX_LINES_PER_VERDICT = 10
+MAX_BLOCKS = 10
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
@@ -71,7 +75,9 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     if len(compared) > MAX_UNFILTERED_ROWS:
         shown = [each for each in compared if each.verdict != "unchanged"]
     if shown:
-        for table in tables_with_whole_names(_names(shown, with_metric=with_metric), _columns(shown), width):
+        for table in tables_with_whole_names(
+            _first_column(shown, with_metric=with_metric), _columns(shown), width
+        ):
             console.print(table)
     for state in VERDICTS:
         explained = [each for each in comparisons if each.verdict == state]
@@ -79,15 +85,11 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
             explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
             explained = [each for each in explained if each.notes]
-        for each in explained[:MAX_LINES_PER_VERDICT]:
-            console.print(
-                plain_text(
-                    one_line(f"{state}: {_label(each, with_metric=with_metric)}: {_reason(each)}"),
-                    style=VERDICT_STYLES.get(state, ""),
-                )
-            )
-        if len(explained) > MAX_LINES_PER_VERDICT:
-            console.print(f"{state}: {len(explained) - MAX_LINES_PER_VERDICT} more", markup=False)
+        blocks = _explain_tests(explained, with_metric=with_metric, brief=False)
+        for block in blocks[:MAX_BLOCKS]:
+            console.print(_wrap_block(block, VERDICT_STYLES.get(state, ""), console))
+        if len(blocks) > MAX_BLOCKS:
+            console.print(f"{state}: {len(blocks) - MAX_BLOCKS} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
         console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
@@ -95,18 +97,19 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
 
 
 def list_problems(comparisons: Sequence[Comparison], origin: str) -> list[str]:
-    """Return a line for each test whose verdict is not green, and one that counts all, for quiet runs."""
+    """Return a block of lines for each test whose verdict is not green, and a count, for quiet runs."""
     bad = [
         each
         for each in sort_by_verdict(comparisons)
-        if each.verdict not in ("improved", "unchanged", "new") or each.base_status is not None
+        if each.verdict not in GREEN_VERDICTS or each.base_status is not None
     ]
     with_metric = names_metrics(comparisons)
+    blocks = _explain_tests(bad, with_metric=with_metric, brief=True)
     lines = [
-        one_line(f"{each.verdict}: {_label(each, with_metric=with_metric)}: {each.reason}") for each in bad
+        " " * INDENT * (place > 0) + line for each in blocks[:MAX_BLOCKS] for place, line in enumerate(each)
     ]
-    if len(bad) > MAX_LINES_PER_VERDICT:
-        lines[MAX_LINES_PER_VERDICT:] = [f"{len(bad) - MAX_LINES_PER_VERDICT} more"]
+    if len(blocks) > MAX_BLOCKS:
+        lines.append(f"{len(blocks) - MAX_BLOCKS} more")
     return [*lines, f"compared with {origin}: {count_verdicts(comparisons)}"]
 
 
@@ -120,8 +123,9 @@ def names_metrics(comparisons: Sequence[Comparison]) -> bool:
 
 
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Sort by urgency, and within a verdict keep the given order."""
-    return sorted(comparisons, key=lambda each: VERDICTS.index(each.verdict))
+    """Sort by urgency, and within a verdict keep the order of the tests, metrics of one side by side."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(each.id for each in comparisons))}
+    return sorted(comparisons, key=lambda each: (VERDICTS.index(each.verdict), places[each.id]))
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> str:
@@ -271,7 +275,7 @@ def name_column(ids: Sequence[str]) -> TableColumn:
     return TableColumn("test", [_test(each, named[each]) for each in ids], is_number=False)
 
 
-def _names(comparisons: Sequence[Comparison], *, with_metric: bool) -> TableColumn:
+def _first_column(comparisons: Sequence[Comparison], *, with_metric: bool) -> TableColumn:
     names = name_column([each.id for each in comparisons])
     if not with_metric:
         return names
@@ -304,11 +308,64 @@ def _is_essential(note: str) -> bool:
     return note.startswith(ESSENTIAL_NOTES)
 
 
-def _label(comparison: Comparison, *, with_metric: bool) -> str:
-    return short_test_name(comparison.id) + (f": {comparison.metric}" if with_metric else "")
+def _explain_tests(comparisons: Sequence[Comparison], *, with_metric: bool, brief: bool) -> list[list[str]]:
+    """Return a block of lines for each verdict of a test: each reason and note once, with its metrics.
+
+    Tests that have no value of a metric share a block.
+
+    Args:
+        comparisons: The comparisons.
+        with_metric: Whether to name the metrics.
+        brief: Whether to leave out notes but give the reason of every verdict.
+    """
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for each in comparisons:
+        subject = each.metric if each.verdict == "no value" else each.id
+        groups.setdefault((each.verdict, subject), []).append(each)
+    blocks = []
+    for (verdict, _), found in groups.items():
+        others = len({each.id for each in found}) - 1
+        head = f"{verdict}: {short_test_name(found[0].id)}" + (f" and {others} more" if others else "")
+        metrics = _names(found)
+        texts = _by_metrics(found, brief=brief or verdict == "no value")
+        if len(texts) < 2:
+            block = [": ".join([head, *([metrics] if with_metric else []), *texts.values()])]
+        else:
+            block = [
+                head,
+                *(text if names == metrics else f"{names}: {text}" for names, text in texts.items()),
+            ]
+        blocks.append(list(map(one_line, block)))
+    return blocks
 
 
-def _reason(comparison: Comparison) -> str:
-    known = comparison.verdict in ("regressed", "worse", "improved", "unchanged")
-    reasons = [] if known else [comparison.reason]
-    return one_line("; ".join([*reasons, *comparison.notes]))
+def _by_metrics(comparisons: Sequence[Comparison], *, brief: bool) -> dict[str, str]:
+    """Return reasons, and notes unless ``brief``, by the names of the metrics that have them."""
+    said: dict[str, list[Comparison]] = {}
+    for each in comparisons:
+        if brief or each.verdict not in ("regressed", "worse", "improved", "unchanged"):
+            said.setdefault(each.reason, []).append(each)
+    for each in [] if brief else comparisons:
+        for note in each.notes:
+            said.setdefault(note, []).append(each)
+    texts: dict[str, list[str]] = {}
+    for text, found in said.items():
+        if text:
+            texts.setdefault(_names(found), []).append(text)
+    return {names: "; ".join(each) for names, each in texts.items()}
+
+
+def _names(comparisons: Sequence[Comparison]) -> str:
+    return ", ".join(dict.fromkeys(each.metric for each in comparisons))
+
+
+def _wrap_block(block: Sequence[str], style: str, console: Console) -> Text:
+    """Wrap the lines of a block at the width of the console, with all but the first indented."""
+    width = max(console.width - 2 * INDENT, INDENT)
+    lines: list[Text] = []
+    for place, line in enumerate(block):
+        depth = min(place, 1)
+        first, *rest = plain_text(line, style=style).wrap(console, width)
+        lines += [Text(" " * INDENT * depth) + first]
+        lines += [Text(" " * INDENT * (depth + 1)) + each for each in rest]
+    return Text("\n").join(lines)

@@ -75,22 +75,22 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
     result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
 
 
-@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
-@pytest.mark.parametrize("option", ["--energy-columns=wer,bleu", "--energy-sort=-bleu"])
-def test_a_name_that_no_test_has_fails_the_run(
-    suite: pytest.Pytester, option: str, quiet: Sequence[str]
-) -> None:
-    result = suite.runpytest(option, *quiet)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    lines = [line for line in result.outlines if "bleu" in line and not line.startswith("test ")]
-    assert lines == [f"ERROR: no test has the metric bleu ({option.partition('=')[0]})"]
-
-
-def test_a_name_in_an_ini_file_may_belong_to_other_tests(suite: pytest.Pytester) -> None:
-    suite.makeini("[pytest]\nenergy_columns = wer,bleu\n")
-    result = suite.runpytest()
+@pytest.mark.parametrize(
+    ("where", "option"),
+    [
+        ("command line", "--energy-columns=wer,energy_j"),
+        ("addopts", "--energy-sort=-wer"),
+        ("ini", "--energy-columns=wer,energy_j"),
+    ],
+)
+def test_a_metric_of_other_tests_only_is_a_note(suite: pytest.Pytester, where: str, option: str) -> None:
+    name, _, value = option.partition("=")
+    key = name.removeprefix("--").replace("-", "_")
+    lines = {"addopts": f"addopts = {option}", "ini": f"{key} = {value}"}
+    suite.makeini(f"[pytest]\n{lines.get(where, '')}\n")
+    result = suite.runpytest("-k", "other", *([option] if where == "command line" else []))
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["no test has the metric bleu (--energy-columns)*"])
+    result.stdout.fnmatch_lines([f"no test has the metric wer ({name})*"])
 
 
 def test_an_unmeasured_run_says_nothing_of_names(suite: pytest.Pytester) -> None:
@@ -108,9 +108,82 @@ def test_several_compared_metrics_are_named(
     gates = ("--energy-fail-on=wer:5%", "--energy-fail-on=overlap:5%", "--energy-removed=pass")
     result = suite.runpytest("--energy-compare=base.json", *gates, *quiet)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(
-        ["*::test_other: overlap: neither side has overlap" if quiet else "*test_it: wer *0.2 *0.3 err*"]
+    result.stdout.fnmatch_lines(["regressed: *test_it: wer: *" if quiet else "*test_it: wer *0.2 *0.3 err*"])
+    result.stdout.fnmatch_lines(["*1 regressed, 1 unchanged, 2 no value*"])
+
+
+@pytest.fixture
+def losing(suite: pytest.Pytester) -> pytest.Pytester:
+    """Return a pytester with a baseline in which three tests have a metric; with LOST only the first has."""
+    suite.makepyfile(
+        test_some="""
+        import os, time
+        def test_kept(energy):
+            energy(time.sleep, 0.02)
+            energy.metric("wer", 0.2, better="less")
+        def test_gone(energy):
+            energy(time.sleep, 0.02)
+            if "LOST" not in os.environ:
+                energy.metric("wer", 0.2, better="less")
+        def test_window(energy_meter):
+            with energy_meter("a"):
+                time.sleep(0.1)
+            if "LOST" not in os.environ:
+                energy_meter.metric("wer", 0.2, better="less")
+        def test_never(energy):
+            energy(time.sleep, 0.02)
+    """
     )
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=4)
+    return suite
+
+
+def test_a_test_that_never_had_a_metric_is_not_compared_by_it(
+    losing: pytest.Pytester, read_report: Read, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = losing.runpytest("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-report")
+    result.assert_outcomes(passed=4)
+    assert result.ret == pytest.ExitCode.OK
+    verdicts = [each["comparisons"][0]["verdict"] for each in read_report()["records"]]
+    assert verdicts == [*["unchanged"] * 3, "no value"]
+    result.stdout.fnmatch_lines(
+        ["no value: *test_never: wer: neither side has wer", "3 unchanged, 1 no value*"]
+    )
+    capsys.readouterr()
+    assert main(["compare", "base.json", "energy.json", "--fail-on=wer:5%"]) == 0
+    assert "3 unchanged, 1 no value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
+def test_a_lost_metric_fails_its_gate(
+    losing: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    quiet: Sequence[str],
+) -> None:
+    monkeypatch.setenv("LOST", "1")
+    gate = ("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-report=head.json")
+    result = losing.runpytest(*gate, *quiet)
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines([f"*{name}*head has no wer" for name in ("test_gone", "test_window")])
+    capsys.readouterr()
+    assert main(["compare", "base.json", "head.json", "--fail-on=wer:5%"]) == 5
+    assert "2 invalid, 1 unchanged, 1 no value" in capsys.readouterr().out
+
+
+def test_the_mark_of_a_test_needs_its_metric(losing: pytest.Pytester) -> None:
+    losing.makepyfile(
+        test_some="""
+        import time
+        import pytest
+        @pytest.mark.energy_gate(metric="wer", threshold="5%")
+        def test_never(energy):
+            energy(time.sleep, 0.02)
+    """
+    )
+    result = losing.runpytest("--energy-compare=base.json", "--energy-removed=pass")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: head has no wer*"])
 
 
 @pytest.mark.parametrize(

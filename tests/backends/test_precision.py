@@ -19,7 +19,8 @@ from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo, Flag, Precision, Record
-from pytest_llenergy.report.columns import COLUMNS, Layout, number_types
+from pytest_llenergy.report.columns import COLUMNS, number_types
+from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of

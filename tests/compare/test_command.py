@@ -100,7 +100,8 @@ def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) ->
     _, out, _ = compare(
         of(record_of(name)), of(Record(id=name, attempt=1, status="failed", reason="\x1b[2J"))
     )
-    (line,) = [line for line in "".join(out.splitlines()).split("invalid:") if line.startswith("t.py")]
+    joined = "".join(line.strip() for line in out.splitlines())
+    (line,) = [line for line in joined.split("invalid:") if line.startswith("t.py")]
     assert "xz]: " in line
     assert all(each.isprintable() or each == "\n" for each in out)
 

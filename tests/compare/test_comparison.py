@@ -253,7 +253,7 @@ def test_metric_missing_on_both_sides_gates_only_tests_with_a_mark() -> None:
     silent = record_of(rounds=[round_of(each, tokens=None) for each in LEVEL])
     (shared,) = compared(report_of(silent), report_of(silent), Criterion(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
-        "invalid",
+        "no value",
         "the workload makes no output tokens",
         False,
     )
@@ -265,6 +265,23 @@ def test_metric_missing_on_both_sides_gates_only_tests_with_a_mark() -> None:
     ).comparisons
     assert lost.verdict != "unchanged"
     assert lost.gated
+
+
+def test_metric_that_only_the_head_has_is_new() -> None:
+    def served(latency_s: float | None) -> Report:
+        rounds = [round_of(each) for each in LEVEL]
+        return report_of(
+            record_of(
+                rounds=[msgspec.structs.replace(each, time_to_first_token_s=latency_s) for each in rounds]
+            )
+        )
+
+    criterion = Criterion("time_to_first_token_s", gated=True)
+    (found,) = compared(served(None), served(0.1), criterion).comparisons
+    assert (found.verdict, found.reason) == ("new", "the baseline has no time_to_first_token_s")
+    (lost,) = compared(served(0.1), served(None), criterion).comparisons
+    assert (lost.verdict, lost.gated) == ("invalid", True)
+    assert lost.reason == "head has no time_to_first_token_s: no token timestamps"
 
 
 def test_applied_rule_is_recorded() -> None:

@@ -98,7 +98,7 @@ def test_a_comparison_of_records_has_values_unit_and_direction() -> None:
     [
         (with_wer(None), with_wer(0.2), "new", "the baseline has no wer"),
         (with_wer(0.2), with_wer(None), "invalid", "head has no wer"),
-        (with_wer(None), with_wer(None), "invalid", "neither side has wer"),
+        (with_wer(None), with_wer(None), "no value", "neither side has wer"),
         (with_wer(0.2, unit="%"), with_wer(0.2), "invalid", "head has wer in no unit, expected %"),
         (
             with_wer(0.2, better="more"),

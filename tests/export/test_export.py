@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.export import BENCHER_MEASURES, OPENMETRICS_GAUGES, TARGETS, Target
+from pytest_llenergy.measure.custom_metrics import add_metric
 from pytest_llenergy.model.comparison import ComparedReports, ReportSource
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import (
@@ -271,14 +272,89 @@ class TestFiles:
         assert list(json.loads(export(report_of(gated), "bencher"))) == [TEST]
 
 
+class TestCustomMetrics:
+    """Metrics of tests and hooks, with names that look like those of built-in metrics of a format."""
+
+    @pytest.fixture
+    def report(self) -> Report:
+        record = record_of()
+        for name, value, unit, better in (
+            ("overlap_joules", [0.5, 0.7], "1", "more"),
+            ("latency", 12.0, "ms", "less"),
+            ("LATENCY", 3.0, '%/"é', "less"),
+        ):
+            record = add_metric(record, name, value, unit=unit, better=better)  # type: ignore[arg-type]
+        return report_of(record)
+
+    def test_openmetrics_has_unit_and_direction_as_labels(self, report: Report) -> None:
+        families = {each.name: each for each in parse(export(report, "openmetrics"))}
+        samples = families["llenergy_custom_metric"].samples
+        assert [
+            (each.labels["metric"], each.labels.get("unit"), each.labels["better"]) for each in samples
+        ] == [
+            ("overlap_joules", "1", "more"),
+            ("latency", "ms", "less"),
+            ("LATENCY", '%/"é', "less"),
+        ]
+        assert [each.value for each in samples] == pytest.approx([0.6, 12.0, 3.0])
+        (u,) = families["llenergy_custom_metric_uncertainty"].samples
+        assert u.labels["metric"] == "overlap_joules"
+        assert "llenergy_energy_joules" in families
+
+    def test_bencher_has_unit_and_direction_in_the_name_of_the_measure(self, report: Report) -> None:
+        found = json.loads(export(report, "bencher"))
+        jsonschema.Draft7Validator(BMF).validate(found)
+        measures = found[TEST]
+        assert measures["overlap_joules (more is better)"]["value"] == pytest.approx(0.6)
+        assert measures["latency (ms, less is better)"] == {"value": 12.0}
+        # Of the record itself, in nanoseconds.
+        assert "latency" not in measures or measures["latency"]["value"] != 12.0
+        assert max(map(len, measures)) <= 64
+
+    def test_github_action_benchmark_has_a_file_for_each_direction(
+        self, report: Report, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        less, more = (
+            {each["name"].partition(" ")[2]: each for each in json.loads(export(report, target))}
+            for target in ("github-action-benchmark", "github-action-benchmark-bigger")
+        )
+        assert (less["latency"]["value"], less["latency"]["unit"]) == (12.0, "ms")
+        assert more["overlap_joules"]["extra"].startswith("2 values\n")
+        assert "output_tokens_per_s" in more
+        assert not less.keys() & more.keys()
+        notes = [line.partition(" leaves out ")[2] for line in capsys.readouterr().err.splitlines()]
+        assert notes == [
+            "overlap_joules (more is better); csv has all metrics",
+            "LATENCY (less is better), latency (less is better); csv has all metrics",
+        ]
+
+    def test_csv_and_pytest_benchmark_have_unit_and_direction(self, report: Report) -> None:
+        rows = csv.DictReader(io.StringIO(export(report, "csv"), newline=""))
+        better = {row["metric"]: (row["unit"], row["better"]) for row in rows}
+        assert better["overlap_joules"] == ("1", "more")
+        assert better["energy_j"] == ("J", "less")
+        (benchmark,) = json.loads(export(report, "pytest-benchmark"))["benchmarks"]
+        assert benchmark["extra_info"]["custom_metrics"]["latency"] == {"unit": "ms", "better": "less"}
+        assert benchmark["extra_info"]["latency"] == 12.0
+
+    def test_a_name_too_long_for_bencher_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        record = add_metric(record_of(), "w" * 60, 1.0, unit="ms", better="less")
+        assert not any(
+            name.startswith("w") for name in json.loads(export(report_of(record), "bencher"))[TEST]
+        )
+        assert f"bencher leaves out {'w' * 60} (its name is too long)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_metrics_of_a_hook_are_exported_or_named(capsys: pytest.CaptureFixture[str], target: Target) -> None:
+def test_metrics_without_a_direction_are_exported_or_named(
+    capsys: pytest.CaptureFixture[str], target: Target
+) -> None:
     own = Metric(value=3.0, unit="widgets", n=1)
     record = record_of(metrics={**RECORD.metrics, "widgets_made": own})
     Path("own.json").write_bytes(encode_report(report_of(record)))
     assert main(["export", "own.json", "--format", target]) == 0
     out, err = capsys.readouterr()
-    has_place = target in ("csv", "pytest-benchmark")
-    assert ("widgets_made" in out) == has_place
-    note = f"llenergy export: {target} has no place for widgets_made; csv has all metrics\n"
-    assert err == ("" if has_place else note)
+    one_direction = target.startswith("github-action-benchmark")
+    assert ("widgets_made" in out) == (not one_direction)
+    note = f"llenergy export: {target} leaves out widgets_made (no direction is known); csv has all metrics\n"
+    assert err == (note if one_direction else "")

@@ -21,7 +21,8 @@ from pytest_llenergy.measure.metrics import METRIC_NAMES
 from pytest_llenergy.model import defaults
 from pytest_llenergy.model.defaults import FACT_COLUMNS
 from pytest_llenergy.model.record import CustomMetric, Metric
-from pytest_llenergy.report.columns import COLUMNS, GROUP_KEYS, NAME_SORT_KEYS
+from pytest_llenergy.report.columns import COLUMNS
+from pytest_llenergy.report.layout import GROUP_KEYS, NAME_SORT_KEYS
 
 from ..model.reports import RECORD
 

@@ -13,9 +13,19 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
+from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
 from pytest_llenergy.model.quantity import format_pair
-from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
+from pytest_llenergy.model.record import (
+    DomainPower,
+    PowerTrace,
+    Record,
+    Round,
+    ServedRequests,
+    Tokens,
+    Window,
+)
+from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
 from pytest_llenergy.report.html.comparison_charts import forest_plot
@@ -27,7 +37,7 @@ from pytest_llenergy.report.html.svg import open_sheet
 from pytest_llenergy.report.html.trends import Trend, TrendPoint
 from pytest_llenergy.report.verdicts import format_change, format_value
 
-from ..compare.runs import record_of, report_of, round_of
+from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of
 from ..model.reports import REPORT
 from .pages import LONG_REASON, Pair, decode_record, odd, run_shown
 from .reading import Reader
@@ -413,3 +423,23 @@ def test_tests_are_named_by_what_differs() -> None:
     by_id = [record_of(f"t.py::test_it[a-b{n}-c]") for n in (1, 2)]
     assert names(*by_id) == ["b1", "b2"]
     assert names(*by_id, record_of("t.py::test_alone")) == ["test_it b1", "test_it b2", "test_alone"]
+
+
+def test_an_axis_of_a_metric_without_a_unit_has_its_name() -> None:
+    def served(share: float) -> Report:
+        ones = [1.0] * 10
+        sent = ServedRequests(ones, ones, ones, [4] * 10, good=[place < 10 * share for place in range(10)])
+        return report_of(record_of(rounds=[msgspec.structs.replace(round_of(j), served=sent) for j in LEVEL]))
+
+    base, head = served(0.8), served(0.7)
+    criterion = Criterion("slo_attainment", Rule(threshold=0.01, threshold_absolute=0.01), gated=True)
+    compared = compare_reports(base, head, ("base", "head"), [criterion])
+    text = render_compared(base, head, compared)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    assert "slo_attainment" in labels
+    assert "Rounds in order, slo_attainment" in text
+    assert "0.01 or more" in text
+    trend = Trend(TEST, "accuracy", "1", [TrendPoint("2026-01-02T03:04:05Z", None, 0.8)])
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", render_report(base, [trend]))
+    assert "accuracy" in labels
+    assert "accuracy, 1" not in labels

@@ -363,6 +363,15 @@ def test_the_chart_shows_each_load_twice_and_the_maximum_in_both_panels(
     # Joules, TTFT and TPOT of eight loads.
     marks = chart.locator("use:has(title)")
     assert marks.count() == 3 * 8
+    # Its line goes through both panels, at the load with the name above it.
+    name = chart.locator("text", has_text="maximum 9.8").bounding_box()
+    assert name is not None
+    at_maximum = chart.locator("use").filter(has_text="9.8 request/s: 302").first.bounding_box()
+    assert at_maximum is not None
+    distance = at_maximum["x"] + at_maximum["width"] / 2 - (name["x"] + name["width"])
+    assert abs(distance) < 12
+    assert name["y"] < at_maximum["y"]
+    assert page.locator(".key").filter(has_text="maximum load within the SLO").count() > 0
     tips = [each.text_content() for each in marks.locator("title").all()]
     assert "9.8 request/s: 302 ± 20 mJ/token, within" in tips
     assert "22.6 request/s: TTFT p99 9 s, saturated" in tips

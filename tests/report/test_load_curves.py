@@ -11,8 +11,8 @@ import pytest
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.columns import Layout
 from pytest_llenergy.report.html.page import render_report
+from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary

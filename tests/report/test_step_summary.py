@@ -12,7 +12,7 @@ import pytest
 from pytest_llenergy.model.comparison import Comparison, Verdict
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, append_run_summary
-from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout
 from pytest_llenergy.report.markdown import render_run_markdown
 
 from ..compare.runs import record_of

@@ -16,14 +16,8 @@ from pytest_llenergy.measure.metrics import METRIC_NAMES
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times, Window
 from pytest_llenergy.model.report import encode_report
-from pytest_llenergy.report.columns import (
-    COLUMNS,
-    GROUP_KEYS,
-    Layout,
-    parse_columns,
-    parse_group_by,
-    parse_sort,
-)
+from pytest_llenergy.report.columns import COLUMNS
+from pytest_llenergy.report.layout import GROUP_KEYS, Layout, parse_columns, parse_group_by, parse_sort
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 

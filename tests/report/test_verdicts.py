@@ -61,14 +61,49 @@ def test_metrics_are_named_once_there_are_several() -> None:
     both = [judged("test_m"), msgspec.structs.replace(judged("test_m"), metric="mean_power_w")]
     alone, several = (list_problems(each, "base.json") for each in (both[:1], both))
     assert "energy_j" not in alone[0]
-    assert several[1].startswith("regressed: test_x.py::test_m: mean_power_w:")
+    assert several[0].startswith("regressed: test_x.py::test_m: energy_j, mean_power_w")
+    assert len(several) == 2
     for width in (80, 200):
         text = render_verdicts(both, width, color=False)
         assert "test_m: energy_j" in text
         assert "test_m: mean_power_w" in text
     custom = msgspec.structs.replace(judged("test_m"), metric="overlap", unit="1", verdict="invalid")
-    assert list_problems([custom], "base.json")[0].startswith("invalid: test_x.py::test_m: overlap:")
+    assert list_problems([custom], "base.json")[0].startswith("invalid: test_x.py::test_m: overlap")
     assert format_sides(custom) == ("1.735", "2.609")
+
+
+def test_metrics_of_a_test_are_one_block() -> None:
+    first = msgspec.structs.replace(
+        judged("test_m"), verdict="inconclusive", reason="between -9% and +28%", notes=["different driver"]
+    )
+    second = msgspec.structs.replace(
+        first, metric="duration_s", reason="between -2% and +7%", notes=["a note", *first.notes]
+    )
+    third = msgspec.structs.replace(first, metric="mean_power_w")
+    block = [
+        "inconclusive: test_x.py::test_m",
+        "  energy_j, mean_power_w: between -9% and +28%",
+        "  duration_s: between -2% and +7%",
+    ]
+    assert list_problems([first, second, third], "base.json")[:-1] == block
+    lines = render_verdicts([first, second, third], 80, color=False).splitlines()
+    place = lines.index(block[0])
+    assert lines[place : place + 4] == [*block[:2], f"{block[2]}; a note", "  different driver"]
+    narrow = render_verdicts([first, second, third], 40, color=False).splitlines()
+    assert max(map(len, narrow)) <= 40
+    assert narrow[narrow.index(block[0]) + 2] == "    and +28%"
+
+
+def test_tests_without_a_metric_share_a_line() -> None:
+    found = [
+        Comparison(
+            id=f"t.py::test_{name}", metric="wer", unit="", verdict="no value", reason="neither side has wer"
+        )
+        for name in "abc"
+    ]
+    lines = render_verdicts(found, 80, color=False).splitlines()
+    assert lines == ["no value: t.py::test_a and 2 more: wer: neither side has wer", "3 no value"]
+    assert list_problems(found, "base.json") == ["compared with base.json: 3 no value"]
 
 
 def test_detectable_and_noise_are_explained_where_they_are_shown() -> None:

@@ -52,8 +52,9 @@ class Case:
     @property
     def metric(self) -> str:
         """The metric to plot: the compared one, else energy per token, else energy."""
-        if self.worst is not None and self.worst.metric in ROUND_METRICS:
-            return self.worst.metric
+        worst = self.worst
+        if worst is not None and worst.verdict != "no value" and worst.metric in ROUND_METRICS:
+            return worst.metric
         per_token = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
         counts_tokens = all(metric is not None and metric.value is not None for metric in per_token)
         return PER_TOKEN if per_token and counts_tokens else PER_ITERATION

@@ -15,7 +15,8 @@ from pytest_llenergy.model.text import count_tests, one_line, short_test_name
 from pytest_llenergy.report.columns import meter_names, model_name
 from pytest_llenergy.report.html.cases import Case, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
-from pytest_llenergy.report.terminal import UNCERTAINTY_NOTE, list_notes, record_labels, summary_flags
+from pytest_llenergy.report.layout import record_labels
+from pytest_llenergy.report.notes import UNCERTAINTY_NOTE, list_notes, summary_flags
 
 #: Most names of models or backends in the header.
 MAX_NAMES = 4

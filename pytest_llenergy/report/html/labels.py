@@ -10,6 +10,7 @@ from itertools import takewhile
 from math import dist
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_llenergy.model.quantity import shown_unit
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten, unique_function_names
 from pytest_llenergy.report.html.cases import Case
@@ -81,6 +82,12 @@ def fit(text: str, room: float, size: float = FONT_SIZE) -> str:
     while count > 3 and text_width(shorten(text, count), size) > room:
         count -= 1
     return shorten(text, count)
+
+
+def axis_unit(metric: str, unit: str, prefix: str = "") -> str:
+    """Return the label of an axis: the unit, or the name of a metric without one."""
+    shown = shown_unit(unit)
+    return f"{prefix}{shown}" if shown else metric
 
 
 def place_names(

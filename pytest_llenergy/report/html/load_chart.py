@@ -60,11 +60,11 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
         lower = drawn.add_axes((box.x0, box.y0, box.width, half))
         lower.tick_params(length=0)
         tips = {**_draw_energy(upper, points, 10.0**power), **_draw_latencies(lower, points, curve, shown)}
-        found = curve.max_load_requests_per_s
+        found, rates = curve.max_load_requests_per_s, [each.request_rate for each in points]
         for axes in (upper, lower):
-            set_scale(axes, "x", [each.request_rate for each in points])
-            if found is not None:
-                axes.axvline(found, color=COLOURS["text"], linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            set_scale(axes, "x", rates)
+            if found is not None and min(rates) <= found <= max(rates):
+                _mark_maximum(axes, found, f"maximum {found:.3g}" if axes is upper else "")
         upper.tick_params(labelbottom=False)
         for y, text in ((1 - 12 / HEIGHT, f"{prefix}J/token"), (box.y0 + half + 8 / HEIGHT, "p99, s")):
             drawn.text(4 / width, y, text, color=COLOURS["muted"], fontsize=10)
@@ -76,7 +76,7 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
     if curve.slo is not None:
         legend.append(LegendEntry("line muted dash2", "limit of the SLO"))
     if curve.max_load_requests_per_s is not None:
-        legend.append(LegendEntry("line dash1", "maximum load"))
+        legend.append(LegendEntry("line dash1", f"maximum load{' within the SLO' if curve.slo else ''}"))
     if not all(point.within_slo for point in points):
         legend.append(LegendEntry("ring", "exceeds the SLO" if curve.slo is not None else "saturated"))
     title = f"Energy and latency over load{f', {side}' if side else ''}"
@@ -121,6 +121,23 @@ def _draw_energy(axes: Axes, points: Sequence[LoadPoint], unit: float) -> dict[s
     texts = [format_quantity(value * unit, u * unit or None, "J/token") for _, value, u in known]
     ends = [(each[0], each[1]) for each in known]
     return _draw_points(axes, ends, ENERGY, MARKERS[0], "energy", texts)
+
+
+def _mark_maximum(axes: Axes, rate: float, name: str = "") -> None:
+    """Draw a line at the maximum load, with its name above it, on the side with more room."""
+    axes.axvline(rate, color=COLOURS["text"], linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    place = axes.transAxes.inverted().transform(axes.transData.transform((rate, 1)))[0]
+    in_left_half = place < 0.5
+    axes.annotate(
+        name,
+        (rate, 1),
+        (4 if in_left_half else -4, 4),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset pixels",
+        ha="left" if in_left_half else "right",
+        color=COLOURS["text"],
+        fontsize=10,
+    )
 
 
 def _draw_latencies(

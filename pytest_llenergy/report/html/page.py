@@ -30,7 +30,7 @@ from pytest_llenergy.report.html.round_charts import energy_time_plot, power_cur
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
 from pytest_llenergy.report.html.template import render_template
 from pytest_llenergy.report.html.trends import Trend, trend_plot, trend_table
-from pytest_llenergy.report.terminal import has_values
+from pytest_llenergy.report.layout import has_values
 from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits
 
 #: Most tests with a section; the others are in the tables only.

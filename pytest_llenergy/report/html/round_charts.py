@@ -14,6 +14,7 @@ from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
 from pytest_llenergy.model.report import SideName
 from pytest_llenergy.report.html.cases import Case, OrderedRound
+from pytest_llenergy.report.html.labels import axis_unit
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, Sheet, label_axes
 from pytest_llenergy.report.verdicts import format_value
@@ -78,7 +79,8 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
                 _describe_round(turn, f"{format_quantity(value.value, None, unit)}, invalid")
                 for turn, value in invalid
             ]
-    label_axes(axes, "round", f"{prefix}{unit}", "°C" if temperatures else "")
+    above = axis_unit(metric, unit, prefix)
+    label_axes(axes, "round", above, "°C" if temperatures else "")
     axes.set_xlim(0.4, len(ordered) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
     if temperatures:
@@ -94,7 +96,7 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
         legend.append(LegendEntry("line hot", "temperature at the start"))
     caption = "Bars: uncertainty of the meter; lines: medians of the valid rounds."
     return Plot(
-        sheet.inline(drawn, name, f"Rounds in order, {prefix}{unit}", tips),
+        sheet.inline(drawn, name, f"Rounds in order, {above}", tips),
         "Rounds in order",
         caption,
         legend,

@@ -12,14 +12,14 @@ from pytest_llenergy.measure.custom_metrics import custom_metrics_of
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.quantity import format_quantity
+from pytest_llenergy.model.quantity import format_quantity, shown_unit
 from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import COLUMNS, DEFAULT_LAYOUT, column_of, default_column
+from pytest_llenergy.report.columns import COLUMNS, column_of, default_column
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
 from pytest_llenergy.report.remote import redact_urls
-from pytest_llenergy.report.terminal import has_values
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
@@ -161,7 +161,9 @@ def rules(comparisons: Sequence[Comparison]) -> Table:
     )
     rows: list[Row] = []
     for metric, unit, rule, better in applied:
-        absolute = f" and {rule.threshold_absolute:g} {unit}" if rule.threshold_absolute else ""
+        absolute = (
+            f" and {rule.threshold_absolute:g} {shown_unit(unit)}".rstrip() if rule.threshold_absolute else ""
+        )
         rows.append(
             [
                 metric,

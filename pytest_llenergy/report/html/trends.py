@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.model.comparison import VERDICTS, Verdict
+from pytest_llenergy.model.quantity import shown_unit
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html.comparison_charts import VERDICT_COLOURS
 from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Table, table
@@ -71,6 +72,11 @@ class Trend:
     unit: str
     points: Sequence[TrendPoint]
 
+    @property
+    def title(self) -> str:
+        """Metric and unit."""
+        return ", ".join(filter(None, [self.metric, shown_unit(self.unit)]))
+
 
 def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
     """Plot the runs of a trend at equal distances; return None if there are no runs."""
@@ -114,7 +120,7 @@ def trend_table(trend: Trend) -> Table:
         for each in trend.points
     ]
     columns = ("time", "commit", "#value", "#low", "#high", "verdict", "")
-    return table(f"Trend of {trend.metric}, {trend.unit}", columns, rows)
+    return table(f"Trend of {trend.title}", columns, rows)
 
 
 def _draw(sheet: Sheet, trend: Trend, most: int, name: str, width: int) -> Markup:
@@ -177,7 +183,7 @@ def _draw(sheet: Sheet, trend: Trend, most: int, name: str, width: int) -> Marku
     ticks = range(0, len(points), every)
     axes.set_xticks(list(ticks), [one_line(points[place].commit or "?")[:SHORT_COMMIT] for place in ticks])
     axes.locator_params(axis="y", nbins=6)
-    label_axes(axes, "commit", f"{trend.metric}, {trend.unit}")
+    label_axes(axes, "commit", trend.title)
     return sheet.inline(drawn, name, f"{trend.metric} from run to run", tips)
 
 

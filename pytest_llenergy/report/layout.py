@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layout of the summary: which columns it has, and the order, groups and labels of its rows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
+from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
+from pytest_llenergy.measure.metrics import METRIC_NAMES
+from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.text import MAX_NAME_LENGTH, one_line, shorten, unique_function_names
+from pytest_llenergy.report.columns import (
+    COLUMNS,
+    Column,
+    backend_name,
+    column_of,
+    default_column,
+    device_names,
+    model_name,
+    number_types,
+)
+
+#: Precedes the name of a parameter in ``--energy-group-by``.
+PARAM_PREFIX = "param:"
+
+#: Parameters that have a column.
+PARAMS_WITH_COLUMN = frozenset({"backend"})
+
+#: If a parameter is a longer text, pytest's id of the parameters is shown instead.
+MAX_PARAM_LENGTH = 40
+
+#: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
+GROUP_KEYS: dict[str, Callable[[Record], str]] = {
+    "name": lambda record: _function_name(record.id),
+    "func": lambda record: _function_name(_without_params(record.id)),
+    "fullfunc": lambda record: _without_params(record.id),
+    "param": lambda record: record.id.partition("[")[2].removesuffix("]") or "-",
+    "backend": backend_name,
+    "model": model_name,
+    "device": device_names,
+}
+
+#: Keys of ``--energy-sort`` except metrics.
+NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
+    "name": GROUP_KEYS["name"],
+    "fullname": lambda record: record.id,
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of the summary.
+
+    Attributes:
+        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS``, of emissions and cost, and of custom
+            metrics, that have a value.
+        sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
+        group_by: Keys that divide the table. Groups keep the order of their first tests.
+        with_device: Whether the host has other devices than those of the tests.
+    """
+
+    columns: tuple[str, ...] = ()
+    sort: str = ""
+    group_by: tuple[str, ...] = ()
+    with_device: bool = False
+
+    def columns_of(self, records: Sequence[Record]) -> list[Column]:
+        """Return the columns for these records."""
+        if self.columns:
+            return [column_of(name) for name in self.columns]
+        *others, meter, types = DEFAULT_COLUMNS
+        with_device = self.with_device or _devices_differ(records)
+        shown = {"device": with_device, types: _types_differ(records)}
+        added = custom_metrics_of(records)
+        names = [name for name in (*others, *DERIVED, *added, meter, types) if shown.get(name, True)]
+        columns = [default_column(name) for name in names]
+        return [column for column in columns if any(column.cell(record) != "-" for record in records)]
+
+    def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
+        """Return a line for each name that is neither built in nor a metric of any test.
+
+        Args:
+            records: The tests. If none has any metric, no name is missing.
+            prefix: Beginning of the options.
+        """
+        known = {name for record in records for name in record.metrics}
+        word = self.sort.removeprefix("-")
+        named = {
+            "columns": [name for name in self.columns if name not in COLUMNS],
+            "sort": [word] if is_custom_name(word) else [],
+        }
+        return [
+            f"no test has the metric {name} ({prefix}{option})"
+            for option, names in named.items()
+            for name in names
+            if known and name not in known
+        ]
+
+    def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
+        """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""
+        groups: dict[str, list[Record]] = {self._title(record): [] for record in records}
+        for record in self._sorted(records):
+            groups[self._title(record)].append(record)
+        return groups
+
+    def _sorted(self, records: Sequence[Record]) -> list[Record]:
+        word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
+        if word in NAME_SORT_KEYS:
+            return sorted(records, key=NAME_SORT_KEYS[word], reverse=largest_first)
+        if not word:
+            return list(records)
+        # Records without a value come last in either order.
+        sign = -1.0 if largest_first else 1.0
+        return sorted(records, key=lambda record: sign * _value(record, word, missing=sign * math.inf))
+
+    def _title(self, record: Record) -> str:
+        return ", ".join(
+            f"{word.removeprefix(PARAM_PREFIX)}={_group_value(record, word)}" for word in self.group_by
+        )
+
+
+DEFAULT_LAYOUT = Layout()
+
+
+def has_values(record: Record) -> bool:
+    """Whether the record has a row in the table."""
+    return any(metric.value is not None for metric in record.metrics.values())
+
+
+def record_labels(records: Sequence[Record]) -> dict[str, str]:
+    """Return the label of each test by its id: function and parameters, the backend only if labels repeat."""
+    short = _labels_without_backend(records)
+    counts = Counter(short.values())
+    names = unique_function_names(record.id for record in records)
+    repeated = [record for record in records if counts[short[record.id]] > 1]
+    return short | {record.id: _label(record, names[record.id], hidden=()) for record in repeated}
+
+
+def row_labels(records: Sequence[Record], layout: Layout) -> tuple[dict[str, str], Column | None]:
+    """Return the labels of rows by id, and the column with the backends if only that tells rows apart."""
+    labels, short = record_labels(records), _labels_without_backend(records)
+    backends = COLUMNS["backend"]
+    if labels == short or backends not in layout.columns_of(records):
+        return labels, None
+    return short, backends
+
+
+def _labels_without_backend(records: Sequence[Record]) -> dict[str, str]:
+    names = unique_function_names(record.id for record in records)
+    return {record.id: _label(record, names[record.id], hidden=PARAMS_WITH_COLUMN) for record in records}
+
+
+def _label(record: Record, test: str, hidden: Collection[str]) -> str:
+    ids = record.id.partition("[")[2]
+    if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
+        return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
+    params = [f"{name}={value}" for name, value in record.params.items() if name not in hidden]
+    if len(record.ranks) > 1:
+        params.append(f"ranks={len(record.ranks)}")
+    return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
+
+
+def _devices_differ(records: Sequence[Record]) -> bool:
+    """Whether tests ran on different devices. The number of ranks is shown elsewhere."""
+    devices = {device_names(record) if record.boards else "cpu" for record in records if record.devices}
+    return len(devices) > 1
+
+
+def _types_differ(records: Sequence[Record]) -> bool:
+    """Whether tests of one function ran with different number types, so that their joules are unlike."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        if record.backend is not None and record.backend.precision is not None:
+            found.setdefault(_without_params(record.id), set()).add(number_types(record))
+    return any(len(several) > 1 for several in found.values())
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Parse ``--energy-columns``.
+
+    Raises:
+        ValueError: If a name is neither a column nor possibly a custom metric.
+    """
+    words = _words(text)
+    _check_names([word for word in words if not is_custom_name(word)], COLUMNS)
+    return tuple(words)
+
+
+def parse_sort(text: str) -> str:
+    """Parse ``--energy-sort``.
+
+    Raises:
+        ValueError: If a name is neither a key nor possibly a custom metric.
+    """
+    word = text.strip()
+    if not is_custom_name(word.removeprefix("-")):
+        known = (*NAME_SORT_KEYS, *METRIC_NAMES)
+        _check_names([word.removeprefix("-")], known, "; with - before it the largest comes first")
+    return word
+
+
+def parse_group_by(text: str) -> tuple[str, ...]:
+    """Parse ``--energy-group-by``.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
+    words = _words(text)
+    plain = [word for word in words if not (word.startswith(PARAM_PREFIX) and word != PARAM_PREFIX)]
+    _check_names(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))
+    return tuple(words)
+
+
+def _words(text: str) -> list[str]:
+    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise ValueError("no name given")
+    return list(words)
+
+
+def _check_names(words: Sequence[str], known: Collection[str], more: str = "") -> tuple[str, ...]:
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}{more}")
+    return tuple(words)
+
+
+def _value(record: Record, name: str, missing: float) -> float:
+    metric = record.metrics.get(name)
+    return missing if metric is None or metric.value is None else metric.value
+
+
+def _group_value(record: Record, word: str) -> str:
+    if word.startswith(PARAM_PREFIX):
+        name = word.removeprefix(PARAM_PREFIX)
+        return one_line(str(record.params[name])) if name in record.params else "-"
+    return one_line(GROUP_KEYS[word](record))
+
+
+def _without_params(name: str) -> str:
+    return name.partition("[")[0]
+
+
+def _function_name(name: str) -> str:
+    """Return the function and its parameters, which may contain colons."""
+    test, bracket, params = name.partition("[")
+    return f"{test.rpartition('::')[2]}{bracket}{params}"

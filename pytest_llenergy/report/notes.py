@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes on the table of a run: estimates, fallbacks, flags and the legend, the most important first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.model.text import one_line
+
+#: Style of a line about a flag, by severity.
+SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
+
+#: Legend of the table.
+UNCERTAINTY_NOTE = "u: standard uncertainty (k=1), accuracy of the source included"
+
+#: Flags in the order in which their notes are shown; others follow in the order of the tests.
+FIRST_FLAGS = ("saturated", "outlying-rounds")
+
+
+def list_notes(
+    metered: Sequence[Record], flags: Sequence[tuple[str, str]], further: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Return severity and text of all notes on a table, the most important first, each once.
+
+    Args:
+        metered: Records with meters.
+        flags: Severity and text of flags, from ``summary_flags``.
+        further: Notes on the run.
+    """
+    invalid = [each for each in flags if each[0] == "invalid"]
+    warnings = [each for each in flags if each[0] == "warning"]
+    first = [each for each in warnings if each[1].startswith(tuple(f"{name}:" for name in FIRST_FLAGS))]
+    found = [
+        *invalid,
+        *(("note", text) for text in estimate_notes(metered)),
+        *(("note", text) for text in _fallback_notes(metered)),
+        *first,
+        *(("warning", text) for text in further),
+        *warnings,
+        *(each for each in flags if each[0] == "note"),
+        *(("note", text) for text in [UNCERTAINTY_NOTE] if metered),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def estimate_notes(records: Sequence[Record]) -> list[str]:
+    """Return one note for each source of estimated joules."""
+    meters = [meter for record in records for meter in record.meters if meter.kind == "estimated"]
+    notes = (
+        f"joules estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU."
+        for meter in meters
+    )
+    return list(dict.fromkeys(notes))
+
+
+def _fallback_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note that counts the tests that ran on another device than they asked for."""
+    counts = Counter(record.fallback for record in records if record.fallback is not None)
+    return [
+        f"fallback: {count} test{'s' * (count > 1)} ran on the {one_line(device).upper()} instead of GPUs"
+        for device, count in counts.items()
+    ]
+
+
+def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return severity and text of each important flag. The text names one test and counts the others."""
+    first: dict[str, tuple[Record, Flag]] = {}
+    count: Counter[str] = Counter()
+    for record in records:
+        of_windows = [flag for window in record.windows for flag in window.flags]
+        # The line of a window without joules says why.
+        flags = [*record.flags, *(flag for flag in of_windows if flag.name != "unmeasured")]
+        named: dict[str, Flag] = {}
+        for flag in filter(_is_important, flags):
+            named.setdefault(flag.name, flag)
+        for flag in named.values():
+            first.setdefault(flag.name, (record, flag))
+            count[flag.name] += 1
+    lines: list[tuple[str, str]] = []
+    for name, (record, flag) in first.items():
+        more = f" and {count[name] - 1} more" if count[name] > 1 else ""
+        text = one_line(f"{name}: {labels[record.id]}{more}: {flag.detail}")
+        lines.append((flag.severity, text))
+    return lines
+
+
+def _is_important(flag: Flag) -> bool:
+    return flag.severity != "note" or flag.name == "unread-meter"
