@@ -182,9 +182,7 @@ class LlamaCppBackend:
             # The order of transformers. llama.cpp's default adds penalties and min_p.
             sampling = {
                 "samplers": ["temperature", "top_k", "top_p"],
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
+                **params.drawn,
             }
         request = {
             **sampling,
