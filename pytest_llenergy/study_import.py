@@ -132,7 +132,7 @@ class Case:
 
 @dataclass
 class Study:
-    """A converted study: a line in ``notes`` for each key without a counterpart, with its values."""
+    """A converted study: ``notes`` name the keys without a counterpart, with their values, by reason."""
 
     title: str
     cases: list[Case]
@@ -141,15 +141,19 @@ class Study:
 
 class _Notes:
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], list[str]] = {}
+        self._values: dict[str, dict[str, list[str]]] = {}
 
     def add(self, path: str, value: object, reason: str) -> None:
-        values = self._values.setdefault((path, reason), [])
+        values = self._values.setdefault(reason, {}).setdefault(path, [])
         if json.dumps(value, default=str) not in values:
             values.append(json.dumps(value, default=str))
 
     def lines(self) -> list[str]:
-        return [f"{path} = {' | '.join(each)}: {reason}" for (path, reason), each in self._values.items()]
+        """Return one line per reason, since many keys have the same."""
+        return [
+            ", ".join(f"{path} = {' | '.join(each)}" for path, each in values.items()) + f": {reason}"
+            for reason, values in self._values.items()
+        ]
 
 
 def convert_study(content: Any, name: str) -> Study:
@@ -189,7 +193,7 @@ def convert_study(content: Any, name: str) -> Study:
         reason = next(iter(notes.lines()), "it names no model")
         raise PlanError(f"{name} is no study of LLenergyMeasure that can be converted: {reason}")
     if len(cases) < len(experiments):
-        notes.add("experiments", len(experiments), f"{len(cases)} of them differ in what has a counterpart")
+        notes.add("experiments", len(experiments), f"{len(cases)} distinct, without what has no counterpart")
     title = next((str(content[key]) for key in TITLES[:4] if key in content), PurePath(name).stem)
     return Study(title, cases, notes.lines())
 

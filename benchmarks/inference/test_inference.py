@@ -29,7 +29,7 @@ def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts, words
     assert run.result.output_tokens == 1
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 32])
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_size: int) -> None:
     """Mostly decode: short prompts of two lengths in one batch."""
     batch = list(islice(cycle(sorted(prompts, key=len)[:2]), batch_size))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -12,6 +13,8 @@ ENDINGS = {signal.SIGTERM, signal.SIGINT}
 
 def main(model: str, port: str, threads: str = "1") -> None:
     """Serve up to four requests at a time until SIGTERM or SIGINT."""
+    # Threads that wait for each other sleep early: spinning wastes the CPU time that others on the host need.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # There are no type stubs for it.
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()

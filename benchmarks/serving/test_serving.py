@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpus(1, fallback="cpu"), pytest.mark.backend_needs(tas
 
 #: Seconds from the first request to the last, and tokens of each answer. A minute or more, and as many tokens
 #: as your users read, make a benchmark of a real load.
-LOAD_S, NEW_TOKENS = 2.0, 16
+LOAD_S, NEW_TOKENS = 2.0, 8
 
 
 @pytest.mark.parametrize("request_rate", [1.0, 2.0, 4.0])

@@ -147,6 +147,20 @@ class Capabilities:
         return replace(self, **changed) if changed else self
 
 
+#: What inference engines have in common that schedule requests and shard a model by themselves. Each adds the
+#: rest of its row with ``dataclasses.replace``.
+SCHEDULING_ENGINE = Capabilities(
+    launch="backend",
+    data=True,
+    tensor=True,
+    pipeline=True,
+    gpu=True,
+    sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
+    batching=("continuous",),
+    prefix_cache="switched off, unless prefix_cache=True",
+)
+
+
 @dataclass(frozen=True)
 class RankContext:
     """The place of a rank in the world, and its devices.

@@ -123,6 +123,14 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
         if draft.model is not None and draft.kind == PROMPT_LOOKUP:
             raise BackendError(f"{backend}: speculative: {PROMPT_LOOKUP} has no model; leave it out")
 
+    def under_names(self, **names: str) -> dict[str, dict[str, Any]]:
+        """Return what each of these options sets in a library that only calls it otherwise.
+
+        Options that were not given are left out.
+        """
+        values = {name: getattr(self, name) for name in names}
+        return {name: {names[name]: value} for name, value in values.items() if value is not None}
+
     @property
     def lora_rank(self) -> int:
         """Rank of the adapter in ``lora``."""
@@ -149,6 +157,10 @@ def combine_options(
             raise BackendError(f"{backend}: {name} sets {', '.join(twice)} as well; give one of them")
     return {**{key: value for keywords in common.values() for key, value in keywords.items()}, **passed}
 
+
+#: Why a backend refuses options of its library that choose devices, or the model: the plugin sets them.
+DEVICES = "the devices are those of the test; use the marks gpus and parallel"
+SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
 
 #: Why a backend refuses ``prefix_cache``.
 NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"

@@ -11,16 +11,24 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.base import (
+    SCHEDULING_ENGINE,
+    SHARDS_ONLY,
+    BackendSpec,
+    BackendWorker,
+    RankContext,
+)
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
+    DEVICES,
     DRAFT_MODEL,
     PREFIXES_REUSED,
     PROMPT_LOOKUP,
+    SOURCE,
     CommonOptions,
     Speculative,
     check_engine_options,
@@ -49,19 +57,12 @@ SPEC = BackendSpec(
     install="pip install sglang into a separate environment, and name its Python: "
     "--energy-python=sglang=PATH",
     reads="directory",
-    capabilities=Capabilities(
-        launch="backend",
+    capabilities=replace(
+        SCHEDULING_ENGINE,
         replicas="backend",
-        data=True,
-        tensor=True,
-        pipeline=True,
         cpu=False,
-        gpu=True,
         options=tuple(COMMON_OPTIONS),
         passes="sglang.srt.server_args.ServerArgs",
-        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
-        batching=("continuous",),
-        prefix_cache="switched off, unless prefix_cache=True",
         reasons={
             "sampling": "SGLang has no beams",
             "cpu": "the wheel on PyPI is for CUDA",
@@ -101,9 +102,6 @@ SCHEDULER_TITLE = re.compile(
 #: Name of the adapter of the load option ``lora``.
 ADAPTER = "adapter"
 
-DEVICES = "the devices are those of the test; use the marks gpus and parallel"
-SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
-
 #: Fields of ``ServerArgs`` that this backend sets, with the reason.
 RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("model_path", "tokenizer_path", "skip_tokenizer_init", "revision"), SOURCE),
@@ -138,12 +136,13 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
 
 def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     """Return what each common option sets in ``ServerArgs``."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("dtype", "quantization", "kv_cache_dtype"):
-        if getattr(common, name) is not None:
-            found[name] = {name: getattr(common, name)}
-    if common.attention is not None:
-        found["attention"] = {"attention_backend": common.attention}
+    found = common.under_names(
+        dtype="dtype",
+        quantization="quantization",
+        kv_cache_dtype="kv_cache_dtype",
+        attention="attention_backend",
+        compile="enable_torch_compile",
+    )
     if common.chunked_prefill is False:
         found["chunked_prefill"] = {"chunked_prefill_size": -1}
     elif common.chunked_prefill not in (None, True):
@@ -154,8 +153,6 @@ def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
         found["lora"] = {"lora_paths": {ADAPTER: common.lora}}
     if isinstance(common.compile, str):
         raise BackendError("sglang: compile is True or False; SGLang has no modes of compilation")
-    if common.compile is not None:
-        found["compile"] = {"enable_torch_compile": common.compile}
     return found
 
 
@@ -314,10 +311,8 @@ class SglangBackend:
             "ignore_eos": params.ignore_eos,
             "stop_token_ids": list(params.stop_token_ids),
             "temperature": 0.0,
+            **params.drawn,
         }
-        if params.do_sample:
-            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
-            shared = {**shared, **drawn}
         seeds = [
             {"sampling_seed": params.seed + number} if params.do_sample else {} for number in range(len(ids))
         ]

@@ -155,6 +155,12 @@ class GenerationParams(Params, frozen=True):
         values = {name: getattr(self, name) for name in EXTRA_PARAMS}
         return {name: value for name, value in values.items() if value != neutral[name]}
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """``temperature``, ``top_p`` and ``top_k`` by name; empty for greedy decoding."""
+        names = ("temperature", "top_p", "top_k") if self.do_sample else ()
+        return {name: getattr(self, name) for name in names}
+
     def primitives(self) -> dict[str, Primitive]:
         """Return the parameters as recorded, those in ``EXTRA_PARAMS`` only if they have an effect."""
         extras = self.extras

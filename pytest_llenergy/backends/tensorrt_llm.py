@@ -11,17 +11,25 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.base import (
+    SCHEDULING_ENGINE,
+    SHARDS_ONLY,
+    BackendSpec,
+    BackendWorker,
+    RankContext,
+)
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
+    DEVICES,
     DRAFT_MODEL,
     PREFIXES_REUSED,
     PROMPT_LOOKUP,
+    SOURCE,
     CommonOptions,
     Speculative,
     check_engine_options,
@@ -49,22 +57,14 @@ SPEC = BackendSpec(
     install="install it as https://nvidia.github.io/TensorRT-LLM/installation/ says, in a separate "
     "environment, and name its Python: --energy-python=tensorrt-llm=PATH",
     reads="directory",
-    capabilities=Capabilities(
-        launch="backend",
-        replicas="plugin",
-        data=True,
-        tensor=True,
-        pipeline=True,
+    capabilities=replace(
+        SCHEDULING_ENGINE,
         cpu=False,
-        gpu=True,
         options=(
             *("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "speculative", "prefix_cache"),
             *("compile", "free_gpu_memory_fraction"),
         ),
         passes="tensorrt_llm.llmapi.TorchLlmArgs",
-        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
-        batching=("continuous",),
-        prefix_cache="switched off, unless prefix_cache=True",
         timestamps="token",
         exact=True,
         clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
@@ -102,10 +102,6 @@ IN_PROCESS = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
 
 #: Open MPI's variables of each process: its rank and the world size.
 MPI_RANK, MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
-
-
-DEVICES = "the devices are those of the test; use the marks gpus and parallel"
-SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
 
 #: Fields of ``TorchLlmArgs`` that this backend sets, with the reason.
 RESERVED: Mapping[str, str] = {
@@ -148,11 +144,7 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
 
 def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     """Return what each common option sets in ``TorchLlmArgs``, apart from its cache."""
-    found: dict[str, dict[str, Any]] = {}
-    if common.dtype is not None:
-        found["dtype"] = {"dtype": common.dtype}
-    if common.attention is not None:
-        found["attention"] = {"attn_backend": common.attention}
+    found = common.under_names(dtype="dtype", attention="attn_backend")
     if common.chunked_prefill is not None:
         found["chunked_prefill"] = {"enable_chunked_prefill": bool(common.chunked_prefill)}
         if not isinstance(common.chunked_prefill, bool):
@@ -312,9 +304,6 @@ class TensorRtLlmBackend:
 
         ids = encode_prompts("tensorrt-llm", self._tokenizer, prompts)
         ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._ends)})
-        drawn: dict[str, Any] = {"top_k": 1}
-        if params.do_sample:
-            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
         sampling = [
             SamplingParams(
                 max_tokens=params.max_new_tokens,
@@ -326,7 +315,7 @@ class TensorRtLlmBackend:
                 detokenize=False,
                 return_perf_metrics=True,
                 **params.extras,
-                **drawn,
+                **(params.drawn or {"top_k": 1}),
             )
             for number in range(len(ids))
         ]

@@ -35,7 +35,8 @@ from pytest_llenergy.meters.window_arithmetic import (
     energy_between,
     energy_between_readings,
 )
-from pytest_llenergy.model.record import Flag, Phase, Round, ServedRequests, TokenGaps, Tokens
+from pytest_llenergy.model.record import Flag, Phase, Round, Tokens
+from pytest_llenergy.model.served import ServedRequests, TokenGaps
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
 #: Relative standard uncertainty of the energy of a phase for which rounds are made long enough: half of what

@@ -54,7 +54,8 @@ from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.meters.trace import Series, Trace
 from pytest_llenergy.meters.uncertainty import Power
 from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round, Times
+from pytest_llenergy.model.power_trace import PowerTrace
+from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round, Times
 
 
 class MemoryAware(Workload, Protocol):

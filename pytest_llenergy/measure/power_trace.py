@@ -16,7 +16,8 @@ from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
+from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
+from pytest_llenergy.model.record import Round
 
 #: Largest number of steps of a domain; more could not be distinguished in a chart and would enlarge the
 #: report.

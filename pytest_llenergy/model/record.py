@@ -23,6 +23,8 @@ from pytest_llenergy.model.base import (
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.load_curve import LoadCurve
+from pytest_llenergy.model.power_trace import PowerTrace
+from pytest_llenergy.model.served import MaxLoad, ServedRequests
 
 Severity = Literal["note", "warning", "invalid"]
 
@@ -129,59 +131,6 @@ class Phase(StoredStruct, frozen=True):
     output_tokens: Count | None = None
 
 
-class TokenGaps(StoredStruct, frozen=True):
-    """Times between consecutive tokens of all requests of a round, as a histogram.
-
-    Tokens of one chunk have no gap between them.
-
-    Attributes:
-        gap_s: Each gap that occurred, ascending, to three significant digits and at best a microsecond. A
-            round of thousands of tokens then has a few hundred, with an error of 0.5 % at most.
-        count: How often each occurred.
-    """
-
-    gap_s: list[Number]
-    count: list[Count]
-
-
-class ServedRequests(StoredStruct, frozen=True):
-    """The requests of a served load in the order of sending, one list per field.
-
-    Attributes:
-        sent_s: Seconds from the start of the round.
-        time_to_first_token_s: Latency from sending a request to its first token.
-        end_to_end_latency_s: Latency from sending a request to its last token.
-        time_per_output_token_s: Time from the first token to the last, over the number of tokens after the
-            first; None for a request with one token.
-        token_gaps: None if the number of tokens in a chunk is unknown.
-        input_tokens: Tokens of the prompt, as the server counts them.
-        waited_s: Time for which a limit on requests in flight held a request back before it was sent.
-        cached_tokens: Tokens of the prompt found in the server's prefix cache; empty if it does not report
-            them.
-        failures: Why requests failed, one message each. These requests are in no other list.
-        good: Whether the request met every limit of the load's SLO; None without an SLO.
-    """
-
-    sent_s: list[Number]
-    time_to_first_token_s: list[Number]
-    end_to_end_latency_s: list[Number]
-    output_tokens: list[Count]
-    time_per_output_token_s: list[Number | None] = []
-    token_gaps: TokenGaps | None = None
-    input_tokens: list[Count] = []
-    waited_s: list[Number] = []
-    cached_tokens: list[Count] = []
-    failures: list[str] = []
-    good: list[bool] | None = None
-
-
-class MaxLoad(StoredStruct, frozen=True):
-    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
-
-    requests_per_s: Number
-    u_requests_per_s: Number
-
-
 class Tokens(StoredStruct, frozen=True, omit_defaults=True):
     """Token counts summed over requests: prompts without padding, outputs as produced.
 
@@ -254,41 +203,6 @@ class Window(StoredStruct, frozen=True):
     other_cpu_s: float | None = None
     flags: list[Flag] = []
     reason: str | None = None
-
-
-class DomainPower(StoredStruct, frozen=True):
-    """Power of one domain over time: ``power_w[i]`` is the mean from ``edges_s[i]`` to ``edges_s[i + 1]``.
-
-    Edges are seconds from the start of the round, negative before it. They include the start, 0, and the end
-    of the round, between which the integral is the energy of the round. The others are ticks of the counter,
-    thinned out if there are many. Power is that of the whole domain, also if its energy is attributed.
-    """
-
-    kind: EnergyKind
-    edges_s: list[float]
-    power_w: list[float]
-
-
-class PhaseSpan(StoredStruct, frozen=True):
-    """A phase of one iteration, in seconds from the start of the round."""
-
-    name: str
-    start_s: float
-    end_s: float
-
-
-class PowerTrace(StoredStruct, frozen=True):
-    """Power over time in one round, and right before and after it.
-
-    The round is the valid one of median energy, with its ``start_s`` (monotonic) and ``duration_s``.
-    ``spans`` are its phases in order, and empty if the backend does not report them or if there are too many
-    to draw.
-    """
-
-    start_s: float
-    duration_s: float
-    by_domain: dict[str, DomainPower]
-    spans: list[PhaseSpan] = []
 
 
 class MeterInfo(StoredStruct, frozen=True):

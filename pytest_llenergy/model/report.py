@@ -6,6 +6,7 @@ Files are read strictly; their JSON Schema is published.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, cast
 
@@ -68,6 +69,10 @@ class Report(StoredStruct, frozen=True):
 
 
 AnyReport = TypeVar("AnyReport", bound=Report)
+Decoded = TypeVar("Decoded")
+
+#: A column of served requests, as early reports call it: a list, unlike the metric of that name.
+_FORMER = re.compile(rb'"inter_token_latency_s":(?=\s*\[)')
 
 
 def encode_report(report: Report) -> bytes:
@@ -101,12 +106,23 @@ def decode_report(data: bytes, origin: str) -> Report:
 
 def _decode_as(kind: type[AnyReport], data: bytes, origin: str) -> AnyReport:
     try:
-        with pause_garbage_collection():
-            report = msgspec.json.decode(data, type=kind)
+        report = _decode_strictly(kind, data)
     except MALFORMED as error:
         raise _decode_error(data, origin, error) from None
     _check_version(report.schema_version, origin)
     return report
+
+
+def _decode_strictly(kind: type[Decoded], data: bytes) -> Decoded:
+    """Decode data of a type, also if it was written before a column got its name."""
+    with pause_garbage_collection():
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            renamed, count = _FORMER.subn(b'"time_per_output_token_s":', data)
+            if not count:
+                raise
+            return msgspec.json.decode(renamed, type=kind)
 
 
 def _decode_error(data: bytes, origin: str, error: Exception) -> ReportError:
@@ -268,8 +284,7 @@ def decode_paired_report(data: bytes, origin: str) -> PairedReport:
         raise ReportError(f"{origin}: a single report; name two to compare, or a file of llenergy ab")
     _check_version(msgspec.json.decode(data, type=_Header).schema_version, origin)
     try:
-        with pause_garbage_collection():
-            return msgspec.json.decode(data, type=PairedReport)
+        return _decode_strictly(PairedReport, data)
     except MALFORMED as error:
         raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.llama_cpp import SPEC, Answer, LlamaCppBackend
+from pytest_llenergy.backends.llama_cpp import SPEC
+from pytest_llenergy.backends.llama_cpp.backend import Answer, LlamaCppBackend
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -29,7 +30,7 @@ MEASURE = """
 import gc, os, psutil
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.llama_cpp import LlamaCppBackend
+from pytest_llenergy.backends.llama_cpp.backend import LlamaCppBackend
 from pytest_llenergy.backends.models import resolve_model
 for number in range(5):
     backend = LlamaCppBackend()

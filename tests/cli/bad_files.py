@@ -23,13 +23,14 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore
-from pytest_llenergy.model.record import ServedRequests, Terms, TokenGaps
+from pytest_llenergy.model.record import Terms
 from pytest_llenergy.model.report import (
     PairedReport,
     Session,
     encode_paired_report,
     encode_report,
 )
+from pytest_llenergy.model.served import ServedRequests, TokenGaps
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, report_of, scaled

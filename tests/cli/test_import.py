@@ -218,8 +218,8 @@ def test_reasons_say_what_replaces_a_key(tmp_path: Path, capsys: pytest.CaptureF
     assert convert(study, tmp_path) == 0
     errors = capsys.readouterr().err
     for line in (
-        "experiment_timeout_seconds = 600: pytest's own options: --energy-timeout, --maxfail",
-        "max_consecutive_failures = 3: pytest's own options: --energy-timeout, --maxfail",
+        "experiment_timeout_seconds = 600, study_execution.max_consecutive_failures = 3: pytest's own "
+        "options: --energy-timeout, --maxfail",
         "cycle_gap_seconds = 9: quiet gaps around each round (--energy-gap)",
         'experiment_order = "shuffle": tests run in file order',
         "skip_preflight = true: no counterpart",

@@ -19,7 +19,8 @@ from pytest_llenergy.measure.goodput import (
 )
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.model.load_curve import Slo, slo
-from pytest_llenergy.model.record import Flag, Round, ServedRequests, Tokens
+from pytest_llenergy.model.record import Flag, Round, Tokens
+from pytest_llenergy.model.served import ServedRequests
 
 FAMILY = (
     "goodput_requests_per_s",

@@ -13,7 +13,7 @@ from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.power_trace import MAX_SPANS, MAX_STEPS, median_round_index, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import DomainPower, PowerTrace
+from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 
 from ..compare.runs import SPOILED, round_of
 from ..meters.waves import MS, SHAPES, S, Sensor, Wave, domain, read_at

@@ -15,7 +15,8 @@ from pytest_llenergy.backends.load_phases import phase_spans
 from pytest_llenergy.measure.accounting import account_round, token_gaps
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.measure.round_statistics import percentile
-from pytest_llenergy.model.record import Flag, Round, TokenGaps
+from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.served import TokenGaps
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at

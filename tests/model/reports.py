@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from pytest_llenergy.model.environment import Board, Environment, Host, environment_key
+from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
 from pytest_llenergy.model.record import (
     BackendInfo,
     DomainEnergy,
-    DomainPower,
     Flag,
     MeterInfo,
     Metric,
     Parallel,
     Phase,
-    PhaseSpan,
-    PowerTrace,
     Procedure,
     RankInfo,
     Record,

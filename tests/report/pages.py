@@ -18,18 +18,8 @@ from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
-from pytest_llenergy.model.record import (
-    BackendInfo,
-    DomainPower,
-    Flag,
-    Phase,
-    PhaseSpan,
-    PowerTrace,
-    Record,
-    Round,
-    Tokens,
-    Window,
-)
+from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
+from pytest_llenergy.model.record import BackendInfo, Flag, Phase, Record, Round, Tokens, Window
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.trends import Trend, TrendPoint

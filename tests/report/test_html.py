@@ -15,17 +15,11 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
+from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 from pytest_llenergy.model.quantity import format_pair
-from pytest_llenergy.model.record import (
-    DomainPower,
-    PowerTrace,
-    Record,
-    Round,
-    ServedRequests,
-    Tokens,
-    Window,
-)
+from pytest_llenergy.model.record import Record, Round, Tokens, Window
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.served import ServedRequests
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
 from pytest_llenergy.report.html.comparison_charts import forest_plot

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llenergy.backends.engine_options import check_engine_options, list_keywords
+from pytest_llenergy.backends.engine_options import DEVICES, SOURCE, check_engine_options, list_keywords
 from pytest_llenergy.backends.transformers import SPEC
 
 #: A documented parameter: ``name (`type`, *optional*):`` at the indentation of its docstring.
 DOCUMENTED = re.compile(r"^ {12}(\w+) ?\(.*\):$", re.MULTILINE)
 
-DEVICES = "the devices are those of the test; use the marks gpus and parallel"
-SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
 ARGUMENT = "it is an argument of generate"
 DRAFTING = "it is part of the load option speculative"
 COUNTED = "outputs are counted as one sequence of tokens per prompt"

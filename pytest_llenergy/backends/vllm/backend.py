@@ -218,9 +218,6 @@ class VllmBackend:
                 f"vllm: a prompt of {longest} tokens and max_new_tokens={params.max_new_tokens} exceed "
                 f"max_model_len={self._max_model_len}; request fewer, or load with a larger max_model_len"
             )
-        drawn: dict[str, Any] = {"temperature": 0.0}
-        if params.do_sample:
-            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
         sampling = [
             SamplingParams(
                 max_tokens=params.max_new_tokens,
@@ -231,7 +228,7 @@ class VllmBackend:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
                 **params.extras,
-                **drawn,
+                **(params.drawn or {"temperature": 0.0}),
             )
             for number in range(len(ids))
         ]

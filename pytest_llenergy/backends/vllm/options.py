@@ -11,7 +11,9 @@ from pytest_llenergy.backends.base import DTYPES
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
+    DEVICES,
     PROMPT_LOOKUP,
+    SOURCE,
     CommonOptions,
     Speculative,
     check_engine_options,
@@ -31,8 +33,6 @@ CPU_ATTENTION = "CPU_ATTN"
 #: Ranks of adapters that vLLM reserves space for (``MaxLoRARanks`` of vllm/config/lora.py).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
-DEVICES = "the devices are those of the test; use the marks gpus and parallel"
-SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
 ARGUMENT = "its values are arguments of generate"
 
 #: Fields of ``vllm.EngineArgs`` that this backend sets, with the reason.
@@ -97,20 +97,19 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
 
 def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     """Return what each common option sets in ``vllm.EngineArgs``."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("dtype", "quantization", "kv_cache_dtype"):
-        if getattr(common, name) is not None:
-            found[name] = {name: getattr(common, name)}
-    if common.attention is not None:
-        found["attention"] = {"attention_backend": common.attention}
+    found = common.under_names(
+        dtype="dtype",
+        quantization="quantization",
+        kv_cache_dtype="kv_cache_dtype",
+        attention="attention_backend",
+        prefix_cache="enable_prefix_caching",
+    )
     if common.chunked_prefill is not None:
         found["chunked_prefill"] = {"enable_chunked_prefill": bool(common.chunked_prefill)}
         if not isinstance(common.chunked_prefill, bool):
             found["chunked_prefill"]["max_num_batched_tokens"] = common.chunked_prefill
     if common.speculative is not None:
         found["speculative"] = {"speculative_config": _speculative_config(common.speculative)}
-    if common.prefix_cache is not None:
-        found["prefix_cache"] = {"enable_prefix_caching": common.prefix_cache}
     if common.lora is not None:
         rank = next((each for each in LORA_RANKS if each >= common.lora_rank), LORA_RANKS[-1])
         found["lora"] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}

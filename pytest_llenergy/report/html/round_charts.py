@@ -10,8 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
+from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SideName
 from pytest_llenergy.report.html.cases import Case, OrderedRound
 from pytest_llenergy.report.html.labels import axis_unit
