@@ -165,7 +165,8 @@ def load_phases(
         for each in filter(None, (_read_first_turns(requests, due_ns), load)):
             lag = _describe_lag(each, is_capped=is_capped)
             if lag is not None and _overloads(each, is_short=short is not None):
-                return [], [Flag(name=SATURATED, severity="warning", detail=f"{lag}; lower the rate")]
+                detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
+                return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
             behind = behind or lag
     if short is not None:
         detail = f"{short}; or the rate is too high: {behind}" if behind is not None else short

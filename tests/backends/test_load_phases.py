@@ -151,7 +151,9 @@ class TestSaturation:
         _, (flag,) = load_phases(requests, None, 0, 10**15, due_ns, is_capped=True)
         assert flag.name == "saturated"
         assert "; time to first token from the time they were due " in flag.detail
-        assert flag.detail.endswith(", and up to 32 requests waiting or in flight; lower the rate")
+        assert flag.detail.endswith(
+            ", and up to 32 requests waiting or in flight; lower the rate or raise concurrency"
+        )
         assert "up to 32 requests in flight" in load_phases(requests, None, 0, 10**15)[1][0].detail
 
     def test_answers_of_unlike_length_in_flight_are_no_overload(self) -> None:

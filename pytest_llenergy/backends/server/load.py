@@ -131,7 +131,7 @@ class Endpoint:
         if hits:
             detail = (
                 f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
-                "switch the cache off when starting the server"
+                "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
             )
             return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
         if any(answer.cached_tokens is None for answer in answers):
