@@ -241,7 +241,8 @@ def _read_load(
     )
     took_s = sorted(done - due for due, done in zip(due_s, done_s, strict=True))[len(requests) // 10]
     name = "requests" if len(wholes) == len(requests) else "conversations"
-    return _Load(name, *zip(*wholes, strict=True), turns=len(requests) / len(wholes), took_s=took_s)
+    due, waits, done = zip(*wholes, strict=True)
+    return _Load(name, due, waits, done, turns=len(requests) / len(wholes), took_s=took_s)
 
 
 def _waits_rise(load: _Load) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -133,21 +134,28 @@ def render_simulated(
             yield f"| {slots} | {number} | {' | '.join(cells)} |"
 
 
+def unlike_turns(number: int, seed: int) -> list[int]:
+    """Return turns of conversations of unlike length, four on average."""
+    draw = random.Random(seed)
+    return [min(30, 1 + int(draw.expovariate(1 / 3.5))) for _ in range(number)]
+
+
 def render_talks(seeds: int) -> Iterator[str]:
     """Render the same for simulated conversations on four slots."""
     yield f"| turns | conversations | {' | '.join(f'{load:g}' for load in TALKED)} |"
     yield "|---:|---:|" + "---:|" * len(TALKED)
-    for turns in TURNS:
+    for turns in (*TURNS, None):
         for number in (32, 64, 128):
             cells = []
             for load in TALKED:
                 found = Counter[str]()
                 for seed in range(seeds):
-                    sent_s = arrivals_s(4, load / turns, number, seed)
-                    requests, due_ns, talks = split(conversing(4, sent_s, [turns] * number, THINK))
+                    each = [turns] * number if turns is not None else unlike_turns(number, seed)
+                    sent_s = arrivals_s(4, load * number / sum(each), number, seed)
+                    requests, due_ns, talks = split(conversing(4, sent_s, each, THINK))
                     found[verdict_of(load_phases(requests, None, 0, 1, due_ns, talks)[1])] += 1
                 cells.append(f"{found[SATURATED] / seeds:.0%}, {found[STEADY] / seeds:.0%}")
-            yield f"| {turns} | {number} | {' | '.join(cells)} |"
+            yield f"| {turns or '1 to 30'} | {number} | {' | '.join(cells)} |"
 
 
 def main(argv: Sequence[str]) -> int:
