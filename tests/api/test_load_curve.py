@@ -93,7 +93,10 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
 
 @pytest.mark.slow
 def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read_report: Read) -> None:
-    """The limit is far above the time of a request, and the highest rate far above any CPU's capacity."""
+    """The highest rate sends all requests at once, of which the last wait for several others on any CPU.
+
+    A busy host may be too unsteady for a maximum, which the curve then explains.
+    """
     pytest.importorskip("xllamacpp", reason="no module xllamacpp: pip install xllamacpp")
     quick.makepyfile(
         """
@@ -101,8 +104,8 @@ def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read
 
         def test_it(energy, backend):
             energy.max_load(
-                backend.serve, ["The capital of France is", "hello world"], slo=slo(ttft=3, attainment=0.9),
-                between=(0.1, 400), tolerance=1.0, num_requests=48, max_new_tokens=24, ignore_eos=True)
+                backend.serve, ["The capital of France is", "hello world"], slo=slo(ttft=1, attainment=0.7),
+                between=(0.5, 200), tolerance=1.0, num_requests=24, max_new_tokens=32, ignore_eos=True)
         """
     )
     quick.runpytest(*OPTIONS, f"--energy-server-command={llama()}").assert_outcomes(passed=1)
@@ -110,10 +113,14 @@ def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read
     assert record["backend"]["options"]["server"] == "llama.cpp"
     curve = record["load_curve"]
     found, above = curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]
-    assert 0.1 <= found < above <= 400
     results = {point["request_rate"]: point["within_slo"] for point in curve["points"]}
-    assert (results[found], results[above]) == (True, False)
-    assert record["metrics"]["slo_attainment"]["value"] >= 0.9
+    assert all(point["energy_per_output_token_j"] > 0 for point in curve["points"])
+    if found is None:
+        assert curve["reason"]
+    else:
+        assert 0.5 <= found < above <= 200
+        assert (results[found], results[above]) == (True, False)
+        assert record["metrics"]["max_load_requests_per_s"]["value"] == found
 
 
 def test_a_search_that_brackets_nothing_has_no_value(quick: pytest.Pytester, read_report: Read) -> None:
