@@ -94,7 +94,8 @@ def backend_of(what: str, work: Any, prompts: Any, params: Mapping[str, Any]) ->
         # A rate is that of conversations, so that its requests per second depend on their turns.
         raise PlanError(
             f"{what}: {talks} of {len(given)} prompts have follow_ups, needs requests of one turn, because "
-            "its rates are requests per second; measure conversations with energy(backend.serve, ...)"
+            "its rates are requests per second; parametrize the test by request_rate, which is that of "
+            "conversations in energy(backend.serve, ...)"
         )
     return handle
 

@@ -5,20 +5,24 @@ A load that the server cannot keep up with is never steady: its queue grows unti
 that joules and latencies depend on when the load ends. It is ``saturated``. A load that lasts only a few
 service times shows neither, and is a ``short-load``. Neither has phases.
 
-Of conversations, only the first turns are sent on a schedule. Follow-ups are sent when the answers before
-them have ended: the slower the server, the later they are sent, so that they never show that it fell behind.
+A conversation counts as a whole, from its first turn to its last token. Only first turns are sent on a
+schedule: the slower the server, the later it gets follow-ups, so that requests hardly show that it fell
+behind.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median
+from typing import TypeVar
 
 from pytest_llenergy.model.record import Flag, Severity
 from pytest_llenergy.model.timeline import RequestTimeline, Span
+
+T = TypeVar("T")
 
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"
@@ -39,31 +43,50 @@ RISE_Z, RISE_SHARE = 3.0, 0.25
 #: The same for the number of requests in flight, in standard deviations of a Poisson count.
 IN_FLIGHT_Z = 2.5
 
-#: Shortest steady state, in times that a request takes. In a closed loop as many requests are in flight from
-#: the start, so that fewer are enough.
+#: Shortest steady state, in times that a request or conversation takes. In a closed loop as many are in
+#: flight from the start, so that fewer are enough.
 OPEN_SERVICE_TIMES, CLOSED_SERVICE_TIMES = 3.0, 2.0
 
 
 @dataclass(frozen=True)
 class _Load:
-    """When each request was due, had its first token, and was done (s), in the order of sending."""
+    """Conversations in the order in which they were due; a request without follow-ups is one of one turn.
 
+    Attributes:
+        name: What they are, in the plural.
+        due_s: When each was to begin.
+        waits_s: Mean time to the first token of its turns.
+        done_s: When its last token came.
+        turns: Mean number of turns.
+        took_s: Time of a request, of which one in ten is shorter, so that waits in a queue hardly count.
+    """
+
+    name: str
     due_s: Sequence[float]
-    first_s: Sequence[float]
+    waits_s: Sequence[float]
     done_s: Sequence[float]
+    turns: float
+    took_s: float
 
     @property
     def third(self) -> int:
         return len(self.due_s) // 3
 
-    @property
-    def waits_s(self) -> list[float]:
-        """Time to the first token of each request."""
-        return [first - due for first, due in zip(self.first_s, self.due_s, strict=True)]
+    def settled(self) -> _Load:
+        """Return the conversations that were due after the first had ended.
+
+        Until then the server gets fewer requests than later, because follow-ups are yet to come.
+        """
+        if self.turns == 1:
+            return self
+        begin = bisect_left(self.due_s, min(self.done_s))
+        return replace(
+            self, due_s=self.due_s[begin:], waits_s=self.waits_s[begin:], done_s=self.done_s[begin:]
+        )
 
     @property
     def latencies_s(self) -> list[float]:
-        """Time to the last token of each request."""
+        """Time to the last token of each conversation."""
         return [done - due for done, due in zip(self.done_s, self.due_s, strict=True)]
 
     def rise_of(self, values_s: Sequence[float]) -> float:
@@ -75,23 +98,37 @@ class _Load:
         return rise_s / over_s if over_s > 0 else 0.0
 
     @property
+    def wait_rise(self) -> float:
+        """Rise of the time that a conversation waits for first tokens, in seconds for each second."""
+        return self.turns * self.rise_of(self.waits_s)
+
+    @property
     def asked_per_s(self) -> float:
         return (len(self.due_s) - 1) / (self.due_s[-1] - self.due_s[0])
 
     @property
     def achieved_per_s(self) -> float:
-        """Rate at which requests were done. Between first and last completion, their own time cancels."""
-        return (len(self.done_s) - 1) / max(max(self.done_s) - min(self.done_s), 1e-9)
+        """Rate at which they were done. Between first and last completion, their own time cancels.
+
+        Conversations on a slow server end together, long after the last has begun, because each waits for
+        the turns of the others. Their rate while others begin counts if it is lower.
+        """
+        done = sorted(self.done_s)
+        rate = (len(done) - 1) / max(done[-1] - done[0], 1e-9)
+        begun = len(done) - 1 - bisect_right(self.due_s, done[0])
+        if self.turns == 1 or begun < MIN_REQUESTS // 2:
+            return rate
+        return min(rate, self.asked_per_s * (bisect_right(done, self.due_s[-1]) - 1) / begun)
 
     @property
     def in_flight(self) -> list[int]:
-        """Earlier requests that were not yet done when each was due, from the first completion on."""
+        """Earlier ones that were not yet done when each was due, from the first completion on."""
         done = sorted(self.done_s)
         return [number - bisect_right(done, due) for number, due in enumerate(self.due_s) if due >= done[0]]
 
     @property
     def most_in_flight(self) -> int:
-        """Most requests at a time that were due and not yet done."""
+        """Most at a time that were due and not yet done."""
         done = sorted(self.done_s)
         return max(number - bisect_right(done, due) for number, due in enumerate(self.due_s, 1))
 
@@ -102,6 +139,7 @@ def load_phases(
     start_ns: int,
     end_ns: int,
     due_ns: Sequence[int | None] = (),
+    talks: Sequence[int] = (),
     *,
     is_capped: bool = False,
 ) -> tuple[list[Span], list[Flag]]:
@@ -114,28 +152,32 @@ def load_phases(
         end_ns: End of the load (monotonic nanoseconds).
         due_ns: When each request of an open loop was due, None for follow-ups; empty if all were sent on
             time.
+        talks: The number of the conversation of each request; empty if there are no follow-ups.
         is_capped: Whether the client limited the requests in flight of an open loop.
     """
-    load = _stamps(requests, due_ns)
+    load = _read_load(requests, due_ns, talks)
     if load is None:
         return [], [Flag(name=SHORT_LOAD, severity="note", detail="the times of the requests are unknown")]
-    short = _describe_shortness(load, requests, concurrency)
-    paced = _scheduled(requests, due_ns) if concurrency is None else None
+    steady = steady_span(requests, concurrency, talks)
+    short = _describe_shortness(load, steady, concurrency)
     behind = None
-    if paced is not None:
-        name = "requests" if len(paced.due_s) == len(requests) else "first turns"
-        behind = _describe_lag(paced, name, is_capped=is_capped)
-    if paced is not None and behind is not None and _overloads(paced, is_short=short is not None):
-        return [], [Flag(name=SATURATED, severity="warning", detail=f"{behind}; lower the rate")]
+    if concurrency is None:
+        for each in filter(None, (_read_first_turns(requests, due_ns), load)):
+            lag = _describe_lag(each, is_capped=is_capped)
+            if lag is not None and _overloads(each, is_short=short is not None):
+                detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
+                return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
+            behind = behind or lag
     if short is not None:
         detail = f"{short}; or the rate is too high: {behind}" if behind is not None else short
         severity: Severity = "warning" if behind is not None else "note"
         return [], [Flag(name=SHORT_LOAD, severity=severity, detail=detail)]
-    return phase_spans(requests, concurrency, start_ns, end_ns), []
+    return phase_spans(requests, concurrency, start_ns, end_ns, talks), []
 
 
-def _describe_lag(load: _Load, name: str, *, is_capped: bool) -> str | None:
-    """Return by how much the server fell behind the rate of ``name`` asked for; None if it kept up."""
+def _describe_lag(whole: _Load, *, is_capped: bool) -> str | None:
+    """Return by how much the server fell behind the rate asked for; None if it kept up."""
+    load = whole.settled()
     if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
@@ -145,13 +187,13 @@ def _describe_lag(load: _Load, name: str, *, is_capped: bool) -> str | None:
         (" from the time they were due", "waiting or in flight") if is_capped else ("", "in flight")
     )
     return (
-        f"asked for {load.asked_per_s:.3g} {name}/s, achieved {load.achieved_per_s:.3g}; time to first "
+        f"asked for {load.asked_per_s:.3g} {load.name}/s, achieved {load.achieved_per_s:.3g}; time to first "
         f"token{since} {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
-        f"{load.most_in_flight} {name} {where}"
+        f"{whole.most_in_flight} {load.name} {where}"
     )
 
 
-def _overloads(load: _Load, *, is_short: bool) -> bool:
+def _overloads(whole: _Load, *, is_short: bool) -> bool:
     """Return whether a load that the server fell behind has a growing queue.
 
     Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
@@ -159,43 +201,60 @@ def _overloads(load: _Load, *, is_short: bool) -> bool:
     loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
     (github.com/vllm-project/guidellm, its over-saturation constraint).
     """
-    if _waits_rise(load) or _in_flight_rises(load):
+    load = whole.settled()
+    if _waits_rise(load):
         return True
+    if kendall_z(load.latencies_s) <= RISE_Z:
+        # Unlike answers are in flight for unlike times: until the longest have ended, their number rises,
+        # and the last are done late, however fast the server is. But they do not take longer and longer.
+        return False
     far_behind = load.achieved_per_s < FAR_BEHIND * load.asked_per_s
-    rise = max(load.rise_of(load.waits_s), load.rise_of(load.latencies_s))
-    return far_behind and not is_short and rise > 1 / KEEPS_UP - 1
+    rise = max(load.wait_rise, load.rise_of(load.latencies_s))
+    return _in_flight_rises(whole) or (far_behind and not is_short and rise > 1 / KEEPS_UP - 1)
 
 
-def _scheduled(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
-    """Return the times of the requests that were sent on a schedule: all but follow-ups."""
-    if not due_ns:
-        return _stamps(requests, due_ns)
+def _read_first_turns(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
+    """Return the times of what was sent on a schedule, if follow-ups were not."""
+    if None not in due_ns:
+        return None
     pairs = [(each, due) for each, due in zip(requests, due_ns, strict=True) if due is not None]
-    return _stamps([each for each, _ in pairs], [due for _, due in pairs])
+    load = _read_load([each for each, _ in pairs], [due for _, due in pairs], ())
+    return None if load is None else replace(load, name="first turns")
 
 
-def _stamps(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
-    """Return the times of all requests; None if one is unknown. Follow-ups are due when they are sent."""
+def _read_load(
+    requests: Sequence[RequestTimeline], due_ns: Sequence[int | None], talks: Sequence[int]
+) -> _Load | None:
+    """Return the times of conversations; None if one is unknown. Follow-ups are due when they are sent."""
     sent = [each.start_ns for each in requests]
     if due_ns:
         sent = [start if due is None else due for start, due in zip(sent, due_ns, strict=True)]
     columns = sent, [each.first_token_ns for each in requests], [each.last_token_ns for each in requests]
-    known = [[time_ns / 1e9 for time_ns in column if time_ns is not None] for column in columns]
-    return _Load(*known) if requests and all(len(each) == len(requests) for each in known) else None
+    due_s, first_s, done_s = (
+        [time_ns / 1e9 for time_ns in column if time_ns is not None] for column in columns
+    )
+    if not requests or not len(due_s) == len(first_s) == len(done_s) == len(requests):
+        return None
+    wholes = sorted(
+        (rows[0][0], fmean(first - due for due, first, _ in rows), rows[-1][2])
+        for rows in _by_talk(list(zip(due_s, first_s, done_s, strict=True)), talks)
+    )
+    took_s = sorted(done - due for due, done in zip(due_s, done_s, strict=True))[len(requests) // 10]
+    name = "requests" if len(wholes) == len(requests) else "conversations"
+    due, waits, done = zip(*wholes, strict=True)
+    return _Load(name, due, waits, done, turns=len(requests) / len(wholes), took_s=took_s)
 
 
 def _waits_rise(load: _Load) -> bool:
     """Return whether the time to the first token rises through the load."""
     waits_s, third = load.waits_s, load.third
-    if load.rise_of(waits_s) <= 1 / KEEPS_UP - 1 or kendall_z(waits_s) <= RISE_Z:
+    if load.wait_rise <= 1 / KEEPS_UP - 1 or kendall_z(waits_s) <= RISE_Z:
         return False
-    # One in ten is shorter, so that the wait in the queue hardly counts.
-    took_s = sorted(load.latencies_s)[len(waits_s) // 10]
-    return min(waits_s[-third:]) - median(waits_s[:third]) > RISE_SHARE * took_s
+    return min(waits_s[-third:]) - median(waits_s[:third]) > RISE_SHARE * load.took_s
 
 
 def _in_flight_rises(load: _Load) -> bool:
-    """Return whether more and more requests are in flight.
+    """Return whether more and more requests or conversations are in flight.
 
     Of those that were sent after the first completion, the share by which their number grows with each is the
     share of the rate that is not achieved.
@@ -224,48 +283,66 @@ def kendall_z(values: Sequence[float]) -> float:
     return score / sqrt(n * (n - 1) * (2 * n + 5) / 18) if n > 1 else 0.0
 
 
-def _describe_shortness(
-    load: _Load, requests: Sequence[RequestTimeline], concurrency: int | None
-) -> str | None:
+def _describe_shortness(load: _Load, steady: tuple[int, int] | None, concurrency: int | None) -> str | None:
     """Return why a load is too short for a steady state; None if it is not."""
-    if concurrency is not None and concurrency > len(requests):
-        return f"{len(requests)} requests never fill {concurrency} places; send more"
-    steady = steady_span(requests, concurrency)
+    if concurrency is not None and concurrency > len(load.due_s):
+        return f"{len(load.due_s)} {load.name} never fill {concurrency} places; send more"
     lasts_s = (steady[1] - steady[0]) / 1e9 if steady is not None else 0.0
-    took_s = median(load.latencies_s)
+    # The mean over those that are in flight at a time, of which more are long.
+    took_s = sum(each**2 for each in load.latencies_s) / max(sum(load.latencies_s), 1e-9)
     times = OPEN_SERVICE_TIMES if concurrency is None else CLOSED_SERVICE_TIMES
     if steady is not None and lasts_s >= times * took_s:
         return None
     return (
-        f"the steady state lasts {lasts_s:.2g} s, and a request {took_s:.2g} s; send more requests, so "
-        f"that it lasts {times:g} times as long"
+        f"the steady state lasts {lasts_s:.2g} s, and a {load.name[:-1]} {took_s:.2g} s; send more "
+        f"{load.name}, so that it lasts {times:g} times as long"
     )
 
 
-def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) -> tuple[int, int] | None:
+def steady_span(
+    requests: Sequence[RequestTimeline], concurrency: int | None, talks: Sequence[int] = ()
+) -> tuple[int, int] | None:
     """Return start and end of the steady state (monotonic nanoseconds); None if there is no such time.
 
-    It ends when the last request is sent. In a closed loop it begins when ``concurrency`` requests have
-    produced their first token, as in ML.ENERGY's benchmark (github.com/ml-energy/benchmark,
-    mlenergy/llm/benchmark.py: from the first token of request B to that of request N - B, for N requests
-    queued at a server of batch size B). An open loop has no such number; there it begins when the first
-    request is done: with Poisson arrivals and equal service times the number in service is stationary from
-    then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue, 1993).
+    It ends when the last request is sent; of conversations, when the last one begins. In a closed loop it
+    begins when ``concurrency`` of them have produced their first token, as in ML.ENERGY's benchmark
+    (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py: from the first token of request B to that of
+    request N - B, for N requests queued at a server of batch size B). An open loop has no such number; there
+    it begins when the first is done: with Poisson arrivals and equal service times the number in service is
+    stationary from then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue,
+    1993).
     """
     stamps = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
-    sent = [start_ns for start_ns, _, _ in stamps if start_ns is not None]
-    first = sorted(first_ns for _, first_ns, _ in stamps if first_ns is not None)
-    done = [last_ns for _, _, last_ns in stamps if last_ns is not None]
-    if not requests or not len(sent) == len(first) == len(done) == len(requests):
+    known = [
+        (sent_ns, first_ns, last_ns)
+        for sent_ns, first_ns, last_ns in stamps
+        if sent_ns is not None and first_ns is not None and last_ns is not None
+    ]
+    wholes = _by_talk(known, talks) if len(known) == len(requests) else []
+    if len(wholes) < (concurrency or 1):
         return None
-    if concurrency is not None and concurrency > len(first):
-        return None
-    start_ns = min(done) if concurrency is None else first[concurrency - 1]
-    return (start_ns, max(sent)) if start_ns < max(sent) else None
+    begun_ns = max(rows[0][0] for rows in wholes)
+    if concurrency is None:
+        start_ns = min(rows[-1][2] for rows in wholes)
+    else:
+        start_ns = sorted(rows[0][1] for rows in wholes)[concurrency - 1]
+    return (start_ns, begun_ns) if start_ns < begun_ns else None
+
+
+def _by_talk(rows: Sequence[T], talks: Sequence[int]) -> list[list[T]]:
+    """Return the rows of each conversation, in their order."""
+    found: dict[int, list[T]] = {}
+    for talk, row in zip(talks or range(len(rows)), rows, strict=True):
+        found.setdefault(talk, []).append(row)
+    return list(found.values())
 
 
 def phase_spans(
-    requests: Sequence[RequestTimeline], concurrency: int | None, start_ns: int, end_ns: int
+    requests: Sequence[RequestTimeline],
+    concurrency: int | None,
+    start_ns: int,
+    end_ns: int,
+    talks: Sequence[int] = (),
 ) -> list[Span]:
     """Return ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
 
@@ -276,8 +353,9 @@ def phase_spans(
         concurrency: Requests in flight of a closed loop; None for an open loop.
         start_ns: Start of the load (monotonic nanoseconds).
         end_ns: End of the load (monotonic nanoseconds).
+        talks: The number of the conversation of each request; empty if there are no follow-ups.
     """
-    steady = steady_span(requests, concurrency)
+    steady = steady_span(requests, concurrency, talks)
     if steady is None:
         return []
     stamps = [stamp for request in requests for stamp in request.token_ns]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..backends.servers.start import queueing
+from ..backends.servers.start import llama, queueing
 
 pytest.importorskip("aiohttp")
 
@@ -89,6 +89,38 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
         r"LoadRun of \d+ loads, maximum load [\d.]+ request/s \([\d.]+ exceeds it\); Run of", text
     )
     assert re.search(r"test_it.*: maximum load [\d.]+ request/s \(.*SLO: TTFT <= 0.2 s for\s+90\s+%", text)
+
+
+@pytest.mark.slow
+def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read_report: Read) -> None:
+    """The highest rate sends all requests at once, of which the last wait for several others on any CPU.
+
+    A busy host may be too unsteady for a maximum, which the curve then explains.
+    """
+    pytest.importorskip("xllamacpp", reason="no module xllamacpp: pip install xllamacpp")
+    quick.makepyfile(
+        """
+        from pytest_llenergy import slo
+
+        def test_it(energy, backend):
+            energy.max_load(
+                backend.serve, ["The capital of France is", "hello world"], slo=slo(ttft=1, attainment=0.7),
+                between=(0.5, 200), tolerance=1.0, num_requests=24, max_new_tokens=32, ignore_eos=True)
+        """
+    )
+    quick.runpytest(*OPTIONS, f"--energy-server-command={llama()}").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["backend"]["options"]["server"] == "llama.cpp"
+    curve = record["load_curve"]
+    found, above = curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]
+    results = {point["request_rate"]: point["within_slo"] for point in curve["points"]}
+    assert all(point["energy_per_output_token_j"] > 0 for point in curve["points"])
+    if found is None:
+        assert curve["reason"]
+    else:
+        assert 0.5 <= found < above <= 200
+        assert (results[found], results[above]) == (True, False)
+        assert record["metrics"]["max_load_requests_per_s"]["value"] == found
 
 
 def test_a_search_that_brackets_nothing_has_no_value(quick: pytest.Pytester, read_report: Read) -> None:

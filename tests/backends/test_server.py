@@ -203,7 +203,7 @@ class TestFaults:
 
     def test_a_stream_that_breaks_off_fails_the_whole_load(self) -> None:
         with loaded(command=scripted(fault="drops")) as (backend, _):
-            with pytest.raises(BackendError, match=r"request 1 of 2: the stream broke off after 1 chunks \("):
+            with pytest.raises(BackendError, match=r"request 1 of 2: the stream broke off after 1 chunk \("):
                 generated(backend, ["a", "b"], max_new_tokens=4)
             with pytest.raises(BackendError, match="the stream broke off"):
                 served(backend, ["a"], concurrency=1, num_requests=3, max_new_tokens=4)

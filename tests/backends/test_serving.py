@@ -253,12 +253,12 @@ class TestStreams:
             (
                 stream((120, event("a"))),
                 BackendError,
-                "server: request 1 of 1: the stream broke off after 1 chunks (no [DONE])",
+                "server: request 1 of 1: the stream broke off after 1 chunk (no [DONE])",
             ),
             (
                 stream((120, event("a")), broke="Connection lost"),
                 BackendError,
-                "server: request 1 of 1: the stream broke off after 1 chunks (Connection lost)",
+                "server: request 1 of 1: the stream broke off after 1 chunk (Connection lost)",
             ),
             (
                 stream(status=0, broke="refused"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm serve`` for real, on the CPU, as a server: started, counted, loaded, its prefix cache told.
+"""``vllm serve`` for real, on the CPU, as a server: started, counted, loaded, its prefix cache told, chats.
 
 Needs the environment that ``LLENERGY_TEST_VLLM_PYTHON`` names, see ``tox -e vllm``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,13 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends import server
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.traffic import Request, synthetic
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
@@ -133,3 +138,87 @@ def test_hits_in_the_prefix_cache_are_told(plain: LoadedRanks) -> None:
     assert [(flag.name, flag.severity) for flag in timeline.flags] == [("prefix-cache", "invalid")]
     assert (allowed.cached_tokens or 0) >= 128
     assert without.flags == ()
+
+
+@pytest.fixture(scope="module")
+def chats() -> Iterator[ServerBackend]:
+    """A server with its prefix cache, in this process, so that texts can be read."""
+    backend = ServerBackend()
+    model = resolve_model(str(pretrained_path(resolve_model(None))))
+    backend.load(model, {"command": vllm_serve(), "timeout_s": TIMEOUT_S}, RankContext())
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(pretrained_path(resolve_model(None)))
+
+
+def chat(backend: ServerBackend, inputs: Sequence[str | Request], **params: Any) -> ServedLoad:
+    asked = {"concurrency": 1, "num_requests": len(inputs), "endpoint": "chat", "ignore_eos": True}
+    job = backend.prepare_serve(inputs, ServeParams.parse({**asked, "prefix_cache": True, **params}))
+    job.before_round()
+    return job.result(job.run())
+
+
+def templated(tokenizer: Any, *messages: tuple[str, str]) -> str:
+    said = [{"role": role, "content": text} for role, text in messages]
+    text: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+class TestChat:
+    """The chat endpoint with a real model, whose chat template Hugging Face applies as well."""
+
+    #: The second message is sent with the first one and its answer.
+    TALK = Request(
+        system="Answer in one sentence.",
+        prompt="Name three rivers of Europe. " * 40,
+        output_tokens=12,
+        follow_ups=(Request(prompt="Which of them is the longest?", output_tokens=5),),
+    )
+
+    def test_prompts_are_those_of_the_chat_template(self, chats: ServerBackend, tokenizer: Any) -> None:
+        made = chat(chats, [self.TALK])
+        told = [("system", self.TALK.system), ("user", self.TALK.prompt)]
+        more = [*told, ("assistant", made.texts[0]), ("user", "Which of them is the longest?")]
+        texts = [templated(tokenizer, *told), templated(tokenizer, *more)]
+        assert [each.input_tokens for each in made.requests] == [
+            len(tokenizer.encode(text)) for text in texts
+        ]
+        assert [each.output_tokens for each in made.requests] == [12, 5]
+        # The completions endpoint answers the same text with the same tokens.
+        plain = chat(chats, texts, endpoint="completions", max_new_tokens=12)
+        assert plain.token_ids[0] == made.token_ids[0]
+        assert plain.token_ids[1][:5] == made.token_ids[1]
+        assert made.texts[0] == tokenizer.decode(made.token_ids[0])
+
+    def test_every_token_has_its_time(self, chats: ServerBackend) -> None:
+        first, then = chat(chats, [self.TALK]).requests
+        for each in (first, then):
+            assert len(each.token_ns) == each.output_tokens
+            assert each.start_ns is not None
+            assert each.start_ns < each.token_ns[0] <= each.token_ns[-1] == each.last_token_ns
+        assert (then.start_ns or 0) > (first.last_token_ns or 0)
+
+    def test_a_follow_up_finds_its_history_in_the_cache(self, chats: ServerBackend) -> None:
+        """vLLM keeps whole blocks of tokens."""
+        first, then = (each.cached_tokens for each in chat(chats, [self.TALK]).requests)
+        assert first is not None
+        assert then is not None
+        assert then >= 128
+
+    def test_prompts_of_given_lengths_include_the_template(
+        self, chats: ServerBackend, tokenizer: Any
+    ) -> None:
+        traffic = synthetic(count=4, input_tokens=60, input_stdev=15, output_tokens=4, seed=3)
+        params = ServeParams.parse({"concurrency": 2, "num_requests": 4, "endpoint": "chat"})
+        job = chats.prepare_serve(traffic, params)
+        texts = [templated(tokenizer, ("user", each.prompt)) for each in job.requests]
+        asked = [each.input_tokens for each in traffic]
+        assert [len(tokenizer.encode(text)) for text in texts] == asked
+        assert len(set(asked)) > 1
+        made = job.result(job.run())
+        assert sorted(each.input_tokens for each in made.requests) == sorted(map(int, filter(None, asked)))

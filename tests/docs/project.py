@@ -46,6 +46,7 @@ PROGRAMS = {
 exec {sys.executable} {ROOT}/tests/backends/servers/scripted.py "$port" cached=prefix first=0.005
 """,
     "my-meter": "",
+    "vllm": "",
 }
 
 #: Reports, and the day of each.

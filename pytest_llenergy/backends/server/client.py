@@ -186,8 +186,9 @@ class Client:
 
 
 def _error_line(error: BaseException) -> str:
-    """Return an error in one line; some have no text."""
-    return (str(error) or type(error).__name__).splitlines()[0][:MAX_ERROR_CHARACTERS]
+    """Return an error in one line; some have no text, or that of a lower layer with a status of no answer."""
+    text = str(error).partition(": <TransferEncodingError")[0] or type(error).__name__
+    return text.splitlines()[0][:MAX_ERROR_CHARACTERS]
 
 
 def _tokens_from_usage(event: Mapping[str, Any]) -> int | None:

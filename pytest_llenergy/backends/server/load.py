@@ -44,6 +44,7 @@ class Exchange:
         input_tokens: Tokens that the prompt must have; None if that is not known ahead.
         due_ns: When it was to be sent; None in a closed loop and for follow-ups.
         ready_ns: When the client was able to send it, but for the limit on requests in flight.
+        talk: Number of its conversation.
     """
 
     stream: Stream
@@ -51,6 +52,7 @@ class Exchange:
     input_tokens: int | None = None
     due_ns: int | None = None
     ready_ns: int = 0
+    talk: int = 0
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Endpoint:
         if hits:
             detail = (
                 f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
-                "switch the cache off when starting the server"
+                "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
             )
             return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
         if any(answer.cached_tokens is None for answer in answers):
@@ -247,11 +249,11 @@ class LoadJob:
                 await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
             if self._failed > self.params.max_failures:
                 break
-            sent.append(asyncio.create_task(self._converse(request, due_ns, slots)))
+            sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
         return [exchange for made in await asyncio.gather(*sent) for exchange in made]
 
     async def _converse(
-        self, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
+        self, number: int, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
     ) -> list[Exchange]:
         """Send a request and its follow-ups, each after the answer before it; stop at one that fails."""
         ready_ns = time.monotonic_ns()
@@ -267,7 +269,8 @@ class LoadJob:
                 stream = await self.endpoint.client.stream(
                     body, self.encoder.path, self.params.request_timeout_s
                 )
-                made.append(Exchange(stream, self.encoder.output_tokens(turn), ready_ns=ready_ns))
+                tokens = self.encoder.output_tokens(turn)
+                made.append(Exchange(stream, tokens, ready_ns=ready_ns, talk=number))
                 if len(made) == 1:
                     made[0].due_ns = due_ns
                     made[0].input_tokens = None if turn.system else turn.input_tokens
@@ -310,6 +313,7 @@ class LoadJob:
             outcome.start_ns,
             outcome.end_ns,
             [exchange.due_ns for exchange, _ in answered],
+            [exchange.talk for exchange, _ in answered],
             is_capped=self.params.concurrency is not None,
         )
         return ServedLoad(

@@ -113,7 +113,8 @@ def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
             events.append(_Event(time_ns, text, has_text, ids, dialect.so_far(event), reason is not None))
     if stream.broke or not ended:
         why = stream.broke or "no [DONE]"
-        raise FailedRequestError(f"server: {name}: the stream broke off after {len(events)} chunks ({why})")
+        chunks = f"{len(events)} chunk{'s' if len(events) != 1 else ''}"
+        raise FailedRequestError(f"server: {name}: the stream broke off after {chunks} ({why})")
     return _build_answer(stream, events, usage, name)
 
 
