@@ -111,10 +111,11 @@ class Gating:
         self, record: Record, stored: StoredBaseline, collected: Sequence[pytest.Item]
     ) -> dict[str, str]:
         """Return the id that a test has in the baseline by its present id; empty without a match."""
-        if record.id in stored.records:
+        worker = worker_input_of(self._config)
+        # A test that each worker runs has a baseline for each, and a worker does not know those of the others.
+        if record.id in stored.records or worker.label:
             return {}
         if self._gone is None:
-            worker = worker_input_of(self._config)
             ids = {record_id(each.nodeid, label=worker.label, grouped=worker.grouped) for each in collected}
             self._gone = group_by_work(each for name, each in stored.records.items() if name not in ids)
         old = find_renamed(record, self._gone)

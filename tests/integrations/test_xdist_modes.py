@@ -199,7 +199,7 @@ class TestEach:
             "--energy-report", "--energy-compare=base.json", "-n2", "--dist=each"
         )
         assert {record["comparisons"][0]["verdict"] for record in read_report()["records"]} == {"new"}
-        result.stdout.fnmatch_lines(["in base.json but not in this run: test_it"])
+        result.stdout.fnmatch_lines(["in base.json but not compared: test_it (not in this run)"])
 
 
 class TestStopping:
