@@ -20,6 +20,7 @@ def test_a(energy):
 OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmup=0", "--energy-gap=0.05"]
 
 
+@pytest.mark.clock
 def test_higher_power_of_a_commit_is_found(project: Project) -> None:
     project.write("conftest.py", CONFTEST)
     project.write("work.py", "WATTS = 10\n")

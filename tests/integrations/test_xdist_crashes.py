@@ -11,7 +11,7 @@ from pytest_llenergy.report.store import read_report as load_report
 
 from .suites import Read
 
-pytestmark = pytest.mark.usefixtures("few_plugins")
+pytestmark = pytest.mark.usefixtures("few_plugins", "no_xdist")
 
 #: A plugin that ends the worker in the phase that the variable DIE names.
 HOOKS = """

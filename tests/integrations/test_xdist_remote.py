@@ -20,7 +20,7 @@ from pytest_llenergy.xdist import WorkerInput, whereabouts
 from .suites import Read
 from .test_xdist_modes import states, tables
 
-pytestmark = pytest.mark.usefixtures("few_plugins")
+pytestmark = pytest.mark.usefixtures("few_plugins", "no_xdist")
 
 SERVER = Path(execnet.__file__).parent / "script" / "socketserver.py"
 
