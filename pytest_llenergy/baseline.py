@@ -32,6 +32,8 @@ from pytest_llenergy.report.store import (
 )
 from pytest_llenergy.xdist import BaselineFile, worker_input_of
 
+NO_BASELINE = "no baseline was given (--energy-compare)"
+
 #: Beginning of the reason of a test that failed as expected.
 XFAIL = "xfail"
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from pytest_llenergy.baseline import StoredBaseline
+from pytest_llenergy.baseline import NO_BASELINE, StoredBaseline
 from pytest_llenergy.compare.comparison import incomplete_run_note
 from pytest_llenergy.compare.gate import explain_failure, list_void_gates
-from pytest_llenergy.gating import NO_BASELINE
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import count_tests

@@ -14,7 +14,7 @@ from functools import cached_property
 import msgspec
 import pytest
 
-from pytest_llenergy.baseline import StoredBaseline, baseline_of
+from pytest_llenergy.baseline import NO_BASELINE, StoredBaseline, baseline_of
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, compare_without_baseline
 from pytest_llenergy.compare.gate import Gate, common_rule, select_criteria
@@ -33,8 +33,6 @@ from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.xdist import record_id, worker_input_of
-
-NO_BASELINE = "no baseline was given (--energy-compare)"
 
 
 class Gating:
@@ -112,7 +110,7 @@ class Gating:
     ) -> dict[str, str]:
         """Return the id that a test has in the baseline by its present id; empty without a match."""
         worker = worker_input_of(self._config)
-        # A test that each worker runs has a baseline for each, and a worker does not know those of the others.
+        # A test that each worker runs has a baseline for each, and a worker knows only its own tests.
         if record.id in stored.records or worker.label:
             return {}
         if self._gone is None:

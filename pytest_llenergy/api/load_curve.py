@@ -26,9 +26,8 @@ from pytest_llenergy.measure.load_search import (
 )
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import percentile
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, MaxLoad, Slo
 from pytest_llenergy.model.record import Metric, Round
-from pytest_llenergy.model.served import MaxLoad
 from pytest_llenergy.progress import describe_step
 from pytest_llenergy.traffic.requests import Request
 

@@ -146,3 +146,10 @@ def describe_max_load(curve: LoadCurve) -> str:
         else f">= {found:.3g} request/s"
     )
     return f"maximum load {bound}" + (f"; {curve.reason}" if curve.reason else "")
+
+
+class MaxLoad(StoredStruct, frozen=True):
+    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
+
+    requests_per_s: Number
+    u_requests_per_s: Number

@@ -22,9 +22,9 @@ from pytest_llenergy.model.base import (
 )
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.load_curve import LoadCurve
+from pytest_llenergy.model.load_curve import LoadCurve, MaxLoad
 from pytest_llenergy.model.power_trace import PowerTrace
-from pytest_llenergy.model.served import MaxLoad, ServedRequests
+from pytest_llenergy.model.served import ServedRequests
 
 Severity = Literal["note", "warning", "invalid"]
 

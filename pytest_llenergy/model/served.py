@@ -50,10 +50,3 @@ class ServedRequests(StoredStruct, frozen=True):
     cached_tokens: list[Count] = []
     failures: list[str] = []
     good: list[bool] | None = None
-
-
-class MaxLoad(StoredStruct, frozen=True):
-    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
-
-    requests_per_s: Number
-    u_requests_per_s: Number

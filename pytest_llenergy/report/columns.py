@@ -11,7 +11,7 @@ from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import METRIC_NAMES, ROUND_METRICS, is_prefill_only
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Record, Window
 from pytest_llenergy.model.text import one_line, shorten
 
 #: Headings of metrics, if they differ from the name.
@@ -193,3 +193,13 @@ def _custom_metric(name: str) -> Callable[[Record], str]:
         return format_quantity(metric.value, metric.uncertainty_absolute, one_line(metric.unit))
 
     return cell
+
+
+def format_window_energy(window: Window) -> str:
+    """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
+    if window.energy_j is None:
+        return f"no joules: {window.reason}"
+    kinds = {part.kind for part in window.by_domain.values()}
+    label = "".join(f", joules {kind}" for kind in ("attributed", "estimated") if kind in kinds)
+    joules = format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
+    return f"{joules} in {window.duration_s:.3g} s{label}"

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import Column
+from pytest_llenergy.report.columns import Column, format_window_energy
 from pytest_llenergy.report.layout import Layout, has_values, record_labels, row_labels
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
 from pytest_llenergy.report.notes import list_notes, summary_flags
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
-from pytest_llenergy.report.terminal import format_window_energy
 from pytest_llenergy.report.verdicts import (
     GREEN_VERDICTS,
     format_change,

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.model.load_curve import LoadCurve
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import Record, Times, Window
+from pytest_llenergy.model.record import Record, Times
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
     one_line,
@@ -21,6 +20,7 @@ from pytest_llenergy.model.text import (
     shorten,
     strip_trailing_space,
 )
+from pytest_llenergy.report.columns import format_window_energy
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout, has_values, record_labels, row_labels
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, less_important_heads
 from pytest_llenergy.report.notes import SEVERITY_STYLES, list_notes, summary_flags
@@ -150,16 +150,6 @@ def _row_title(record: Record, labels: Mapping[str, str]) -> str:
     """Return the label of a row, which says if the test failed after it was measured."""
     label = labels[record.id]
     return f"{label} (failed)" if record.status == "failed" else label
-
-
-def format_window_energy(window: Window) -> str:
-    """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
-    if window.energy_j is None:
-        return f"no joules: {window.reason}"
-    kinds = {part.kind for part in window.by_domain.values()}
-    label = "".join(f", joules {kind}" for kind in ("attributed", "estimated") if kind in kinds)
-    joules = format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
-    return f"{joules} in {window.duration_s:.3g} s{label}"
 
 
 def _without_result(records: Sequence[Record]) -> list[Text]:

@@ -16,9 +16,9 @@ from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
+from pytest_llenergy.model.load_curve import MaxLoad
 from pytest_llenergy.model.record import Flag, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.served import MaxLoad
 
 from ..model.reports import HOST, REPORT
 from .runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of, scaled

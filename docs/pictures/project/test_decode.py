@@ -7,6 +7,7 @@ import pytest
 
 
 @pytest.mark.gpus(1, fallback="cpu")
+@pytest.mark.backend_options(dtype="float32")
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_decode(energy, backend, prompts, batch_size):
     run = energy(backend.generate, prompts[:batch_size], max_new_tokens=32)
