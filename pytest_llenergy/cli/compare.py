@@ -203,14 +203,14 @@ def print_comparison(
         more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
         remedy = suggest_remedy(warned, more)
         print_message(command, f"warning: {len(warned)} inconclusive; {remedy}")
-    lost = sum(each.verdict == "removed" and each.gated for each in comparisons)
+    lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
     if lost and compared.removed != "pass":
         how, remedy = (
             ("", "; --removed=warn accepts this") if compared.removed == "fail" else ("warning: ", "")
         )
         if not any(each.rule_applied for each in comparisons):
             remedy = "; nothing was compared"
-        print_message(command, f"{how}{count_tests(lost)} of the baseline removed{remedy}")
+        print_message(command, f"{how}{count_tests(len(lost))} of the baseline removed{remedy}")
     for line in list_void_gates(comparisons):
         print_message(command, line)
     new = {each.id for each in comparisons if each.verdict == "new"}

@@ -34,6 +34,9 @@ def check_outputs(comparison: Comparison, case: Case) -> Comparison:
     note = difference
     if note is None and improved and head.backend and head.backend.generation:
         note = explain_unchecked(base, head)
+    sides = [side for side, each in (("base", base), ("head", head)) if each.value_of(ACCURACY) is not None]
+    if note is None and len(sides) == 1:
+        note = f"only {sides[0]} has {ACCURACY}"
     return msgspec.structs.replace(comparison, notes=[*comparison.notes, *filter(None, [note])])
 
 
@@ -51,7 +54,9 @@ def explain_difference(base: Record, head: Record, least: float) -> str | None:
             return None
         return f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {least:g} × {scores[0]:.3g}"
     if explain_unchecked(base, head) is not None:
-        return None
+        # Otherwise a head that no longer scores its outputs would pass as a saving.
+        lost = scores[0] is not None and scores[1] is None and least > 0
+        return f"outputs not compared: only base has {ACCURACY}" if lost else None
     agreement = agreement_of(base.outputs, head.outputs)
     return f"{OUTPUTS_DIFFER}agreement {_below(agreement, least)} < {least:g}" if agreement < least else None
 

@@ -100,6 +100,20 @@ def test_scores_decide_if_both_sides_have_them() -> None:
     assert one(base, other).verdict == "not comparable"
 
 
+def test_lost_scores_are_no_improvement_unless_tokens_agree() -> None:
+    good = [1, 1, 1, 1, 0]
+    found = one(scored(generated(None), *good), generated(None, 0.8))
+    assert (found.verdict, found.differences) == (
+        "not comparable",
+        ["outputs not compared: only base has accuracy"],
+    )
+    assert one(scored(generated(None), *good), generated(None, 0.8), 0.0).verdict == "improved"
+    found = one(scored(generated(TOKENS), *good), generated(TOKENS, 0.8))
+    assert (found.verdict, found.notes) == ("improved", ["only base has accuracy"])
+    found = one(generated(TOKENS), scored(generated(TOKENS, 0.8), *good))
+    assert (found.verdict, found.notes) == ("improved", ["only head has accuracy"])
+
+
 @pytest.mark.parametrize(
     ("base", "head", "note"),
     [
