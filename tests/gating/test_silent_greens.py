@@ -357,6 +357,13 @@ class TestCompare:
                 0,
                 "warning: 1 test of the baseline removed",
             ),
+            (
+                [record_of(), OTHER],
+                [record_of()],
+                ["--fail-on=energy_j:5%", "--fail-on=duration_s:5%"],
+                5,
+                "1 test of the baseline removed",
+            ),
             ([record_of(), OTHER], [record_of()], ["--removed=pass"], 0, "1 removed"),
             ([record_of()], [record_of(status="skipped", reason="no GPU")], [], 5, "was skipped (no GPU)"),
             (
