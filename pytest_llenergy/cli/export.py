@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.export import ExportSide, export_report, list_omitted_metrics
+    from pytest_llenergy.export import DIRECTIONS, ExportSide, export_report, list_omitted_metrics
     from pytest_llenergy.model.report import PairedReport
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import (
@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
         sides = [ExportSide("", report)]
     omitted = list_omitted_metrics(sides, args.format)
     if omitted:
-        print_message("export", f"{args.format} leaves out {', '.join(omitted)}; csv has all metrics")
+        opposite = [name for name in DIRECTIONS if name != args.format]
+        directed = any("is better" in each for each in omitted)
+        where = f"csv has all metrics{f', {opposite[0]} those' if directed else ''}"
+        print_message("export", f"{args.format} leaves out {', '.join(omitted)}; {where}")
     text = export_report(sides, args.format)
     if args.output is None:
         print_data(text, end="")

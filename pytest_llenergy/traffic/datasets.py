@@ -258,7 +258,7 @@ def _csv_rows(label: str, text: str) -> Iterator[Row]:
     missing = [column for column in AZURE if column not in (table.fieldnames or ())]
     if missing:
         raise LLEnergyError(
-            f"{label}, line 1: no column {', '.join(missing)}; a trace has {', '.join(AZURE)}"
+            f"{label}, line 1: no column {', '.join(missing)}; needs the columns {', '.join(AZURE)}"
         )
     for line in table:
         where = f"{label}, line {table.line_num}"

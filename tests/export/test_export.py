@@ -324,8 +324,9 @@ class TestCustomMetrics:
         assert not less.keys() & more.keys()
         notes = [line.partition(" leaves out ")[2] for line in capsys.readouterr().err.splitlines()]
         assert notes == [
-            "overlap_joules (more is better); csv has all metrics",
-            "LATENCY (less is better), latency (less is better); csv has all metrics",
+            "overlap_joules (more is better); csv has all metrics, github-action-benchmark-bigger those",
+            "LATENCY (less is better), latency (less is better); csv has all metrics, "
+            "github-action-benchmark those",
         ]
 
     def test_csv_and_pytest_benchmark_have_unit_and_direction(self, report: Report) -> None:

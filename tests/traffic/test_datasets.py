@@ -158,7 +158,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("a,b\n1,2\n", "line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens; a trace has "),
+            ("a,b\n1,2\n", "line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens; needs "),
             (
                 "TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n",
                 "line 2: TIMESTAMP is 'soon', needs a form like 2023-11-16 18:15:46.68",
