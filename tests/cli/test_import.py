@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
         "transformers",
         "meta-llama/Llama-3.2-1B",
         1,
-        {"dtype": "bfloat16", "attention": "sdpa", "trust_remote_code": True},
+        {"dtype": "bfloat16", "attention": "sdpa"},
         {"max_new_tokens": 128, "seed": 42, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "do_sample": True},
     )
     (vllm,) = cases_of((tmp_path / "test_experiment_vllm.py").read_text())
@@ -134,22 +135,23 @@ def test_the_whole_suite_of_the_current_version(whole: list[tuple[Any, ...]]) ->
 
 
 @pytest.fixture
-def examples(whole: list[tuple[Any, ...]], tmp_path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the distinct cases of all examples by backend."""
+def examples(whole: list[tuple[Any, ...]], tmp_path: Path) -> list[tuple[Any, ...]]:
+    """Return the cases of all examples, those that differ in model or prompts alone once."""
     found = list(whole)
     for name in CASES:
         convert(STUDIES / f"{name}.yaml", tmp_path)
     for file in tmp_path.iterdir():
         found += cases_of(file.read_text())
-    distinct = {repr((case[0], *case[2:5])): case for case in found}
-    return {
-        name: [case for case in distinct.values() if case[0] == name]
-        for name in dict.fromkeys(case[0] for case in found)
-    }
+    distinct = {repr((case[0], case[0] == "transformers" and case[2], *case[3:5])): case for case in found}
+    return list(distinct.values())
+
+
+def distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({repr(each): each for each in values}.values())
 
 
 def test_no_backend_refuses_a_case_of_an_example(
-    examples: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
+    examples: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the checks that loading makes. Packages such as flash attention count as installed."""
     pytest.importorskip("transformers")
@@ -159,30 +161,32 @@ def test_no_backend_refuses_a_case_of_an_example(
 
     monkeypatch.setattr(transformers_options, "is_installed", lambda module: True)
     monkeypatch.syspath_prepend(STAND_INS)
-    specs = registry.load_backends()
-    for backend, cases in examples.items():
-        row = specs[backend].capabilities
-        for _, _, batch, options, params, *_ in cases:
-            assert row.unknown_options(options) == []
-            parsed = GenerationParams.parse(params)
-            row.refuse_params(backend, parsed)
-            if backend == "transformers":
-                transformers_options.LoadOptions.parse(options, on_cpu=False).check(parsed, batch)
-                passed = transformers_options.LoadOptions.not_ours(options)
-                sort_library_options(passed, LlamaConfig())
-            elif backend == "vllm":
-                _, passed = vllm_options.parse_options(options, on_cpu=False)
-                assert set(passed) <= set(KNOWN["vllm"])
+    parse = transformers_options.LoadOptions.parse
+    passed: list[dict[str, Any]] = []
+    for name, spec in registry.load_backends().items():
+        cases = [case for case in examples if case[0] == name]
+        for params in distinct(case[4] for case in cases):
+            spec.capabilities.refuse_params(name, GenerationParams.parse(params))
+        for options in distinct(case[3] for case in cases):
+            assert spec.capabilities.unknown_options(options) == []
+            if name == "transformers":
+                passed.append(transformers_options.LoadOptions.not_ours(options))
+            elif name == "vllm":
+                assert set(vllm_options.parse_options(options, on_cpu=False)[1]) <= set(KNOWN["vllm"])
             else:
-                common = tensorrt_llm.CommonOptions.parse(backend, options)
-                tensorrt_llm._engine_keywords(common, options)
-    for name in [each for each in sys.modules if each.partition(".")[0] == "tensorrt_llm"]:
-        monkeypatch.delitem(sys.modules, name)
+                tensorrt_llm._engine_keywords(tensorrt_llm.CommonOptions.parse(name, options), options)
+        if name == "transformers":
+            for _, _, batch, options, params, *_ in cases:
+                parse(options, on_cpu=False).check(GenerationParams.parse(params), batch)
+    for options in distinct(passed):
+        sort_library_options(options, LlamaConfig())
+    for module in [each for each in sys.modules if each.partition(".")[0] in ("tensorrt_llm", "words")]:
+        monkeypatch.delitem(sys.modules, module)
 
 
 @pytest.mark.skipif(not VLLM_PYTHON, reason="LLENERGY_TEST_VLLM_PYTHON names no Python with vLLM")
-def test_vllm_itself_takes_the_options_of_the_examples(examples: dict[str, list[tuple[Any, ...]]]) -> None:
-    options = [case[3] for case in examples["vllm"]]
+def test_vllm_itself_takes_the_options_of_the_examples(examples: list[tuple[Any, ...]]) -> None:
+    options = distinct(case[3] for case in examples if case[0] == "vllm")
     options += [{name: None} for name in KNOWN["vllm"]]
     code = (
         "import json, sys\n"
@@ -229,6 +233,8 @@ def convert_text(
         ("transformers", "batching_strategy: dynamic", "use the load option batching"),
         ("transformers", "use_cache: false", "generate always uses a key-value cache"),
         ("transformers", "device_map: balanced", "use the marks gpus and parallel"),
+        ("transformers", "trust_remote_code: true", "code that a model brings along is not run"),
+        ("vllm", "cache_implementation: static", "the cache of vllm is dynamic"),
         ("transformers", "no_such: 1", "has no option no_such"),
         ("transformers", "batch_size: 2, prompt_lookup_num_tokens: 3", "takes one prompt at a time"),
         ("vllm", "engine: {swap_space: 8}", "vLLM has no swap space any more"),
