@@ -205,7 +205,8 @@ def convert_keys(case: Case, keys: Iterable[Key], row: Capabilities, notes: Note
         if reason is not None:
             notes.add(key.path, key.value, reason)
     if case.options.get("quantization") == "8bit" and case.options.get("dtype") != "float16":
-        notes.add("dtype", case.options.get("dtype"), "with load_in_8bit, arithmetic is in float16")
+        if "dtype" in case.options:
+            notes.add("dtype", case.options["dtype"], "with load_in_8bit, arithmetic is in float16")
         case.options["dtype"] = "float16"
     if "compile" in case.options and case.backend == "transformers" and case.params.get("cache") != "static":
         notes.add("torch_compile", True, "carried over with a static cache, which compiling needs")

@@ -240,13 +240,17 @@ def _convert(
     batch = values["batch_size"] * values.get("data", 1) if backend == "transformers" else values["prompts"]
     case = Case(backend, values["model"], batch, params=_params(values, notes))
     if backend == "transformers":
-        notes.add("prompts", values["prompts"], "an iteration is one batch; --energy-rounds for more of them")
+        notes.add(
+            "prompts", values["prompts"], "an iteration is one batch; use --energy-rounds=N for more of them"
+        )
     if "dtype" in values:
         case.options["dtype"] = DTYPES.get(str(values["dtype"]), values["dtype"])
     case.degrees = {name: values[name] for name in DEGREES if values.get(name, 1) != 1}
     if "dataset" in values:
         notes.add(
-            "dataset", values["dataset"], "the built-in prompts, in turn; --energy-prompts=FILE for others"
+            "dataset",
+            values["dataset"],
+            "the built-in prompts, in turn; use --energy-prompts=FILE for others",
         )
     convert_keys(case, rest.values(), capabilities[backend], notes)
     reason = explain_refusal(case, capabilities[backend])
@@ -267,7 +271,7 @@ def _params(values: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
         return params
     if sampling["top_k"] in (0, -1):
         notes.add("top_k", sampling.pop("top_k"), "sampling from all tokens; the default of generate counts")
-    return {**params, **sampling, "do_sample": True}
+    return {**params, "do_sample": True, **sampling}
 
 
 def render_tests(study: Study, origin: str, fallback: str | None = None) -> str:

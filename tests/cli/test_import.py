@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends import registry, tensorrt_llm
+from pytest_llenergy.backends.engine_options import CommonOptions
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers import options as transformers_options
 from pytest_llenergy.backends.vllm import options as vllm_options
@@ -174,7 +175,7 @@ def test_no_backend_refuses_a_case_of_an_example(
             elif name == "vllm":
                 assert set(vllm_options.parse_options(options, on_cpu=False)[1]) <= set(KNOWN["vllm"])
             else:
-                tensorrt_llm._engine_keywords(tensorrt_llm.CommonOptions.parse(name, options), options)
+                tensorrt_llm._engine_keywords(CommonOptions.parse(name, options), options)
         if name == "transformers":
             for _, _, batch, options, params, *_ in cases:
                 parse(options, on_cpu=False).check(GenerationParams.parse(params), batch)
@@ -346,6 +347,7 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
         ("model: m\npytorch: {batch_size: many}\n", 'converted: batch_size = "many": needs a whole number'),
         ("model: m\nsweep: [1]\n", "sweep needs lists by key, and experiments a list of mappings"),
         ("model: m\nsampling: {temperature: 0.5, top_k: many}\n", "top_k is 'many', needs int"),
+        ("model: m\nsampling: {do_sample: maybe}\n", "do_sample is 'maybe', needs bool"),
         ("model: m\nsampling: {temperature: hot}\n", "temperature is 'hot', needs float"),
         ("model: m\nsampling: {top_p: 2}\n", "top_p is 2.0, needs more than 0 and at most 1"),
         ("model: m\nsampling: {temperature: .inf}\n", "temperature is inf, needs a plain number"),
