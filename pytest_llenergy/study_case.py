@@ -313,6 +313,8 @@ def _convert_for_transformers(
         return _add_option(case, name, "speculative", {"method": PROMPT_LOOKUP, "num_tokens": value}, row)
     if name == "prefix_cache" and value is True:
         return NO_PREFIX_CACHE
+    if name == "chunked_prefill" and value is True:
+        return "the load option chunked_prefill is the tokens of a step"
     if not (key.in_engine or key.sampling):
         return "no counterpart"
     return _add_option(case, key.name, name, value, row)

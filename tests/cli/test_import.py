@@ -225,6 +225,7 @@ def convert_text(
     [
         ("transformers", "kv_cache_dtype: int8", "leaves the last 128 tokens unquantised"),
         ("transformers", "prefix_cache: true", "computes each prompt anew"),
+        ("transformers", "enable_chunked_prefill: true", "chunked_prefill is the tokens of a step"),
         ("transformers", "presence_penalty: 0.5", "transformers takes num_beams, repetition_penalty, min_p"),
         ("transformers", "attn_implementation: paged", "the load option attention is one of sdpa, eager"),
         ("transformers", "torch_compile_mode: default", "needs torch_compile: true"),
