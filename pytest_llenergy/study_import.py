@@ -9,17 +9,16 @@ without a counterpart becomes a note with its value and the reason, never a gues
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import load_backends
-from pytest_llenergy.backends.tasks import EXTRA_PARAMS
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.study_case import Case, Key, Notes, convert_keys, explain_refusal
 
 #: Its engines, and what they are here.
 ENGINES = {
@@ -38,7 +37,7 @@ KEYS = {
         "prompts",
     ),
     **dict.fromkeys(("dataset", "dataset.name", "dataset.source", "task.dataset.source"), "dataset"),
-    **dict.fromkeys(("max_output_tokens", "task.max_output_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("max_output_tokens", "task.max_output_tokens", "max_tokens"), "max_new_tokens"),
     **dict.fromkeys(("random_seed", "task.random_seed"), "seed"),
     **dict.fromkeys(("precision", "fp_precision", "dtype"), "dtype"),
     **dict.fromkeys(("batch_size", "harness.batch_size", "llem_execution.batch_size"), "batch_size"),
@@ -49,7 +48,8 @@ KEYS = {
 }
 
 #: Sections whose keys count as if they stood one level higher.
-SECTIONS = ("engine.", "engine_params.", "sampling.", "sampling_params.", "decoder.")
+SAMPLING_SECTIONS = ("sampling.", "sampling_params.", "decoder.")
+SECTIONS = ("engine.", "engine_params.", *SAMPLING_SECTIONS)
 SAMPLING = ("temperature", "do_sample", "top_p", "top_k", "preset")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -63,71 +63,14 @@ DEFAULTS = {"prompts": 100, "max_new_tokens": 256, "seed": 42, "batch_size": 1, 
 COUNTS = ("prompts", "max_new_tokens", "seed", "batch_size")
 DEGREES = ("data", "tensor", "pipeline")
 
-#: Options of its generation that no backend here takes, although libraries have options without a list.
-GENERATION = ("cache_implementation", "early_stopping", "length_penalty", "no_repeat_ngram_size")
-
-#: Values that change nothing, so that a key without a counterpart needs no note: switched off, or neutral.
-NEUTRAL: dict[str, object] = {
-    **{"use_cache": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    **{"num_beams": 1, "n": 1, "device_map": "auto", "low_cpu_mem_usage": True},
-}
-
-#: Why a key has no counterpart, by the beginning of its path.
-REASONS = {
-    "dataset_order": (ORDER := "prompts come in the order of their file"),
-    "task.dataset.order": ORDER,
-    "max_input_tokens": (UNCUT := "prompts are not cut; give shorter ones"),
-    "task.max_input_tokens": UNCUT,
-    "warmup": (WARMUP := "warm-up ends when time and power have settled, or after --energy-warmup=N"),
-    "measurement.warmup": WARMUP,
-    "baseline": (BASELINE := "idle power is measured in the quiet gaps around each round"),
-    "measurement.baseline": BASELINE,
-    "energy": (METER := "--energy-meter chooses for a run"),
-    "measurement.energy_sampler": METER,
-    "measurement": "rounds are measured whole",
-    "timeseries": "the record has the power over one round",
-    "runners": (HERE := "tests run where pytest runs; --energy-python names other environments"),
-    "images": HERE,
-    "gpus": "--energy-gpus chooses for a run",
-    "execution.n_cycles": (CYCLES := "--energy-rounds=N, or llenergy ab for new processes"),
-    "study_execution.n_cycles": CYCLES,
-    **{
-        f"{section}.{key}": reason
-        for section in ("execution", "study_execution")
-        for key, reason in {
-            **dict.fromkeys(("experiment_order", "cycle_order", "shuffle_seed"), "tests run in file order"),
-            **dict.fromkeys(
-                ("experiment_gap_seconds", "cycle_gap_seconds"), "quiet gaps around each round (--energy-gap)"
-            ),
-            **dict.fromkeys(
-                ("experiment_timeout_seconds", "max_consecutive_failures"),
-                "pytest's own options: --energy-timeout, --maxfail",
-            ),
-        }.items()
-    },
-    "output": "--energy-report=FILE.json",
-    "output_dir": "--energy-report=FILE.json",
-    "lora": "no backend takes it from a study",
-    "tensorrt.build_cache": "TensorRT-LLM's PyTorch backend builds no engine",
-}
-
 #: Keys that describe the file.
 TITLES = ("name", "study_name", "config_name", "campaign_name", "schema_version", "version")
 
-#: Most experiments of a sweep.
-MAX_EXPERIMENTS = 100_000
+#: Most experiments of a sweep, and keys of all of them.
+MAX_EXPERIMENTS, MAX_KEYS = 100_000, 10_000_000
 
-
-@dataclass
-class Case:
-    """One experiment as a test: what a backend loads, and what it does with a batch of prompts."""
-
-    backend: str
-    model: str
-    batch: int
-    options: dict[str, Any] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
-    degrees: dict[str, int] = field(default_factory=dict)
+#: Most values of a file with its aliases in full, and sections within each other.
+MAX_VALUES, MAX_DEPTH = 10_000, 20
 
 
 @dataclass
@@ -137,23 +80,6 @@ class Study:
     title: str
     cases: list[Case]
     notes: list[str]
-
-
-class _Notes:
-    def __init__(self) -> None:
-        self._values: dict[str, dict[str, list[str]]] = {}
-
-    def add(self, path: str, value: object, reason: str) -> None:
-        values = self._values.setdefault(reason, {}).setdefault(path, [])
-        if json.dumps(value, default=str) not in values:
-            values.append(json.dumps(value, default=str))
-
-    def lines(self) -> list[str]:
-        """Return one line per reason, since many keys have the same."""
-        return [
-            ", ".join(f"{path} = {' | '.join(each)}" for path, each in values.items()) + f": {reason}"
-            for reason, values in self._values.items()
-        ]
 
 
 def convert_study(content: Any, name: str) -> Study:
@@ -173,29 +99,57 @@ def convert_study(content: Any, name: str) -> Study:
             f"{name} is a result of LLenergyMeasure: one total without rounds or uncertainty, which no "
             "report can hold; import its study, and measure again"
         )
-    notes = _Notes()
+    _check_size(content, name)
+    notes, refused = Notes(), Notes()
+    experiments: list[dict[str, Any]] = []
+    keys = 0
     try:
-        experiments = list(itertools.islice(_expand(content), MAX_EXPERIMENTS + 1))
+        for each in itertools.islice(_expand(content), MAX_EXPERIMENTS + 1):
+            experiments.append(each)
+            keys += len(each)
+            if keys > MAX_KEYS:
+                break
     except (AttributeError, TypeError, ValueError) as error:
         raise PlanError(
             f"{name}: sweep needs lists by key, and experiments a list of mappings ({error})"
         ) from None
+    if keys > MAX_KEYS:
+        raise PlanError(f"{name}: its experiments have more than {MAX_KEYS:,} keys; remove some axes")
     if len(experiments) > MAX_EXPERIMENTS:
         raise PlanError(f"{name}: its sweep has more than {MAX_EXPERIMENTS:,} experiments; remove some axes")
     found: dict[str, Case] = {}
     capabilities = {spec.name: spec.capabilities for spec in load_backends().values()}
     for experiment in experiments:
-        case = _convert(experiment, capabilities, notes)
+        case = _convert(experiment, capabilities, notes, refused)
         if case is not None:
             found.setdefault(repr(case), case)
     cases = list(found.values())
     if not cases:
-        reason = next(iter(notes.lines()), "it names no model")
+        reason = next(iter(refused.lines()), "it names no model")
         raise PlanError(f"{name} is no study of LLenergyMeasure that can be converted: {reason}")
     if len(cases) < len(experiments):
         notes.add("experiments", len(experiments), f"{len(cases)} distinct, without what has no counterpart")
     title = next((str(content[key]) for key in TITLES[:4] if key in content), PurePath(name).stem)
-    return Study(title, cases, notes.lines())
+    return Study(title, cases, [*refused.lines(), *notes.lines()])
+
+
+def _check_size(content: Any, name: str) -> None:
+    """Refuse aliases that contain themselves, or multiply, before anything follows them."""
+    found, count = [(content, 0)], 0
+    while found:
+        value, depth = found.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise PlanError(
+                f"{name} has more than {MAX_DEPTH} sections within each other; remove the innermost, or an "
+                "alias that contains itself"
+            )
+        if count > MAX_VALUES:
+            raise PlanError(
+                f"{name} has more than {MAX_VALUES:,} values with its aliases in full; remove some aliases"
+            )
+        if isinstance(value, (dict, list)):
+            found.extend((each, depth + 1) for each in (value.values() if isinstance(value, dict) else value))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -235,7 +189,8 @@ def _sweep(sweep: Mapping[str, Any], engine: str | None) -> Iterator[dict[str, A
             continue
         given = values if isinstance(values, list) else [values]
         if any(isinstance(each, dict) for each in given):
-            axes.append([variant for group in given for variant in _product(dict(_flatten(group or {})))])
+            variants = (variant for group in given for variant in _product(dict(_flatten(group or {}))))
+            axes.append(list(itertools.islice(variants, MAX_EXPERIMENTS + 1)))
         else:
             axes.append([{path: each} for each in given])
     for chosen in itertools.product(*axes):
@@ -248,97 +203,75 @@ def _product(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _convert(
-    experiment: Mapping[str, Any], capabilities: Mapping[str, Capabilities], notes: _Notes
+    experiment: Mapping[str, Any], capabilities: Mapping[str, Capabilities], notes: Notes, refused: Notes
 ) -> Case | None:
-    """Convert one experiment. Returns None, with a note, for an engine that has no backend here."""
+    """Convert one experiment. Returns None, with the reason in ``refused``, if that is not possible."""
     engine = next(
         (each for path, each in experiment.items() if KEYS.get(path) == "engine"), DEFAULTS["engine"]
     )
     if not isinstance(engine, str) or engine not in ENGINES:
-        notes.add("engine", engine, "no backend here")
+        refused.add("engine", engine, "no backend here")
         return None
     found: dict[str, Any] = {}
-    rest: dict[str, tuple[str, Any]] = {}
+    rest: dict[str, Key] = {}
     for path, value in experiment.items():
         owner, _, name = path.partition(".")
         if owner in ENGINES and ENGINES[owner] != ENGINES[engine]:
             continue
-        name = name if owner in ENGINES else path
+        name = inner = name if owner in ENGINES else path
         for section in SECTIONS:
             name = name.removeprefix(section)
         key = KEYS.get(name, name)
         if key in (*KEYS.values(), *SAMPLING):
             found[key] = value if value is not None else found.get(key)
         elif path not in TITLES:
-            rest[path] = (name, value)
+            sampling = inner.startswith(SAMPLING_SECTIONS)
+            rest[path] = Key(path, name, value, owner in ENGINES, sampling)
     values = {**DEFAULTS, **{key: each for key, each in found.items() if each is not None}}
     if not isinstance(values.get("model"), str):
-        notes.add("model", values.get("model"), "an experiment needs one")
+        refused.add("model", values.get("model"), "an experiment needs one")
         return None
     for key in (*COUNTS, *DEGREES):
         if type(values.get(key, 1)) is not int or values.get(key, 1) < (key != "seed"):
-            notes.add(key, values[key], "needs a whole number")
+            refused.add(key, values[key], "needs a whole number")
             return None
     backend = ENGINES[engine]
     # Its other engines get all prompts at once, and batch them by themselves.
     batch = values["batch_size"] * values.get("data", 1) if backend == "transformers" else values["prompts"]
     case = Case(backend, values["model"], batch, params=_params(values, notes))
     if backend == "transformers":
-        notes.add("prompts", values["prompts"], "an iteration is one batch; --energy-rounds for more of them")
+        notes.add(
+            "prompts", values["prompts"], "an iteration is one batch; use --energy-rounds=N for more of them"
+        )
     if "dtype" in values:
         case.options["dtype"] = DTYPES.get(str(values["dtype"]), values["dtype"])
     case.degrees = {name: values[name] for name in DEGREES if values.get(name, 1) != 1}
     if "dataset" in values:
         notes.add(
-            "dataset", values["dataset"], "the built-in prompts, in turn; --energy-prompts=FILE for others"
+            "dataset",
+            values["dataset"],
+            "the built-in prompts, in turn; use --energy-prompts=FILE for others",
         )
-    for path, (name, value) in rest.items():
-        _convert_option(case, path, name, value, capabilities[backend], notes)
+    convert_keys(case, rest.values(), capabilities[backend], notes)
+    reason = explain_refusal(case, capabilities[backend])
+    if reason is not None:
+        refused.add("model", case.model, reason)
+        return None
     return case
 
 
-def _params(values: Mapping[str, Any], notes: _Notes) -> dict[str, Any]:
+def _params(values: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     params: dict[str, Any] = {"max_new_tokens": values["max_new_tokens"], "seed": values["seed"]}
     preset = values.get("preset")
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and str(preset) not in PRESETS:
         notes.add("preset", preset, f"is none of {', '.join(PRESETS)}")
     sampling = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, **PRESETS.get(str(preset), {})}
     sampling |= {name: values[name] for name in SAMPLING if name in values and name != "preset"}
     if not sampling["temperature"] or sampling.get("do_sample") is False:
         return params
-    if not sampling["top_k"] or sampling["top_k"] < 0:
+    if sampling["top_k"] in (0, -1):
         notes.add("top_k", sampling.pop("top_k"), "sampling from all tokens; the default of generate counts")
-    return {**params, **sampling, "do_sample": True}
-
-
-def _convert_option(case: Case, path: str, name: str, value: Any, row: Capabilities, notes: _Notes) -> None:
-    """Make a load option or a parameter of a key, or a note."""
-    if value is None or value is False or value == {} or NEUTRAL.get(name, notes) == value:
-        return
-    if name == "cache_implementation" and value in ("static", "dynamic"):
-        case.params["cache"] = value
-        return
-    if name in row.sampling and name in EXTRA_PARAMS:
-        case.params[name] = value
-        return
-    if name in GENERATION:
-        notes.add(path, value, f"{case.backend} has no such option")
-        return
-    if name == "torch_compile":
-        name, value = "compile", "default" if value is True else value
-    reason = next((REASONS[each] for each in _prefixes(path) if each in REASONS), None)
-    in_engine = path.partition(".")[0] in ENGINES
-    if reason is None and in_engine and (name in row.options or (row.passes and "." not in name)):
-        case.options[name] = value
-        return
-    notes.add(
-        path, value, reason or (f"{case.backend} has no such option" if in_engine else "no counterpart")
-    )
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    parts = path.split(".")
-    yield from (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return {**params, "do_sample": True, **sampling}
 
 
 def render_tests(study: Study, origin: str, fallback: str | None = None) -> str:
@@ -389,6 +322,7 @@ def _names(cases: list[Case]) -> list[str]:
             if row.get(key) is not None
         ]
         name = "-".join(re.sub(r"[^A-Za-z0-9_.=+-]+", "_", part)[:40] for part in parts)
+        name = name or "defaults"
         names[name if name not in names else f"{name}-{len(names)}"] = None
     return list(names)
 

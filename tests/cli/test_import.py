@@ -9,15 +9,29 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends import registry, tensorrt_llm
+from pytest_llenergy.backends.engine_options import CommonOptions
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.transformers import options as transformers_options
+from pytest_llenergy.backends.vllm import options as vllm_options
 from pytest_llenergy.cli import main
+from pytest_llenergy.study_case import KNOWN
 
 pytest.importorskip("yaml")
 STUDIES = Path(__file__).with_name("llenergymeasure")
+REPOSITORY = Path(__file__).parents[2]
+STAND_INS = REPOSITORY / "tests" / "backends" / "stand_ins"
+VLLM_PYTHON = os.environ.get("LLENERGY_TEST_VLLM_PYTHON")
 
 #: Cases of each file, counted by hand from its axes; those that differ only in the number of prompts of
 #: transformers, or in an option that no backend has, are one case.
@@ -73,7 +87,7 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
         "transformers",
         "meta-llama/Llama-3.2-1B",
         1,
-        {"dtype": "bfloat16", "attn_implementation": "sdpa", "trust_remote_code": True},
+        {"dtype": "bfloat16", "attention": "sdpa"},
         {"max_new_tokens": 128, "seed": 42, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "do_sample": True},
     )
     (vllm,) = cases_of((tmp_path / "test_experiment_vllm.py").read_text())
@@ -84,7 +98,7 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
         "transformers",
         "meta-llama/Llama-3.2-1B",
         8,
-        {"dtype": "float32", "attn_implementation": "flash_attention_2"},
+        {"dtype": "float32", "attention": "flash_attention_2"},
         {"max_new_tokens": 128, "seed": 42},
     )
     parallel = (tmp_path / "test_pytorch_example.py").read_text()
@@ -92,21 +106,212 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     assert cases_of(parallel)[0][2] == 4 * 8, "each of its processes has a batch of 8"
 
 
-def test_the_whole_suite_of_the_current_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """Return the cases of the largest example."""
+    directory = tmp_path_factory.mktemp("whole")
+    assert convert(STUDIES / "example-study-full.yaml", directory) == 0
+    return cases_of((directory / "test_example_study_full.py").read_text())
+
+
+def test_the_whole_suite_of_the_current_version(whole: list[tuple[Any, ...]]) -> None:
     """Axes by engine, groups whose variants are alternatives, and listed experiments."""
-    assert convert(STUDIES / "example-study-full.yaml", tmp_path) == 0
-    cases = cases_of((tmp_path / "test_example_study_full.py").read_text())
-    assert {case[0] for case in cases} == {"transformers", "vllm", "tensorrt-llm"}
-    assert {case[2] for case in cases if case[0] == "transformers"} == {1, 4, 8, 16, 32}
-    assert {case[4].get("cache") for case in cases if case[0] == "transformers"} == {None, "static"}
-    assert {case[3].get("prompt_lookup_num_tokens") for case in cases} == {None, 3}
-    assert {case[4].get("num_beams") for case in cases} == {None, 4}, "beams are no option of loading"
-    assert not any("length_penalty" in case[3] or "num_beams" in case[3] for case in cases)
-    errors = capsys.readouterr().err
-    assert (
-        'transformers.cache_implementation = "offloaded_static" | "sliding_window": transformers has no'
-        in errors
+    assert {case[0] for case in whole} == {"transformers", "vllm", "tensorrt-llm"}
+    assert {case[2] for case in whole if case[0] == "transformers"} == {1, 4, 8, 16, 32}
+    assert {case[4].get("cache") for case in whole if case[0] == "transformers"} == {None, "static"}
+    assert [case[3]["speculative"] for case in whole if "speculative" in case[3]] == [
+        {"method": "prompt_lookup", "num_tokens": 3}
+    ]
+    assert {case[4].get("num_beams") for case in whole} == {None, 4}, "beams are no option of loading"
+    assert {case[3].get("quantization") for case in whole} == {None, "8bit", "nf4"}
+    assert {case[3].get("compile") for case in whole} == {
+        *(None, "default", "reduce-overhead", "max-autotune")
+    }
+    for option in ("enforce_eager", "chunked_prefill", "prefix_cache"):
+        assert {case[3].get(option) for case in whole if case[0] == "vllm"} == {None, True, False}
+    assert {case[3].get("free_gpu_memory_fraction") for case in whole} == {None, 0.9, 0.85}
+    assert {case[3].get("attention") for case in whole if case[0] == "vllm"} == {
+        *(None, "FLASH_ATTN", "FLASHINFER")
+    }
+
+
+@pytest.fixture
+def examples(whole: list[tuple[Any, ...]], tmp_path: Path) -> list[tuple[Any, ...]]:
+    """Return the cases of all examples, those that differ in model or prompts alone once."""
+    found = list(whole)
+    for name in CASES:
+        convert(STUDIES / f"{name}.yaml", tmp_path)
+    for file in tmp_path.iterdir():
+        found += cases_of(file.read_text())
+    distinct = {repr((case[0], case[0] == "transformers" and case[2], *case[3:5])): case for case in found}
+    return list(distinct.values())
+
+
+def distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({repr(each): each for each in values}.values())
+
+
+def test_no_backend_refuses_a_case_of_an_example(
+    examples: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the checks that loading makes. Packages such as flash attention count as installed."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+
+    from pytest_llenergy.backends.transformers.library_options import sort_library_options
+
+    monkeypatch.setattr(transformers_options, "is_installed", lambda module: True)
+    monkeypatch.syspath_prepend(STAND_INS)
+    parse = transformers_options.LoadOptions.parse
+    passed: list[dict[str, Any]] = []
+    for name, spec in registry.load_backends().items():
+        cases = [case for case in examples if case[0] == name]
+        for params in distinct(case[4] for case in cases):
+            spec.capabilities.refuse_params(name, GenerationParams.parse(params))
+        for options in distinct(case[3] for case in cases):
+            assert spec.capabilities.unknown_options(options) == []
+            if name == "transformers":
+                passed.append(transformers_options.LoadOptions.not_ours(options))
+            elif name == "vllm":
+                assert set(vllm_options.parse_options(options, on_cpu=False)[1]) <= set(KNOWN["vllm"])
+            else:
+                tensorrt_llm._engine_keywords(CommonOptions.parse(name, options), options)
+        if name == "transformers":
+            for _, _, batch, options, params, *_ in cases:
+                parse(options, on_cpu=False).check(GenerationParams.parse(params), batch)
+    for options in distinct(passed):
+        sort_library_options(options, LlamaConfig())
+    for module in [each for each in sys.modules if each.partition(".")[0] in ("tensorrt_llm", "words")]:
+        monkeypatch.delitem(sys.modules, module)
+
+
+@pytest.mark.skipif(not VLLM_PYTHON, reason="LLENERGY_TEST_VLLM_PYTHON names no Python with vLLM")
+def test_vllm_itself_takes_the_options_of_the_examples(examples: list[tuple[Any, ...]]) -> None:
+    options = distinct(case[3] for case in examples if case[0] == "vllm")
+    options += [{name: None} for name in KNOWN["vllm"]]
+    code = (
+        "import json, sys\n"
+        "from pytest_llenergy.backends.vllm.options import engine_keywords, parse_options\n"
+        "for options in json.load(sys.stdin):\n"
+        "    engine_keywords(*parse_options(options, on_cpu=False), on_cpu=False)\n"
     )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(
+        [str(VLLM_PYTHON), "-c", code], input=json.dumps(options), text=True, env=environment, check=True
+    )
+
+
+def test_known_options_of_transformers_are_its_own() -> None:
+    pytest.importorskip("transformers")
+    from transformers import PretrainedConfig
+
+    from pytest_llenergy.backends.transformers.library_options import sort_library_options
+
+    sort_library_options(dict.fromkeys(KNOWN["transformers"]), PretrainedConfig())
+
+
+def convert_text(
+    text: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Return the cases of a study, and what is printed about it."""
+    (directory / "s.yaml").write_text(text)
+    assert convert(directory / "s.yaml", directory) == 0
+    printed = capsys.readouterr().err.splitlines()
+    return cases_of((directory / "test_s.py").read_text()), [line.partition(".yaml: ")[2] for line in printed]
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "note"),
+    [
+        ("transformers", "kv_cache_dtype: int8", "leaves the last 128 tokens unquantised"),
+        ("transformers", "prefix_cache: true", "computes each prompt anew"),
+        ("transformers", "enable_chunked_prefill: true", "chunked_prefill is the tokens of a step"),
+        ("transformers", "presence_penalty: 0.5", "transformers takes num_beams, repetition_penalty, min_p"),
+        ("transformers", "attn_implementation: paged", "the load option attention is one of sdpa, eager"),
+        ("transformers", "torch_compile_mode: default", "needs torch_compile: true"),
+        ("transformers", "torch_compile_backend: onnxrt", "models are compiled with inductor"),
+        ("transformers", "load_in_4bit: true", "the backend has nf4"),
+        ("transformers", "bnb_4bit_use_double_quant: true", "bitsandbytes is used with its defaults"),
+        ("transformers", "batching_strategy: dynamic", "use the load option batching"),
+        ("transformers", "use_cache: false", "generate always uses a key-value cache"),
+        ("transformers", "device_map: balanced", "use the marks gpus and parallel"),
+        ("transformers", "trust_remote_code: true", "code that a model brings along is not run"),
+        ("vllm", "cache_implementation: static", "the cache of vllm is dynamic"),
+        ("transformers", "no_such: 1", "has no option no_such"),
+        ("transformers", "batch_size: 2, prompt_lookup_num_tokens: 3", "takes one prompt at a time"),
+        ("vllm", "engine: {swap_space: 8}", "vLLM has no swap space any more"),
+        ("vllm", "sampling: {min_tokens: 8}", "generate has no such argument"),
+        ("vllm", "engine: {tokenizer: a}", "use --energy-model or energy_model"),
+        ("tensorrt", "sampling: {return_perf_metrics: true}", "it is on, for timestamps"),
+        ("tensorrt", "kv_cache_config: {max_tokens: 9}", "prefix_cache and free_gpu_memory_fraction"),
+        ("tensorrt", "fast_build: true", "builds no engine"),
+        ("tensorrt", "quantization: fp8", "the checkpoint decides on quantisation"),
+    ],
+)
+def test_options_that_a_backend_refuses_become_notes(
+    engine: str, options: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((*_, carried, params),), notes = convert_text(
+        f"model: m\nengine: {engine}\n{engine}: {{{options}}}\n", tmp_path, capsys
+    )
+    assert carried == {}
+    assert set(params) == {"max_new_tokens", "seed", "temperature", "top_k", "top_p", "do_sample"}
+    assert any(note in line for line in notes), notes
+
+
+def test_false_is_a_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases, notes = convert_text(
+        "model: m\nbackend: vllm\nsweep:\n  vllm.enforce_eager: [true, false]\n"
+        "  vllm.enable_chunked_prefill: [true, false]\n",
+        tmp_path,
+        capsys,
+    )
+    assert [case[3] for case in cases] == [
+        {"enforce_eager": eager, "chunked_prefill": chunked}
+        for eager in (True, False)
+        for chunked in (True, False)
+    ]
+    assert "id='enforce_eager=False-chunked_prefill=False'" in (tmp_path / "test_s.py").read_text()
+    assert notes == []
+
+
+def test_a_case_of_defaults_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert_text("model: m\nbackend: vllm\nsweep:\n  vllm.max_model_len: [9, null]\n", tmp_path, capsys)
+    assert "id='defaults'" in (tmp_path / "test_s.py").read_text()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_eight_bits_multiply_in_float16(
+    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (case,), notes = convert_text(
+        f"model: m\nbackend: pytorch\npytorch: {{dtype: {dtype}, load_in_8bit: true}}\n", tmp_path, capsys
+    )
+    assert case[3] == {"dtype": "float16", "quantization": "8bit"}
+    told = 'dtype = "bfloat16": with load_in_8bit, arithmetic is in float16' in notes
+    assert told == (dtype == "bfloat16")
+
+
+def test_the_documented_counterparts_are_those_of_the_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each key of the table that becomes an option of pytest has a note that names the option."""
+    page = (REPOSITORY / "docs" / "coming-from.md").read_text().partition("|LLenergyMeasure key|")[2]
+    rows = re.findall(r"^\|(.*?)\|(.*)\|$", page.partition("|LLenergyMeasure figure|")[0], re.MULTILINE)
+    options = {
+        key.replace("*", "n_warmup"): re.findall(r"--energy-[a-z]+", counterpart)
+        for keys, counterpart in rows
+        for key in re.findall(r"`([\w.]+\*?)`", keys)
+    }
+    options = {key: given for key, given in options.items() if given and key not in ("engine", "task.model")}
+    assert len(options) >= 7
+    lines = [f"{key}: {json.dumps('x')}\n" for key in options]
+    _, notes = convert_text(f"model: m\nserving_mode: server\n{''.join(lines)}", tmp_path, capsys)
+    for key, given in options.items():
+        name = "dataset" if key == "task.dataset.source" else key
+        (note,) = [line for line in notes if f"{name} = " in line]
+        assert all(option in note for option in given), (key, note)
+    assert 'serving_mode = "server": use the backend server, and backend.serve in the test' in notes
 
 
 def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +322,7 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
         "name: small\nmodel: random:llama-tiny\nbackend: pytorch\nprecision: fp32\n"
         "n: 20\nmax_output_tokens: 5\n"
         "decoder: {preset: deterministic}\n"
+        "pytorch: {attn_implementation: eager, num_beams: 2, early_stopping: true, no_repeat_ngram_size: 3}\n"
         "sweep:\n  pytorch.batch_size: [1, 3]\n"
     )
     assert convert(study, quick.path, "--fallback=cpu") == 0
@@ -125,6 +331,7 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
     result.assert_outcomes(passed=2)
     records = json.loads((quick.path / "energy.json").read_text())["records"]
     assert {record["backend"]["dtype"] for record in records} == {"float32"}
+    assert {record["backend"]["options"]["attention"] for record in records} == {"eager"}
     assert [record["params"]["batch_size"] for record in records] == [1, 3]
     each = [record["rounds"][0] for record in records]
     assert [round_["requests"] / round_["iterations"] for round_ in each] == [1, 3]
@@ -140,6 +347,32 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
         ("name: x\n", "converted: model = null: an experiment needs one"),
         ("model: m\npytorch: {batch_size: many}\n", 'converted: batch_size = "many": needs a whole number'),
         ("model: m\nsweep: [1]\n", "sweep needs lists by key, and experiments a list of mappings"),
+        ("model: m\nsampling: {temperature: 0.5, top_k: many}\n", "top_k is 'many', needs int"),
+        ("model: m\nsampling: {do_sample: maybe}\n", "do_sample is 'maybe', needs bool"),
+        ("model: m\nsampling: {temperature: hot}\n", "temperature is 'hot', needs float"),
+        ("model: m\nsampling: {top_p: 2}\n", "top_p is 2.0, needs more than 0 and at most 1"),
+        ("model: m\nsampling: {temperature: .inf}\n", "temperature is inf, needs a plain number"),
+        (
+            "model: m\nsampling: {preset: [a]}\nbackend: vllm\nvllm: {max_model_len: 2020-01-01}\n",
+            "max_model_len is",
+        ),
+        ("model: m\nprecision: int3\n", "dtype is 'int3', needs one of auto, float32"),
+        ("model: m\npytorch: {pipeline_parallel_size: 2}\n", "layers on several GPUs are parallel"),
+        ("model: m\na: &a {b: *a}\n", "more than 20 sections within each other; remove"),
+        ("model: m\na: &a [*a]\n", "more than 20 sections within each other; remove"),
+        (
+            "model: m\nl0: &l0 [1, 2, 3, 4, 5, 6]\n"
+            + "".join(
+                f"l{i}: &l{i} {{{', '.join(f'{k}: *l{i - 1}' for k in 'abcdef')}}}\n" for i in range(1, 7)
+            ),
+            "has more than 10,000 values with its aliases in full; remove some aliases",
+        ),
+        (
+            "model: m\nsweep:\n  g:\n  - {"
+            + ", ".join(f"k{i}: [1, 2, 3, 4, 5, 6, 7, 8]" for i in range(9))
+            + "}\n",
+            "its sweep has more than 100,000 experiments; remove some axes",
+        ),
         (
             '{"total_energy_j": 1.0}',
             "is a result of LLenergyMeasure: one total without",
@@ -154,6 +387,13 @@ def test_what_cannot_be_read_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_notes_of_a_long_file_are_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = "".join(f"k{number}: {'x' * 500}\n" for number in range(2000))
+    _, notes = convert_text(f"model: m\nbackend: vllm\n{keys}", tmp_path, capsys)
+    assert len("".join(notes)) < 4000
+    assert notes[-1].endswith("1975 more: no counterpart")
 
 
 def test_a_file_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,9 +458,10 @@ def test_reasons_say_what_replaces_a_key(tmp_path: Path, capsys: pytest.CaptureF
     assert convert(study, tmp_path) == 0
     errors = capsys.readouterr().err
     for line in (
-        "experiment_timeout_seconds = 600, study_execution.max_consecutive_failures = 3: pytest's own "
-        "options: --energy-timeout, --maxfail",
-        "cycle_gap_seconds = 9: quiet gaps around each round (--energy-gap)",
+        "experiment_timeout_seconds = 600: use --energy-timeout=SECONDS",
+        "max_consecutive_failures = 3: use --maxfail=N of pytest",
+        "cycle_gap_seconds = 9: idle power is measured in the quiet gaps around each round; use "
+        "--energy-gap=SECONDS",
         'experiment_order = "shuffle": tests run in file order',
         "skip_preflight = true: no counterpart",
     ):

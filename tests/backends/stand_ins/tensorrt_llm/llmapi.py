@@ -41,6 +41,7 @@ class TorchLlmArgs:
             *("model", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code", "dtype"),
             *("tensor_parallel_size", "pipeline_parallel_size", "revision", "tokenizer_revision"),
             *("kv_cache_config", "max_seq_len", "max_num_tokens", "max_batch_size", "max_beam_width"),
+            *("max_input_len", "scheduler_config"),
             *("backend", "disable_overlap_scheduler", "cuda_graph_config", "attn_backend"),
             *("enable_chunked_prefill", "speculative_config", "torch_compile_config", "lora_config"),
         )
