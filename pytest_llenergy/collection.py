@@ -15,7 +15,7 @@ from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.interruption import RecordSender
 from pytest_llenergy.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
 from pytest_llenergy.recorder import draft_of, start_record
-from pytest_llenergy.session import lease_devices, lease_first, state_of
+from pytest_llenergy.session import gpu_settings_of, lease_devices, lease_first, state_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,
     ENERGY,
@@ -115,7 +115,7 @@ def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
 
 def check_collected_tests(session: pytest.Session) -> None:
     """Check tests whose marks come from parameters and hooks; send the controller the tests that measure."""
-    _remove_wrong_parallel(session.config, session.items)
+    _remove_wrong_marks(session.config, session.items)
     plans = [valid_plan_of(item) for item in session.items]
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
@@ -135,10 +135,11 @@ def check_collected_tests(session: pytest.Session) -> None:
     worker_input_of(session.config).send_tests(measured)
 
 
-def _remove_wrong_parallel(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Report a collection error for each test with a wrong ``parallel`` mark.
+def _remove_wrong_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Report a collection error for each test with a wrong ``parallel`` or ``gpu_settings`` mark.
 
-    It is not checked with the other marks of a function, since parameters and hooks may add ``gpus``.
+    They are not checked with the other marks of a function, since parameters and hooks may add ``gpus``, and
+    settings may name parameters.
     """
     # One error for all parameters of a function.
     errors: dict[tuple[str, str], None] = {}
@@ -148,6 +149,7 @@ def _remove_wrong_parallel(config: pytest.Config, items: list[pytest.Item]) -> N
             continue
         try:
             _check_parallel(item, plan)
+            gpu_settings_of(item, plan.gpu_settings)
         except PlanError as error:
             errors[item.nodeid.partition("[")[0], str(error)] = None
             # xdist would run the test in spite of the error.

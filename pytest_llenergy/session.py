@@ -45,7 +45,7 @@ from pytest_llenergy.errors import (
 from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.check_ahead import CounterCheck
 from pytest_llenergy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
-from pytest_llenergy.model.entry_points import LoadedEntryPoints, load_entry_points
+from pytest_llenergy.model.entry_points import LoadedEntryPoints, describe_error, load_entry_points
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.prompts import Prompts, default_prompts, load_prompts
 from pytest_llenergy.model.text import escape_surrogates
@@ -278,24 +278,36 @@ def call_spec_hook(
         error: Class of the error to raise.
 
     Raises:
-        LLEnergyError: A plugin returns something else. The error is an ``error`` that names the plugin.
+        LLEnergyError: A plugin fails or returns something else. The error is an ``error`` that names it.
     """
 
     def is_valid(answer: object) -> bool:
         return isinstance(answer, Sequence) and all(isinstance(spec, kind) for spec in answer)
 
-    answers = getattr(config.hook, hook)(config=config)
-    if all(map(is_valid, answers)):
-        return [spec for answer in answers for spec in answer]
+    try:
+        answers = getattr(config.hook, hook)(config=config)
+        if all(map(is_valid, answers)):
+            return [spec for answer in answers for spec in answer]
+        cause = ""
+    except Exception as raised:  # the code belongs to another package and may raise anything
+        cause = describe_error(raised)
     manager, faults = config.pluginmanager, []
-    # Results do not name their plugins, so call each plugin alone.
+    # Neither results nor errors name their plugins, so call each plugin alone.
     for plugin in manager.get_plugins():
         others = [other for other in manager.get_plugins() if other is not plugin]
-        alone = manager.subset_hook_caller(hook, others)(config=config)
+        try:
+            alone = manager.subset_hook_caller(hook, others)(config=config)
+        except Exception as raised:
+            faults.append(f"{manager.get_name(plugin)} raised {describe_error(raised)}")
+            continue
+        wanted = f"return a list of {kind.__name__}"
         faults += [
-            f"{manager.get_name(plugin)} returned {answer!r}" for answer in alone if not is_valid(answer)
+            f"{manager.get_name(plugin)} returned {answer!r}: {wanted}"
+            for answer in alone
+            if not is_valid(answer)
         ]
-    raise error(f"{hook} of {'; '.join(faults)}: return a list of {kind.__name__}")
+    # A hook may fail only once.
+    raise error(f"{hook} of {'; '.join(faults)}" if faults else f"{hook} raised {cause}")
 
 
 STATE = pytest.StashKey[RunState]()
@@ -335,7 +347,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     draft.request, draft.wanted_settings = request, plan_of(item).gpu_settings
     # An earlier attempt may have left them.
     draft.lease = draft.settings = None
-    settings, wanted_settings = state.settings, _settings_of(item, draft)
+    settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
     try:
         draft.in_process = draft.in_process or _runs_in_process(item)
         # Code in this process may run on any device that this process sees.
@@ -402,12 +414,17 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
         directory.close()
 
 
-def _settings_of(item: pytest.Item, draft: Draft) -> GpuSettings | None:
-    if draft.wanted_settings is None:
+def gpu_settings_of(item: pytest.Item, values: Mapping[str, object] | None) -> GpuSettings | None:
+    """Return the settings that a mark ``gpu_settings`` asks for, with the parameters of its test.
+
+    Raises:
+        PlanError: A value is invalid, or the test lacks the parameter that it names.
+    """
+    if values is None:
         return None
     callspec = getattr(item, "callspec", None)
     try:
-        return parse_settings(draft.wanted_settings, callspec.params if callspec is not None else {})
+        return parse_settings(values, callspec.params if callspec is not None else {})
     except PlanError as error:
         raise PlanError(f"@pytest.mark.gpu_settings: {error}") from None
 

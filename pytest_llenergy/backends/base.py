@@ -69,8 +69,8 @@ class Capabilities:
         changed_by: Fields that a load option overrides: option name, option value, then the new field values.
         reasons: For a field, why it has its value, and for ``options_NAME``, why it is no load option; added
             to messages about refused tests.
-        sources: For a field, how it is known: ``tested`` by this package's tests, or a URL or file of the
-            library.
+        sources: For a field or ``options_NAME``, how it is known: ``tested`` by this package's tests, ``this
+            adapter``, or a URL, class or file of the library.
         hardware: What the backend has been run on; None if not yet run.
     """
 

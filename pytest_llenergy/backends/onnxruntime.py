@@ -56,6 +56,9 @@ PLAIN_SEARCH: dict[str, Any] = {
 }
 
 
+_BUILDER = "onnxruntime_genai/models/builder.py, --precision with the provider cpu"
+
+
 def refuses(model: ModelSource) -> str | None:
     """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
     converts.
@@ -90,7 +93,7 @@ SPEC = BackendSpec(
             "options_quantization": "use precision, which names what its model builder makes",
             "options_kv_cache_dtype": "keys and values have the type that its model builder writes",
             "options_attention": "its model builder writes fused attention into the graph",
-            "options_chunked_prefill": "its generator takes a batch in one step",
+            "options_chunked_prefill": "not offered by this adapter, which sets chunk_size=0",
             "options_speculative": "its generator drafts no tokens",
             "options_prefix_cache": NO_PREFIX_CACHE,
             "options_lora": "not offered by this adapter; merge the adapter into the model",
@@ -104,7 +107,15 @@ SPEC = BackendSpec(
             "batching": "tested",
             "prefix_cache": "tested",
             "timestamps": "tested",
-            "options": "onnxruntime_genai/models/builder.py, --precision with the provider cpu",
+            "options": _BUILDER,
+            "passes": "tested",
+            **dict.fromkeys(
+                ("options_quantization", "options_kv_cache_dtype", "options_attention"), _BUILDER
+            ),
+            **dict.fromkeys(("sampling", "options_chunked_prefill", "options_lora"), "this adapter"),
+            "options_speculative": "onnxruntime_genai.Generator",
+            "options_prefix_cache": "tested",
+            "options_compile": "onnxruntime.SessionOptions (graph_optimization_level)",
         },
         hardware="CPU",
     ),

@@ -69,7 +69,8 @@ SPEC = BackendSpec(
         exact=True,
         clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
         reasons={
-            "options": "the checkpoint decides on quantisation; adapters need a lora_config",
+            "options_quantization": "the checkpoint decides it",
+            "options_lora": "not offered by this adapter; TensorRT-LLM needs a lora_config",
             "sampling": "beams need max_beam_width at loading, and are not offered",
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
             "placement": f"TensorRT-LLM {SHARDS_ONLY}",
@@ -86,6 +87,8 @@ SPEC = BackendSpec(
             "tensor": f"{REFERENCE_DOCS} (LLM, tensor_parallel_size)",
             "pipeline": f"{REFERENCE_DOCS} (LLM, pipeline_parallel_size)",
             "options": f"{REFERENCE_DOCS} (TorchLlmArgs, KvCacheConfig)",
+            "options_quantization": f"{REFERENCE_DOCS} (QuantConfig)",
+            "options_lora": f"{REFERENCE_DOCS} (LoraConfig)",
             "batching": REFERENCE_DOCS,
             "prefix_cache": f"{REFERENCE_DOCS} (KvCacheConfig, enable_block_reuse)",
             "timestamps": f"{REFERENCE_DOCS} (SamplingParams, return_perf_metrics)",

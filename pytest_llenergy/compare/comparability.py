@@ -323,7 +323,13 @@ def workload_differences(base: Record, head: Record) -> list[str]:
     differ = list_differences(*precisions) if all(precisions) else []
     if _raw_workload(base) == _raw_workload(head) and _batch(base) == _batch(head):
         return differ
-    return [*list_differences(workload_facts(base), workload_facts(head)), *differ]
+    before, after = workload_facts(base), workload_facts(head)
+    if all(precisions) and precisions[0]["precision.weights"] != precisions[1]["precision.weights"]:
+        # These say the same as what was loaded.
+        for facts in (before, after):
+            facts.pop("dtype", None)
+            facts.pop("options.dtype", None)
+    return [*list_differences(before, after), *differ]
 
 
 def _precision_facts(record: Record) -> dict[str, str]:

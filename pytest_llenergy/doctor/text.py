@@ -29,6 +29,9 @@ from pytest_llenergy.model.entry_points import BrokenEntryPoint
 UNKNOWN = "not stated"
 NEVER_RUN = "not run on hardware"
 
+#: How the reasons and sources of refused load options begin.
+REFUSED = "options_"
+
 INDENT = " " * 9
 
 
@@ -49,9 +52,17 @@ class Fact:
 
 
 def list_facts(row: Capabilities) -> Iterator[Fact]:
-    """List every capability that a test can require or a reader must know, in the order of the table."""
+    """List every capability that a test can require or a reader must know, in the order of the table.
+
+    The load options that are refused for a reason follow the others.
+    """
     for name, title, value in _values(row):
         yield Fact(name, title, value, row.reasons.get(name), row.sources.get(name, UNKNOWN))
+        if name == "options":
+            for refused, reason in row.reasons.items():
+                if refused.startswith(REFUSED):
+                    option = refused.removeprefix(REFUSED)
+                    yield Fact(refused, f"option {option}", "no", reason, row.sources.get(refused, UNKNOWN))
 
 
 def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:

@@ -43,12 +43,17 @@ def load_entry_points(group: str, kind: type[Plugin]) -> LoadedEntryPoints[Plugi
     return LoadedEntryPoints(plugins, tuple(broken))
 
 
+def describe_error(error: Exception) -> str:
+    """Return the class of an error and the first line of its message."""
+    message = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}{': ' if message else ''}{message}"
+
+
 def _load(point: EntryPoint, kind: type[Plugin]) -> tuple[Plugin | None, str]:
     try:
         plugin = point.load()
     except Exception as error:  # the module belongs to another package and may raise anything
-        message = str(error).strip().partition("\n")[0]
-        return None, f"cannot be loaded ({type(error).__name__}{': ' if message else ''}{message})"
+        return None, f"cannot be loaded ({describe_error(error)})"
     if isinstance(plugin, kind):
         return plugin, ""
     return None, f"is a {type(plugin).__name__}, not a {kind.__name__}"

@@ -167,6 +167,12 @@ def check_names(config: pytest.Config, state: RunState) -> None:
             for spec in select_backends([name for name, _ in settings.python], backends):
                 # Raises if the interpreter cannot be used. A missing module only skips tests.
                 spec.explain_unavailable()
+    with naming_option(config, "server_command", "server: "):
+        for name in set(settings.backend) - set(backends):
+            if any(command.startswith(f"{name}=") for _, command in settings.server_command):
+                raise LLEnergyError(
+                    f"{name!r} is no valid name for a server; use letters, digits, _ and -, a letter first"
+                )
     with naming_option(config, "backend"):
         selected = select_backends(settings.backend, backends)
         for reason in [spec.explain_unavailable() for spec in selected if settings.backend]:

@@ -125,6 +125,8 @@ def gpus(text: str) -> str:
 def server_command(text: str) -> tuple[str, str]:
     """Parse ``NAME=COMMAND``, or a command alone, whose name is ``server``."""
     named = re.match(r"([A-Za-z][\w-]*)=\s*(?=\S)", text.strip())
+    if re.fullmatch(r"[A-Za-z][\w-]*=", text.strip()):
+        raise ValueError("the command is empty; write it after the name, as NAME=COMMAND")
     name, command = (named[1], text.strip()[named.end() :]) if named else ("server", text.strip())
     try:
         shlex.split(command)

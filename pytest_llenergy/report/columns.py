@@ -149,7 +149,7 @@ def _columns() -> dict[str, Column]:
         "device": Column("device", device_names),
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
-        "types": Column("number types", short_types),
+        "types": Column("types", short_types),
     }
     energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy and figure.unit[0] in "JW"}
     energies |= {"energy_per_flop_j", "mfu", *DERIVED}

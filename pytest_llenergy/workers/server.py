@@ -23,7 +23,7 @@ from pytest_llenergy.backends.base import Backend, Job, RankContext, create_back
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import SERVE, TASKS
 from pytest_llenergy.errors import BackendError, PlanError
-from pytest_llenergy.model.record import Flag, Parallel
+from pytest_llenergy.model.record import BackendInfo, Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.traffic.texts import write_texts
 from pytest_llenergy.workers import timeouts, transport
@@ -162,6 +162,8 @@ class Server:
         backend = create_backend(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
+        if not isinstance(info, BackendInfo):
+            raise BackendError(f"{type(backend).__name__}: load returned {_kind(info)}, needs BackendInfo")
         self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
@@ -184,7 +186,12 @@ class Server:
             # A load is more than its texts.
             count = getattr(self._backend, "count_tokens", None)
             inputs = write_texts(inputs, self._backend_name, count)
-        self._job = prepare(inputs, msgspec.convert(payload["params"], task.params))
+        self._job = job = prepare(inputs, msgspec.convert(payload["params"], task.params))
+        if not hasattr(job, "run"):
+            name = type(self._backend).__name__
+            raise BackendError(
+                f"{name}: {task.method} returned {_kind(job)}, needs a job with run and result"
+            )
 
     def _prepare_call(self, call: Spooled) -> None:
         self._job = CallJob(call, self._channel.report_transfer)
@@ -237,6 +244,11 @@ class Server:
         if isinstance(self._job, CallJob):
             return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats)
         generated = self._job.result(outcome)
+        if not hasattr(generated, "requests"):
+            name = type(self._job).__name__
+            raise BackendError(
+                f"{name}: result returned {_kind(generated)}, needs a result such as Generation"
+            )
         flags.update(dict.fromkeys(getattr(generated, "flags", ())))
         spans = getattr(generated, "spans", None)
         return Iteration(
@@ -302,6 +314,10 @@ class Server:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _seed() -> None:

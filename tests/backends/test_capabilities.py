@@ -11,10 +11,10 @@ from dataclasses import fields
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.registry import load_backends
+from pytest_llenergy.backends.registry import BUILTIN, load_backends
 from pytest_llenergy.cli import main
 from pytest_llenergy.doctor.checkup import BackendRow
-from pytest_llenergy.doctor.text import list_facts, render_row
+from pytest_llenergy.doctor.text import UNKNOWN, list_facts, render_row
 
 
 def test_everything_that_a_test_can_require_is_shown() -> None:
@@ -43,6 +43,21 @@ def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     assert actual["tensor"] == "tensor yes [tested]"
     assert actual["timestamps"] == "timestamps each token, exact; its own [not stated]"
     assert actual["run on"] == "run on not run on hardware [not stated]"
+
+
+def test_a_refused_option_is_shown_with_its_reason_and_source() -> None:
+    row = Capabilities(reasons={"options_lora": "not yet"}, sources={"options_lora": "tested"})
+    lines = render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row))
+    assert "option lora no: not yet [tested]" in [" ".join(line.split()) for line in lines]
+
+
+@pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
+def test_each_fact_and_refused_option_of_a_backend_has_a_source(spec: BackendSpec) -> None:
+    row = spec.capabilities
+    facts = {fact.name: fact for fact in list_facts(row)}
+    assert [name for name, fact in facts.items() if fact.source == UNKNOWN] == []
+    refused = {name: reason for name, reason in row.reasons.items() if name.startswith("options_")}
+    assert {name: facts[name].reason for name in refused} == refused
 
 
 def test_a_missing_backend_is_shown_with_its_install_command() -> None:

@@ -108,9 +108,23 @@ def test_what_the_adapter_sets_is_refused_with_the_reason(given: dict[str, Any],
     assert refusal(**given) == f"transformers: the load option {name} is not available: {reason}"
 
 
-def test_a_value_that_transformers_refuses_is_one_line() -> None:
-    message = refusal(experts_implementation="none-such")
-    assert message.startswith("transformers refuses to load random:llama-tiny with experts_implementation=")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("experts_implementation", "none-such"), ("hidden_size", 3), ("num_hidden_layers", "many")],
+)
+def test_a_value_with_which_a_model_cannot_be_loaded_is_one_line(name: str, value: object) -> None:
+    message = refusal(**{name: value})
+    assert message.startswith(f"transformers cannot load random:llama-tiny with {name}={value!r}: ")
+
+
+def test_a_value_with_which_transformers_cannot_generate_is_one_line() -> None:
+    with (
+        LoadedRanks(no_repeat_ngram_size="many") as ranks,
+        pytest.raises(
+            BackendError, match="transformers cannot generate with no_repeat_ngram_size='many': '>'"
+        ),
+    ):
+        ranks.generate(PROMPTS)
 
 
 def test_a_prompt_that_is_prefilled_in_chunks_gives_the_same_tokens() -> None:

@@ -19,6 +19,13 @@ from .loaded_ranks import LoadedRanks
 SPECS = {spec.name: spec for spec in (openvino.SPEC, llama_cpp.SPEC, onnxruntime.SPEC)}
 LLAMA, OPENVINO, ONNX = "llama-cpp", "openvino", "onnxruntime"
 
+#: Parameters that all programs of llama.cpp share, of its other programs and of its server's connections.
+OF_OTHER_PROGRAMS = {
+    **{"hellaswag": True, "tts_lang": "de", "prompt": "abc", "n_predict": 2, "embedding": True},
+    **{"api_prefix": "/x", "timeout_read": 0},
+}
+UNUSED = "is not available: its server does not use it to load or to compute"
+
 
 def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
     spec = SPECS[backend]
@@ -39,6 +46,10 @@ def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
             r"xllamacpp.CommonParams of \S+ has no option n_ubach; did you mean n_ubatch",
         ),
         (LLAMA, {"n_ubatch": "many"}, "n_ubatch is 'many', needs int"),
+        (LLAMA, {"n_ubatch": -1}, "n_ubatch is -1, needs 1 or more tokens"),
+        (LLAMA, {"n_ubatch": 2**40}, "n_ubatch is 1099511627776: value too large to convert to int32_t"),
+        (LLAMA, {"rope_freq_base": float("nan")}, "rope_freq_base is nan, needs a finite number"),
+        *((LLAMA, {name: value}, UNUSED) for name, value in OF_OTHER_PROGRAMS.items()),
         (LLAMA, {"numa": "near"}, "numa is 'near', needs one of GGML_NUMA_STRATEGY_DISABLED, "),
         (LLAMA, {"n_ctx": 64}, "the load option n_ctx is not available: it is set for each batch"),
         (LLAMA, {"hf_token": "x"}, "not available: it is a secret, and options are recorded"),
@@ -80,9 +91,9 @@ def test_a_wrong_option_is_refused_in_one_line(backend: str, options: dict[str, 
     [
         (LLAMA, "prefix_cache", "rounds repeat their prompts, and all but the first would be nearly free"),
         (LLAMA, "quantization", "it reads the weights as the file stores them; name another file"),
-        (OPENVINO, "attention", "its scheduler has paged attention only"),
+        (OPENVINO, "attention", "its scheduler always uses paged attention"),
         (OPENVINO, "speculative", "drafts give several tokens a step"),
-        (ONNX, "chunked_prefill", "its generator takes a batch in one step"),
+        (ONNX, "chunked_prefill", "not offered by this adapter, which sets chunk_size=0"),
     ],
 )
 def test_a_common_option_that_a_backend_lacks_has_a_reason(backend: str, option: str, reason: str) -> None:

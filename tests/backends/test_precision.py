@@ -70,6 +70,8 @@ class TestTable:
         column = COLUMNS["types"]
         assert column not in Layout().columns_of(same)
         assert column in Layout().columns_of(unlike)
+        # The name that ``--energy-columns`` takes.
+        assert column.head == "types"
         assert [column.cell(each) for each in unlike] == [
             "f32",
             "q4_1, KV u8",
@@ -90,7 +92,7 @@ class TestTable:
         assert len(rows) == 2 * sum(line.startswith("test ") for line in lines) > 0
         assert all("transformers" in row or "openvino" in row for row in rows)
         text = "\n".join(lines)
-        assert "number types" in text
+        assert any(" types" in line for line in lines if line.startswith("test "))
         assert "drift: test_it backend=transformers and 1 more: it drifts" in text
         assert "test_it backend=openvino: 6 rounds" in text
         assert "; number types q4_1+q8_0 bf16 kv-u8" in text.replace("\n", " ")
@@ -108,6 +110,21 @@ class TestComparison:
         cache = Precision(weights="float32", compute="float32", kv_cache="uint8", activations="none")
         found = workload_differences(record_with(FLOAT32), record_with(cache))
         assert found == ["precision.kv_cache: float32 -> uint8"]
+
+    def test_an_unlike_dtype_is_named_once(self) -> None:
+        half = Precision(weights="float16", compute="float32", kv_cache="float32", activations="none")
+        base, head = record_with(FLOAT32), record_with(half)
+        assert base.backend is not None
+        assert head.backend is not None
+        base = msgspec.structs.replace(
+            base,
+            backend=msgspec.structs.replace(base.backend, dtype="float32", options={"dtype": "float32"}),
+        )
+        head = msgspec.structs.replace(
+            head,
+            backend=msgspec.structs.replace(head.backend, dtype="float16", options={"dtype": "float16"}),
+        )
+        assert workload_differences(base, head) == ["precision.weights: float32 -> float16"]
 
     def test_a_report_of_an_earlier_version_has_none(self) -> None:
         before, now = record_with(None), record_with(FLOAT32)

@@ -245,6 +245,18 @@ def test_invalid_marks(suite: pytest.Pytester, marks: str, message: str) -> None
     assert message in result.stdout.str()
 
 
+def test_a_missing_parameter_is_an_error_at_collection(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1)\n@pytest.mark.gpu_settings(power_limit_w='w')\n"
+        "@pytest.mark.parametrize('x', [1, 2])\ndef test_it(gpus, x): pass\n"
+    )
+    result = run(suite)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*ERROR collecting*", "*::test_it: @pytest.mark.gpu_settings: power_limit_w*"]
+    )
+
+
 @pytest.mark.parametrize("value", [0, -5, True, float("nan"), float("inf"), [250], b"250"])
 def test_invalid_limits(value: object) -> None:
     with pytest.raises(PlanError, match="needs a number of watts such as 250"):

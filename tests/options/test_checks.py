@@ -120,6 +120,23 @@ class TestServerCommand:
         told = refusal(pytester, *(f"--energy-server-command={command}" for command in commands))
         assert told.startswith(f"--energy-server-command{message}")
 
+    @pytest.mark.parametrize(
+        ("command", "message"),
+        [
+            ("x=", "=x=: the command is empty; write it after the name, as NAME=COMMAND"),
+            (
+                "a b=sleep 1",
+                ": 'a b' is no valid name for a server; use letters, digits, _ and -, a letter first",
+            ),
+        ],
+    )
+    def test_command_without_program_or_with_an_invalid_name(
+        self, pytester: pytest.Pytester, command: str, message: str
+    ) -> None:
+        name = command.partition("=")[0]
+        told = refusal(pytester, f"--energy-server-command={command}", f"--energy-backend={name}")
+        assert told == f"--energy-server-command{message}"
+
     def test_empty_program(self, pytester: pytest.Pytester) -> None:
         told = refusal(pytester, "--energy-server-command='' --port {port}")
         assert told.endswith(": the command begins with an empty word; begin it with the server's program")

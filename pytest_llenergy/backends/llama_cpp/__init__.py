@@ -23,7 +23,7 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         options=("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "lora"),
-        passes="xllamacpp.CommonParams",
+        passes="fields of xllamacpp.CommonParams with which its server loads and computes",
         prefix_cache="switched off",
         timestamps="step",
         clock="llama.cpp's durations of prompt and generation, counted back from the arrival of its answer",
@@ -49,6 +49,9 @@ SPEC = BackendSpec(
             "data": "tested",
             "batching": "tested",
             "prefix_cache": "tested",
+            **dict.fromkeys(("passes", "options_prefix_cache", "options_quantization"), "tested"),
+            **dict.fromkeys(("sampling", "options_speculative"), "this adapter"),
+            "options_compile": "https://github.com/ggml-org/llama.cpp/blob/master/docs/build.md",
             "timestamps": "tools/server/README.md of llama.cpp, timings",
             "stop_token_ids": "tools/server/README.md of llama.cpp, POST /completion",
         },

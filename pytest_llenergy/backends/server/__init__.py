@@ -30,6 +30,7 @@ SPEC = BackendSpec(
         timestamps="token",
         clock="when a chunk reached the client over loopback, CLOCK_MONOTONIC",
         reasons={
+            "options": "give options of the server in its command",
             "data": "replicas inside a server cannot be counted from outside",
             "tensor": "a server does not report which of its processes hold a shard",
             "pipeline": "a server does not report which of its processes hold a stage",
@@ -37,8 +38,10 @@ SPEC = BackendSpec(
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
             **dict.fromkeys(
-                ("data", "tensor", "pipeline", "placement", "batching", "caches", "options"), "this adapter"
+                ("data", "tensor", "pipeline", "placement", "batching", "caches", "options", "passes"),
+                "this adapter",
             ),
+            "sampling": "this adapter",
             **{"tasks": "tested", "timestamps": "tested", "prefix_cache": "tested", "gpu": "not run"},
         },
         hardware="CPU (the servers of llama.cpp and vLLM)",

@@ -34,7 +34,7 @@ SPEC = BackendSpec(
         "transformers' own, per token",
         changed_by={"batching": {"continuous": {"timestamps": "token", "sampling": ()}}},
         reasons={
-            "options": "of its key-value cache, transformers leaves the last 128 tokens unquantised",
+            "options_kv_cache_dtype": "its quantised cache keeps up to 128 recent tokens unquantised",
             "sampling": "not with batching='continuous'",
             "pipeline": "its pp_size is not used here; layers on several GPUs are parallel(placement=n)",
             "placement": "device_map: whole layers on several GPUs, which work in turn",
@@ -44,6 +44,7 @@ SPEC = BackendSpec(
             **dict.fromkeys(("gpu", "pipeline"), "this adapter"),
             **dict.fromkeys(("tasks", "caches", "batching", "timestamps", "exact", "clock"), "tested"),
             **dict.fromkeys(("data", "tensor", "options", "passes", "sampling", "prefix_cache"), "tested"),
+            "options_kv_cache_dtype": "transformers.QuantizedCache (residual_length)",
             # Refusals and the record are tested; generating on several GPUs is not.
             "placement": "https://huggingface.co/docs/accelerate/usage_guides/big_modeling",
         },

@@ -21,7 +21,7 @@ from pytest_llenergy.backends.transformers.jobs import (
     is_encoder,
     prepare_embedding,
 )
-from pytest_llenergy.backends.transformers.library_options import sort_library_options
+from pytest_llenergy.backends.transformers.library_options import show_options, sort_library_options
 from pytest_llenergy.backends.transformers.options import (
     QUANTISES_ACTIVATIONS,
     LoadOptions,
@@ -31,7 +31,7 @@ from pytest_llenergy.backends.transformers.options import (
     quantization_keywords,
 )
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo, Precision
 from pytest_llenergy.model.timeline import Flops
@@ -121,13 +121,17 @@ class TransformersBackend:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
             kind = AutoModelForCausalLM if self._generates else AutoModel
             loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except LLEnergyError:
+            raise
+        except Exception as error:
             if passed:
-                given = ", ".join(f"{name}={value!r}" for name, value in passed.items())
                 raise BackendError(
-                    f"transformers refuses to load {model.label} with {given}: {first_error_line(error)}"
+                    f"transformers cannot load {model.label} with {show_options(passed)}: "
+                    f"{first_error_line(error)}"
                 ) from error
-            raise ModelError(explain_load_error(model, error)) from error
+            if isinstance(error, (OSError, ValueError, ImportError, KeyError, TypeError)):
+                raise ModelError(explain_load_error(model, error)) from error
+            raise
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
@@ -185,7 +189,15 @@ class TransformersBackend:
         keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
         drafts = self._options.speculative is not None
         job = TransformersJob(
-            self._model, self._tokenizer, dict(inputs), config, params.seed, ends, keywords, drafts
+            self._model,
+            self._tokenizer,
+            dict(inputs),
+            config,
+            params.seed,
+            ends,
+            keywords,
+            drafts,
+            self._library.generation,
         )
         if mode:
             compile_job(job)

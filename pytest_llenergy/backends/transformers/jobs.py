@@ -21,6 +21,7 @@ from pytest_llenergy.backends.tasks import (
     GenerationParams,
     cut_at_end,
 )
+from pytest_llenergy.backends.transformers.library_options import show_options
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -31,6 +32,9 @@ DRAFTING: dict[str, Primitive] = {
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0.0,
 }
+
+#: What transformers raises for a value of another type or out of range.
+INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class StepClock:
@@ -129,6 +133,7 @@ class TransformersJob:
         ends: Tokens that end a sequence.
         keywords: Further arguments of ``generate``.
         drafts: Whether tokens are drafted, for the only prompt.
+        passed: Options of the library that the test gave, in ``config`` too.
     """
 
     model: Any
@@ -138,8 +143,8 @@ class TransformersJob:
     seed: int
     ends: frozenset[int]
     keywords: dict[str, Any] = field(default_factory=dict)
-
     drafts: bool = False
+    passed: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self) -> TransformersOutcome:
         import torch
@@ -152,9 +157,18 @@ class TransformersJob:
             if self.drafts:
                 hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
                 stack.callback(hook.remove)
-            output = self.model.generate(
-                **self.inputs, generation_config=self.config, **watch, **self.keywords
-            )
+            try:
+                output = self.model.generate(
+                    **self.inputs, generation_config=self.config, **watch, **self.keywords
+                )
+            except INVALID_VALUE as error:
+                # Its names are checked when the model is loaded; transformers checks some values only here.
+                if not self.passed:
+                    raise
+                raise BackendError(
+                    f"transformers cannot generate with {show_options(self.passed)}: "
+                    f"{first_error_line(error)}"
+                ) from error
         return TransformersOutcome(output, clock, counter.drafted)
 
     def result(self, outcome: TransformersOutcome) -> Generation:

@@ -60,6 +60,11 @@ class LibraryOptions:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
+def show_options(options: Mapping[str, Any]) -> str:
+    """Return options as a test writes them."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
 def sort_library_options(options: Mapping[str, Any], config: Any) -> LibraryOptions:
     """Check options against the installed version of transformers.
 
