@@ -300,7 +300,8 @@ def _compare_records(
     if differences and not across:
         reason = f"different workload ({'; '.join(differences)})"
         return case.without_estimate("not comparable", reason, differences), None
-    changes = work_differences(old, new, max(criterion.rule.threshold, TOKEN_TOLERANCE))
+    tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
+    changes = work_differences(old, new, tolerance, saturation=metric != MAX_LOAD)
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes
