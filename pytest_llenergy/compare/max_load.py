@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.compare.rule import Rule, RuleVerdict
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.record import Record, Round
 
 MAX_LOAD = "max_load_requests_per_s"
 
 
-def decide_by_bounds(base: Record, head: Record, rule: Rule) -> tuple[str, str] | None:
+def decide_by_bounds(base: Record, head: Record, rule: Rule) -> tuple[RuleVerdict, str] | None:
     """Return the verdict on maximum loads, ``regressed`` or ``improved``, and its reason.
 
     Returns:

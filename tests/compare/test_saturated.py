@@ -121,6 +121,7 @@ def slo_record(*good: Sequence[bool]) -> Record:
     marked = [
         msgspec.structs.replace(each, served=msgspec.structs.replace(each.served, good=list(flags)))
         for each, flags in zip(rounds, good, strict=True)
+        if each.served is not None
     ]
     return record_of(rounds=marked)
 
