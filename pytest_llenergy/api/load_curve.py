@@ -309,21 +309,18 @@ def add_max_load(experiment: Experiment, curve: LoadCurve) -> Experiment:
     """
     found, above = curve.max_load_requests_per_s, curve.exceeded_at_requests_per_s
     name = "max_load_requests_per_s"
-    if found is None or above is None:
-        # A maximum that was not bracketed is no value to compare.
-        metric = Metric(value=None, unit="request/s", reason=curve.reason)
-        return replace(experiment, metrics={**experiment.metrics, name: metric})
-    u = (above - found) / math.sqrt(3)
-    found_load = MaxLoad(requests_per_s=found, u_requests_per_s=u)
-    rounds = [msgspec.structs.replace(round_, max_load=found_load) for round_ in experiment.rounds]
-    metric = Metric(
-        value=found,
-        unit="request/s",
-        uncertainty=u,
-        uncertainty_absolute=u,
-        n=sum(map(is_valid, rounds)),
-        reason=curve.reason,
-    )
+    if found is None and curve.between is not None:
+        low = curve.between[0]
+        exceeded = any(each.request_rate == low and each.within_slo is False for each in curve.points)
+        above = low if exceeded else None
+    bounds = MaxLoad(at_least_requests_per_s=found, below_requests_per_s=above, reason=curve.reason)
+    metric = Metric(value=None, unit="request/s", reason=curve.reason)
+    if found is not None and above is not None:
+        u = (above - found) / math.sqrt(3)
+        bounds = msgspec.structs.replace(bounds, requests_per_s=found, u_requests_per_s=u)
+        n = sum(map(is_valid, experiment.rounds))
+        metric = msgspec.structs.replace(metric, value=found, uncertainty=u, uncertainty_absolute=u, n=n)
+    rounds = [msgspec.structs.replace(round_, max_load=bounds) for round_ in experiment.rounds]
     return replace(experiment, rounds=rounds, metrics={**experiment.metrics, name: metric})
 
 

@@ -127,9 +127,9 @@ def is_energy_metric(metric: str) -> bool:
 
 
 def has_metric(metric: str, record: Record) -> bool:
-    """Return whether a record has a metric, built in or custom."""
+    """Return whether a record has a metric, built in or custom, even if some sessions lack its value."""
     if metric not in ROUND_METRICS:
-        return record.value_of(metric) is not None
+        return record.value_of(metric) is not None or metric in record.custom
     return applies_to_rounds(metric, record.rounds)
 
 

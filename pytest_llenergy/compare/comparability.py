@@ -278,7 +278,7 @@ def workload_key(record: Record) -> str:
     return fingerprint(workload_facts(record))
 
 
-def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
+def work_differences(base: Record, head: Record, tolerance: float, *, saturation: bool = True) -> list[str]:
     """Return why equal workloads may be different work: an edited test, a saturated server on one side, or
     answers of another length.
 
@@ -286,13 +286,14 @@ def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
         base: The record of the baseline.
         head: The record to compare with it.
         tolerance: Relative change of the output tokens from which on they differ.
+        saturation: Whether a saturated server matters; it does not to the load at which one saturates.
     """
     differences = []
     # Reports of earlier versions have none.
     if base.source_digest is not None and base.source_digest != head.source_digest:
         differences.append("the benchmark itself changed")
     saturated = [_describe_saturation(side, record) for side, record in (("base", base), ("head", head))]
-    if (saturated[0] is None) != (saturated[1] is None):
+    if saturation and (saturated[0] is None) != (saturated[1] is None):
         differences += [each for each in saturated if each is not None]
     before, after = _output_tokens(base), _output_tokens(head)
     if before and after and abs(log(after / before)) > log1p(tolerance):

@@ -23,6 +23,7 @@ from pytest_llenergy.compare.comparability import (
 )
 from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
 from pytest_llenergy.compare.custom import compare_custom
+from pytest_llenergy.compare.max_load import MAX_LOAD, decide_by_bounds
 from pytest_llenergy.compare.metrics import METRICS, unit_of
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.outputs import check_outputs
@@ -283,7 +284,7 @@ def _compare_records(
             return case.without_estimate("invalid", reason), None
     if not criterion.from_mark and not (has_metric(metric, old) or has_metric(metric, new)):
         ungated = Case(metric, criterion, old, new, gated=False)
-        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].missing
+        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].absent
         return ungated.without_estimate("no value", missing), None
     if is_energy and old.kind != new.kind:
         reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
@@ -299,7 +300,8 @@ def _compare_records(
     if differences and not across:
         reason = f"different workload ({'; '.join(differences)})"
         return case.without_estimate("not comparable", reason, differences), None
-    changes = work_differences(old, new, max(criterion.rule.threshold, TOKEN_TOLERANCE))
+    tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
+    changes = work_differences(old, new, tolerance, saturation=metric != MAX_LOAD)
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes
@@ -308,12 +310,17 @@ def _compare_records(
     if is_custom:
         found = compare_custom(case, differences)
         return (check_outputs(found, case) if metric == PER_JOULE else found), None
+    decided = decide_by_bounds(old, new, criterion.rule) if metric == MAX_LOAD else None
+    if decided is not None:
+        return case.without_estimate(*decided), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        samples.append(_make_sample(values, record.rounds, unit))
+        sample = _make_sample(values, record.rounds, unit)
+        # A search decides by latencies; its rounds repeat one result, which nothing disturbed each time anew.
+        samples.append(replace(sample, covariates={}) if metric == MAX_LOAD else sample)
     estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
     estimate = _hold_back(estimate, old, new, samples)
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]

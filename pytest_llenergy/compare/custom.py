@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import expm1, hypot, log, sqrt
 from statistics import stdev
 
-from pytest_llenergy.compare.case import Case, finite_or_none, has_metric
+from pytest_llenergy.compare.case import Case, finite_or_none
 from pytest_llenergy.compare.limits import normal_quantile
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import AbsoluteChange, Rule, RuleVerdict, decide_verdict
@@ -57,18 +57,21 @@ def compare_custom(case: Case, differences: Sequence[str]) -> Comparison:
     metric, base, head = case.metric, case.base, case.head
     assert base is not None
     assert head is not None
-    if not has_metric(metric, head):
-        return case.without_estimate("invalid", f"head has no {metric}")
+    for side, record in (("base", base), ("head", head)):
+        if record.value_of(metric) is None:
+            found = record.metrics.get(metric)
+            why = f": {found.reason}" if found is not None and found.reason else ""
+            return case.without_estimate("invalid", f"{side} has no {metric}{why}")
     better = [record.custom[metric].better for record in (base, head) if metric in record.custom]
     if len(set(better)) > 1:
         reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
         return case.without_estimate("not comparable", reason)
     values = _value_of(base, metric), _value_of(head, metric)
-    found = compare_values(values[0], values[1], case.criterion.rule, direction_of(metric, head, base))
-    limits = {name: finite_or_none(getattr(found, name)) for name in ("ratio", "low", "high")}
+    change = compare_values(values[0], values[1], case.criterion.rule, direction_of(metric, head, base))
+    limits = {name: finite_or_none(getattr(change, name)) for name in ("ratio", "low", "high")}
     counts = [max(1, len(each.values)) for each in values]
     notes = [f"{OTHER_WORKLOAD}{line}" for line in differences]
-    return case.with_values(found.verdict, found.reason, counts, notes, limits)
+    return case.with_values(change.verdict, change.reason, counts, notes, limits)
 
 
 def _value_of(record: Record, metric: str) -> Value:

@@ -325,7 +325,9 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     verdict, reason = comparison.verdict, comparison.reason
     if verdict == "regressed":
         change = " -> ".join(format_pair(comparison.base, comparison.estimated_head, comparison.unit))
-        return f"regressed, {change}{comparison.kind_label}: {reason}"
+        # Bounds of a maximum load may decide without a value on both sides.
+        shown = f", {change}{comparison.kind_label}" if None not in (comparison.base, comparison.head) else ""
+        return f"regressed{shown}: {reason}"
     if verdict in ("not comparable", "invalid"):
         return f"is {verdict}: {reason}"
     if verdict == "inconclusive" and inconclusive == "fail":

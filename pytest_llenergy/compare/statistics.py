@@ -151,7 +151,12 @@ def compare_samples(
         better: Direction that is better.
         design: How the rounds were measured.
     """
-    fault = _find_fault("base", base) or _find_fault("head", head)
+    fault = _find_fault("base", base)
+    if fault:
+        return _invalid(base, head, fault)
+    if better == "more" and _is_total_loss(base, head, rule):
+        return replace(_invalid(base, head, "every round of head has 0", ratio=0.0), verdict="regressed")
+    fault = _find_fault("head", head)
     if fault:
         return _invalid(base, head, fault)
     least, most = min(*base.values, *head.values), max(*base.values, *head.values)
@@ -328,6 +333,12 @@ def _find_fault(name: str, side: Sample) -> str | None:
                 fault = f"{name} has a meter uncertainty of {side.describe(u)}"
                 return f"{fault}; it must be finite and not negative"
     return None
+
+
+def _is_total_loss(base: Sample, head: Sample, rule: Rule) -> bool:
+    """Return whether nothing is left on the head of what every round of the baseline has."""
+    enough = min(len(base.values), len(head.values)) >= MIN_ROUNDS
+    return enough and not any(head.values) and median(base.values) >= rule.threshold_absolute
 
 
 def _all_positive(values: Sequence[float]) -> bool:

@@ -156,13 +156,20 @@ def custom_metrics_of(records: Iterable[Record]) -> dict[str, CustomMetric]:
 def join_custom(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str, CustomMetric]]:
     """Return the custom metrics of several sessions of one test: the mean of the values of the sessions.
 
-    Each session is one value, in the order of the records. A metric that a session lacks is left out.
+    Each session is one value, in the order of the records. A metric that a session lacks has no value, but a
+    reason: the mean of the others would hide why.
     """
     metrics, custom = {}, {}
     for name, each in custom_metrics_of(records).items():
         found = [record.metrics[name] for record in records if name in record.metrics]
         values = [metric.value for metric in found if metric.value is not None]
-        if len(values) < len(records) or len({metric.unit for metric in found}) > 1:
+        lacking, units = len(records) - len(values), sorted({metric.unit or "no unit" for metric in found})
+        if lacking or len(units) > 1:
+            reason = f"{lacking} of {len(records)} sessions {'has' if lacking == 1 else 'have'} no {name}"
+            if not lacking:
+                reason = f"sessions have {name} in {' and in '.join(units)}"
+            metrics[name] = Metric(value=None, unit=found[0].unit, reason=reason, source=found[0].source)
+            custom[name] = CustomMetric(better=each.better)
             continue
         alone = found[0].uncertainty if len(values) == 1 else None
         metrics[name], custom[name] = make_metric(

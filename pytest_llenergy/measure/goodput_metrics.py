@@ -15,6 +15,8 @@ from pytest_llenergy.model.record import Round
 #: Why a load may have no energy for each good request.
 NONE_GOOD = "no request met every limit of the SLO"
 
+NO_SLO = "the test serves no load with slo="
+
 
 def _goodput(round_: Round) -> RoundValue | None:
     good = good_requests(round_)
@@ -30,6 +32,10 @@ def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue
     return joules(round_, count(round_) or 0)
 
 
+def _lacks_good(count: Callable[[Round], int | None], round_: Round) -> str | None:
+    return None if count(round_) else NONE_GOOD
+
+
 def _good_per_joule(round_: Round) -> RoundValue | None:
     each = _per_good(good_requests, round_)
     if each is not None and each.value > 0:
@@ -38,7 +44,7 @@ def _good_per_joule(round_: Round) -> RoundValue | None:
 
 
 def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
-    """Divide the joules of all rounds, also of those without good requests, by their good ones."""
+    """Divide the joules of all rounds by their good requests."""
     known = [round_ for round_ in rounds if round_.energy_j is not None]
     total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
     return total_j / sum(count(each) or 0 for each in known), len(known)
@@ -53,17 +59,39 @@ def _total_good_per_joule(rounds: Sequence[Round]) -> tuple[float, int]:
 
 def _max_load(round_: Round) -> RoundValue | None:
     found = round_.max_load
+    if found is None or found.requests_per_s is None:
+        return None
     # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
-    return RoundValue(found.requests_per_s, shape=found.u_requests_per_s) if found is not None else None
+    return RoundValue(found.requests_per_s, shape=found.u_requests_per_s or 0.0)
+
+
+def _lacks_max_load(round_: Round) -> str | None:
+    found = round_.max_load
+    if found is not None and found.requests_per_s is not None:
+        return None
+    return (found.reason if found is not None else None) or "no maximum load was found"
 
 
 #: Every metric that only loads with an SLO have, in the order of the report.
 GOODPUT_METRICS: dict[str, RoundMetric] = {
     "goodput_requests_per_s": RoundMetric(
-        "request/s", _goodput, heading="good request/s", better="more", applies=has_slo, optional=True
+        "request/s",
+        _goodput,
+        heading="good request/s",
+        better="more",
+        applies=has_slo,
+        optional=True,
+        needs=NO_SLO,
     ),
     "slo_attainment": RoundMetric(
-        "1", _attainment, "no request was sent", "SLO share", "more", applies=has_slo, optional=True
+        "1",
+        _attainment,
+        "no request was sent",
+        "SLO share",
+        "more",
+        applies=has_slo,
+        optional=True,
+        needs=NO_SLO,
     ),
     "energy_per_good_request_j": RoundMetric(
         "J/request",
@@ -71,8 +99,10 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         NONE_GOOD,
         "per good request ± u",
         applies=has_slo,
+        lacks=partial(_lacks_good, good_requests),
         pooled=partial(_total_per_good, good_requests),
         optional=True,
+        needs=NO_SLO,
     ),
     "energy_per_output_token_at_slo_j": RoundMetric(
         "J/token",
@@ -80,8 +110,10 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         NONE_GOOD,
         "per token at SLO ± u",
         applies=has_slo,
+        lacks=partial(_lacks_good, good_output_tokens),
         pooled=partial(_total_per_good, good_output_tokens),
         optional=True,
+        needs=NO_SLO,
     ),
     "goodput_per_watt": RoundMetric(
         "request/J",
@@ -91,6 +123,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         applies=has_slo,
         pooled=_total_good_per_joule,
         optional=True,
+        needs=NO_SLO,
     ),
     "max_load_requests_per_s": RoundMetric(
         "request/s",
@@ -98,6 +131,8 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         heading="max request/s",
         better="more",
         applies=lambda round_: round_.max_load is not None,
+        lacks=_lacks_max_load,
         optional=True,
+        needs="the test has no energy.max_load",
     ),
 }

@@ -81,6 +81,8 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         return [], f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds"
     if values:
         return values, None
+    if valid and figure.needs and not any(figure.applies(each) for _, each in valid):
+        return [], figure.needs
     no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
     return [], no_energy or missing
 

@@ -32,6 +32,7 @@ class RoundMetric:
         pooled: Returns the metric of all valid rounds together and of how many values it is, if it is not the
             median over rounds.
         optional: Whether a test to which the metric does not apply leaves it out.
+        needs: What a test lacks to which the metric does not apply, if that is not what ``missing`` says.
     """
 
     unit: str
@@ -44,6 +45,12 @@ class RoundMetric:
     lacks: Callable[[Round], str | None] | None = None
     pooled: Callable[[Sequence[Round]], tuple[float, int]] | None = None
     optional: bool = False
+    needs: str = ""
+
+    @property
+    def absent(self) -> str:
+        """Why a test does not have the metric if it does not apply."""
+        return self.needs or self.missing
 
     @property
     def is_energy(self) -> bool:

@@ -37,6 +37,8 @@ PERCENTILES = (50, 90, 99)
 
 STEADY = "steady"
 
+NO_LOAD = "the test serves no load"
+NO_REQUESTS = "no request was served"
 NO_TIMES = "the times of the requests are unknown"
 UNKNOWN_CHUNKS = "the number of tokens in a chunk is unknown"
 ONE_TOKEN = "no request has two tokens"
@@ -142,10 +144,11 @@ def _pooled_metric(
         lacks=lacks,
         pooled=pooled,
         optional=True,
+        needs=NO_LOAD,
     )
 
 
-def _percentiles(column: str, missing: str = "no valid round") -> dict[str, RoundMetric]:
+def _percentiles(column: str, missing: str = NO_REQUESTS) -> dict[str, RoundMetric]:
     """Return the percentiles of one latency by name: ``time_to_first_token_p50_s`` and so on."""
     return {
         f"{column.removesuffix('_s')}_p{percent}_s": _pooled_metric(
@@ -174,6 +177,7 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         phase=STEADY,
         lacks=_lacks_steady_energy,
         optional=True,
+        needs=NO_LOAD,
     ),
     "steady_output_tokens_per_s": RoundMetric(
         "token/s",
@@ -183,21 +187,26 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         applies=_is_served,
         lacks=_lacks_steady,
         optional=True,
+        needs=NO_LOAD,
     ),
     "requests_per_s": RoundMetric(
         "request/s",
         _request_throughput,
+        NO_REQUESTS,
         heading="request/s",
         better="more",
         applies=_is_served,
         optional=True,
+        needs=NO_LOAD,
     ),
     "end_to_end_latency_s": RoundMetric(
         "s",
         partial(_mean_latency, "end_to_end_latency_s"),
+        NO_REQUESTS,
         heading="end to end s",
         applies=_is_served,
         optional=True,
+        needs=NO_LOAD,
     ),
     **_percentiles("time_to_first_token_s"),
     **_gap_percentiles(),

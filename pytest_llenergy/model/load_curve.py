@@ -149,7 +149,18 @@ def describe_max_load(curve: LoadCurve) -> str:
 
 
 class MaxLoad(StoredStruct, frozen=True):
-    """The highest request rate within an SLO, and its standard uncertainty from the search's bracket."""
+    """Result of a search for the highest request rate within an SLO.
 
-    requests_per_s: Number
-    u_requests_per_s: Number
+    Attributes:
+        requests_per_s: The rate; None if the search did not find both of its bounds.
+        u_requests_per_s: Its standard uncertainty from the search's bracket.
+        at_least_requests_per_s: Highest rate that was within the SLO.
+        below_requests_per_s: Lowest rate above it that was not.
+        reason: Why the search did not find the rate.
+    """
+
+    requests_per_s: Number | None = None
+    u_requests_per_s: Number | None = None
+    at_least_requests_per_s: Number | None = None
+    below_requests_per_s: Number | None = None
+    reason: str | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.ab.join import SideSessions
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
@@ -116,3 +117,19 @@ def test_every_reason_for_no_verdict(base: Record, head: Record, verdict: str, r
 def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     (line,) = list_void_gates([one(with_wer(None), with_wer(None))])
     assert line == "nothing was gated by wer: no test has it (neither side has wer)"
+
+
+def test_a_metric_that_a_session_lacks_is_not_new() -> None:
+    """The head would be 4.5 times worse."""
+    from_sessions = []
+    for values in ((0.2, 0.2, None, 0.2), (0.9,) * 4):
+        side = SideSessions("base")
+        for number, value in enumerate(values, 1):
+            side.add(number, [report_of(with_wer(value))])
+        report = side.report({name: parts[0] for name, parts in side.parts.items()}, argv=[])
+        assert report is not None
+        from_sessions.append(report.records[0])
+    found = one(*from_sessions)
+    assert (found.verdict, found.reason) == ("invalid", "base has no wer: 1 of 4 sessions has no wer")
+    found = one(*reversed(from_sessions))
+    assert (found.verdict, found.reason) == ("invalid", "head has no wer: 1 of 4 sessions has no wer")

@@ -111,3 +111,58 @@ def test_a_steady_state_without_token_counts_in_one_round_has_no_value() -> None
         None,
         "1 of 6 rounds: the number of tokens in a chunk is unknown",
     )
+
+
+GOOD, NONE = [True, True], [False, False]
+
+
+def slo_record(*good: Sequence[bool]) -> Record:
+    rounds = [served_round(joules) for joules in LEVEL]
+    marked = [
+        msgspec.structs.replace(each, served=msgspec.structs.replace(each.served, good=list(flags)))
+        for each, flags in zip(rounds, good, strict=True)
+        if each.served is not None
+    ]
+    return record_of(rounds=marked)
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("goodput_requests_per_s", "the test serves no load with slo="),
+        ("energy_per_good_request_j", "the test serves no load with slo="),
+        ("max_load_requests_per_s", "the test has no energy.max_load"),
+        (STEADY, "the test serves no load"),
+        ("requests_per_s", "the test serves no load"),
+        ("end_to_end_latency_p99_s", "the test serves no load"),
+    ],
+)
+def test_the_reason_for_no_value_is_what_the_test_lacks(metric: str, reason: str) -> None:
+    plain = record_of() if reason.endswith("load") else STEADILY
+    (only,) = compared(plain, plain, metric).comparisons
+    assert (only.verdict, only.reason) == ("no value", reason)
+    asked = [Criterion(metric, gated=True, from_mark=True)]
+    (marked,) = compare_reports(report_of(plain), report_of(plain), ("base", "head"), asked).comparisons
+    assert (marked.verdict, marked.reason) == ("invalid", f"base has no {metric}: {reason}")
+
+
+@pytest.mark.parametrize("metric", ["goodput_requests_per_s", "slo_attainment", "goodput_per_watt"])
+def test_a_total_loss_of_goodput_is_a_regression(metric: str) -> None:
+    found = compared(slo_record(*[GOOD] * 6), slo_record(*[NONE] * 6), metric)
+    (only,) = found.comparisons
+    assert (only.verdict, only.head, exit_code(found)) == ("regressed", 0, 1)
+    (line,) = list_failures(found.comparisons, "warn")
+    assert line.endswith(": every round of head has 0")
+    few = compared(slo_record(*[GOOD] * 6), slo_record(*[GOOD, NONE] * 3), metric)
+    assert few.comparisons[0].verdict == "invalid"
+
+
+@pytest.mark.parametrize("metric", ["energy_per_good_request_j", "energy_per_output_token_at_slo_j"])
+def test_joules_of_good_requests_are_compared_only_if_every_round_has_some(metric: str) -> None:
+    """Of the other rounds alone, twice the joules would be unchanged."""
+    good = slo_record(*[GOOD] * 6)
+    assert compared(good, good, metric).comparisons[0].verdict == "unchanged"
+    found = compared(good, slo_record(*[GOOD, NONE] * 3), metric)
+    (only,) = found.comparisons
+    assert (only.verdict, only.head, exit_code(found)) == ("invalid", None, 5)
+    assert only.reason == f"head has no {metric}: 3 of 6 rounds: no request met every limit of the SLO"

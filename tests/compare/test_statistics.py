@@ -134,7 +134,7 @@ def test_fewer_than_four_rounds_are_invalid(rounds: int) -> None:
     ("values", "reason"),
     [
         ((), "has no valid round"),
-        ((0.0,) * 6, "has a value of 0; a ratio needs finite values above zero"),
+        ((0.0,) * 3, "has a value of 0; a ratio needs finite values above zero"),
         ((*CALM[:5], 0.0), "has a value of 0; a ratio needs finite values above zero"),
         ((*CALM[:5], -1.5), "has a value of -1.5; a ratio needs finite values above zero"),
         ((*CALM[:5], nan), "has a value of nan; a ratio needs finite values above zero"),
@@ -148,6 +148,17 @@ def test_unusable_values_are_invalid(values: tuple[float, ...], reason: str, bet
         estimate = compare_samples(base, head, better=better)
         assert (estimate.verdict, estimate.reason) == ("invalid", f"{name} {reason}")
         assert (estimate.ratio, estimate.low, estimate.high, estimate.p) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(("absolute", "verdict"), [(0.0, "regressed"), (1.0, "regressed"), (1e3, "invalid")])
+def test_a_total_loss_of_what_should_be_more_is_a_regression(absolute: float, verdict: str) -> None:
+    """Such as goodput; no work takes 0 J or 0 s, which is invalid."""
+    rule, nothing = Rule(threshold_absolute=absolute), Sample((0.0,) * 6)
+    estimate = compare_samples(Sample(CALM), nothing, rule, "more")
+    assert estimate.verdict == verdict
+    assert compare_samples(Sample(CALM), nothing, rule, "less").verdict == "invalid"
+    assert compare_samples(nothing, nothing, rule, "more").verdict == "invalid"
+    assert compare_samples(Sample(CALM), Sample((*CALM[:5], 0.0)), rule, "more").verdict == "invalid"
 
 
 def test_extreme_range_is_invalid_and_does_not_overflow() -> None:

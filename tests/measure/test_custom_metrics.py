@@ -122,6 +122,12 @@ def test_sessions_are_the_values_of_a_joined_metric() -> None:
     assert metrics["loss"].value == pytest.approx(2.2)
     assert custom["loss"].values == [2.0, 2.2, 2.4]
     without = msgspec.structs.replace(RECORD, metrics={}, custom={})
-    assert join_custom([*sessions, without]) == ({}, {})
+    metrics, custom = join_custom([without, *sessions])
+    assert (metrics["loss"].value, metrics["loss"].reason) == (None, "1 of 4 sessions has no loss")
+    assert custom["loss"] == CustomMetric(better="less")
+    other = add_metric(RECORD, "loss", 2.0, unit="%", better="less")
+    metrics, _ = join_custom([*sessions, other])
+    assert metrics["loss"].reason == "sessions have loss in % and in no unit"
+    assert join_custom([without, without]) == ({}, {})
     alone = add_metric(RECORD, "loss", [1.0, 3.0], better="less")
     assert join_custom([alone])[1]["loss"].values == [1.0, 3.0]

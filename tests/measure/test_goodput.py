@@ -101,17 +101,25 @@ def test_a_load_without_good_requests_has_a_reason_and_no_energy_for_each() -> N
     assert metrics["slo_attainment"].value == 0
     for name in FAMILY[2:4]:
         assert metrics[name].value is None
-        assert metrics[name].reason == "no request met every limit of the SLO"
+        assert metrics[name].reason == "2 of 2 rounds: no request met every limit of the SLO"
     assert (metrics["goodput_per_watt"].value, metrics["goodput_per_watt"].reason) == (0, None)
 
 
-def test_joules_of_a_round_without_good_requests_count_too() -> None:
-    """A median over the rounds with good requests would hide the joules of the other."""
-    bad = load([(1.0, 0.01, 2.0, 5)] * 4)
-    found = values(load(), load(), bad)
-    assert found["energy_per_good_request_j"] == pytest.approx(600 / 4)
-    assert found["energy_per_output_token_at_slo_j"] == pytest.approx(600 / 102)
-    assert found["goodput_per_watt"] == pytest.approx(4 / 600)
+def test_a_round_without_good_requests_leaves_their_joules_without_a_value() -> None:
+    """The other rounds alone would hide its joules; good requests per joule count it as 0."""
+    metrics = compute_metrics([load(), load(), load([(1.0, 0.01, 2.0, 5)] * 4)], None)
+    for name in FAMILY[2:4]:
+        assert metrics[name].value is None
+        assert metrics[name].reason == "1 of 3 rounds: no request met every limit of the SLO"
+    assert metrics["goodput_per_watt"].value == pytest.approx(4 / 600)
+
+
+def test_joules_of_good_requests_are_those_of_all_rounds_together() -> None:
+    one = load([(0.1, 0.01, 2.0, 5), *[(1.0, 0.01, 2.0, 5)] * 3])
+    found = values(load(), load(), one)
+    assert found["energy_per_good_request_j"] == pytest.approx(600 / 5)
+    assert found["energy_per_output_token_at_slo_j"] == pytest.approx(600 / 107)
+    assert found["goodput_per_watt"] == pytest.approx(5 / 600)
 
 
 def test_uncertainties_come_from_the_rounds() -> None:
