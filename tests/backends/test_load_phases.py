@@ -206,8 +206,8 @@ class TestSaturation:
             spans, (flag,) = load_phases(requests, None, 0, 10**15, (), talks, failed=failed)
             assert (flag.name, flag.severity, spans) == ("saturated", "warning", [])
             assert flag.detail == (
-                f"{len(refused)} of 200 requests failed, asked for {4 * load:.3g} requests/s; lower the rate, "
-                "or see failed-request"
+                f"{len(refused)} of 200 requests failed, asked for {4 * load:.3g} requests/s; lower the "
+                "rate, or see failed-request"
             )
 
     def test_the_rate_asked_for_is_that_of_all_requests(self) -> None:

@@ -8,8 +8,8 @@ is refused, broken off or not answered for a minute. A chat prompt has ``templat
 
 With ``slots``, so many requests are served at once and the others wait, first come, first served: the
 capacity is ``slots / (first + step * (chunks - 1))`` requests per second. Every fourth request that makes
-several chunks waits ``stall`` seconds before its last. With ``queue``, a request that finds so many waiting is
-refused with 503.
+several chunks waits ``stall`` seconds before its last. With ``queue``, a request is refused with 503 while so
+many wait.
 """
 
 from __future__ import annotations
