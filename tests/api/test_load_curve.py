@@ -191,7 +191,17 @@ def test_a_curve_has_a_point_for_each_rate(quick: pytest.Pytester, read_report: 
 
 
 def experiment_of(rounds: list[Round]) -> Experiment:
-    procedure = Procedure(warmup_iterations=1, settled=None, criterion="fixed", iterations=1, gap_s=0.0)
+    procedure = Procedure(
+        warmup_iterations=1,
+        settled=None,
+        criterion="fixed",
+        iterations=1,
+        gap_s=0.0,
+        target=0.0,
+        budget_s=0.0,
+        measuring_s=0.0,
+        reached=None,
+    )
     return Experiment(rounds, compute_metrics(rounds, None), [], None, procedure, [])
 
 
