@@ -16,7 +16,7 @@ from pytest_llenergy.api.context import TestContext, open_test_meters
 from pytest_llenergy.backends.tasks import SERVE
 from pytest_llenergy.errors import BackendError, PlanError, ServerError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.goodput import is_saturated
+from pytest_llenergy.measure.goodput import attainment, good_requests, is_saturated
 from pytest_llenergy.measure.load_search import (
     MAX_PROBE_ROUNDS,
     LoadSearch,
@@ -277,9 +277,11 @@ def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoin
     """Return the point of a measured load on the curve."""
     rounds = [round_ for round_ in experiment.rounds if is_valid(round_)]
     metrics = experiment.metrics
-    values = {name: metric.value for name, metric in metrics.items()}
     per_token = metrics.get("energy_per_output_token_j")
     served = [round_.served for round_ in rounds if round_.served is not None]
+    # All figures of requests are over those of all rounds, so that none contradicts another.
+    seconds = sum(round_.duration_s for round_ in rounds)
+    good = [count for round_ in rounds if (count := good_requests(round_)) is not None]
     latencies: dict[str, float] = {}
     for name, column in LATENCIES.items():
         known = [each for part in served for each in getattr(part, column) if each is not None]
@@ -289,11 +291,11 @@ def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoin
         request_rate=rate,
         requests=(experiment.rounds[0].requests or 0) // experiment.rounds[0].iterations,
         rounds=len(rounds),
-        requests_per_s=values.get("requests_per_s"),
+        requests_per_s=sum(len(part.sent_s) for part in served) / seconds if seconds else None,
         energy_per_output_token_j=per_token.value if per_token is not None else None,
         energy_per_output_token_u_j=per_token.uncertainty if per_token is not None else None,
-        slo_attainment=values.get("slo_attainment"),
-        goodput_requests_per_s=values.get("goodput_requests_per_s"),
+        slo_attainment=attainment(*rounds),
+        goodput_requests_per_s=sum(good) / seconds if good and seconds else None,
         saturated=is_saturated(rounds),
         within_slo=is_within(experiment.rounds, slo),
         reason=per_token.reason if per_token is not None and per_token.value is None else None,

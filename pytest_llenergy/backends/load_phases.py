@@ -3,7 +3,8 @@
 
 A load that the server cannot keep up with is never steady: its queue grows until the last request is sent, so
 that joules and latencies depend on when the load ends. It is ``saturated``. A load that lasts only a few
-service times shows neither, and is a ``short-load``. Neither has phases.
+service times shows neither, and is a ``short-load``. Neither has phases. A server that refuses what is too
+much has no queue to show: a load of which more failed than the rate achieved may lack is ``saturated`` too.
 
 A conversation counts as a whole, from its first turn to its last token. Only first turns are sent on a
 schedule: the slower the server, the later it gets follow-ups, so that requests hardly show that it fell
@@ -13,7 +14,7 @@ behind.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median
@@ -54,7 +55,8 @@ class _Load:
 
     Attributes:
         name: What they are, in the plural.
-        due_s: When each was to begin.
+        asked_s: When each was to begin, failed ones included.
+        due_s: When each that was answered was to begin.
         waits_s: Mean time to the first token of its turns.
         done_s: When its last token came.
         turns: Mean number of turns.
@@ -62,6 +64,7 @@ class _Load:
     """
 
     name: str
+    asked_s: Sequence[float]
     due_s: Sequence[float]
     waits_s: Sequence[float]
     done_s: Sequence[float]
@@ -79,9 +82,14 @@ class _Load:
         """
         if self.turns == 1:
             return self
-        begin = bisect_left(self.due_s, min(self.done_s))
+        ended_s = min(self.done_s)
+        begin = bisect_left(self.due_s, ended_s)
         return replace(
-            self, due_s=self.due_s[begin:], waits_s=self.waits_s[begin:], done_s=self.done_s[begin:]
+            self,
+            asked_s=self.asked_s[bisect_left(self.asked_s, ended_s) :],
+            due_s=self.due_s[begin:],
+            waits_s=self.waits_s[begin:],
+            done_s=self.done_s[begin:],
         )
 
     @property
@@ -104,7 +112,7 @@ class _Load:
 
     @property
     def asked_per_s(self) -> float:
-        return (len(self.due_s) - 1) / (self.due_s[-1] - self.due_s[0])
+        return (len(self.asked_s) - 1) / max(self.asked_s[-1] - self.asked_s[0], 1e-9)
 
     @property
     def achieved_per_s(self) -> float:
@@ -115,10 +123,19 @@ class _Load:
         """
         done = sorted(self.done_s)
         rate = (len(done) - 1) / max(done[-1] - done[0], 1e-9)
-        begun = len(done) - 1 - bisect_right(self.due_s, done[0])
+        begun = len(self.asked_s) - 1 - bisect_right(self.asked_s, done[0])
         if self.turns == 1 or begun < MIN_REQUESTS // 2:
             return rate
         return min(rate, self.asked_per_s * (bisect_right(done, self.due_s[-1]) - 1) / begun)
+
+    @property
+    def finished_per_s(self) -> float:
+        """Rate to show. Requests are done as ``achieved_per_s`` finds; that of conversations compares those
+        that began and ended in the same time, which is no rate that the server has at any time.
+        """
+        if self.turns == 1:
+            return self.achieved_per_s
+        return len(self.done_s) / max(max(self.done_s) - self.asked_s[0], 1e-9)
 
     @property
     def in_flight(self) -> list[int]:
@@ -141,6 +158,7 @@ def load_phases(
     due_ns: Sequence[int | None] = (),
     talks: Sequence[int] = (),
     *,
+    failed: Mapping[int, int | None] | None = None,
     is_capped: bool = False,
 ) -> tuple[list[Span], list[Flag]]:
     """Return the phases of a load; without a steady state none, and a flag that gives the reason.
@@ -153,17 +171,28 @@ def load_phases(
         due_ns: When each request of an open loop was due, None for follow-ups; empty if all were sent on
             time.
         talks: The number of the conversation of each request; empty if there are no follow-ups.
+        failed: When each failed conversation, or request without follow-ups, of an open loop was due, by its
+            number in ``talks``; None for one that failed later than its first turn.
         is_capped: Whether the client limited the requests in flight of an open loop.
     """
-    load = _read_load(requests, due_ns, talks)
+    failed = failed or {}
+    failed_ns = [due for due in failed.values() if due is not None]
+    load = _read_load(requests, due_ns, talks, failed_ns)
     if load is None:
         return [], [Flag(name=SHORT_LOAD, severity="note", detail="the times of the requests are unknown")]
+    number = len({*(talks or range(len(requests))), *failed})
+    if len(failed) > (1 - KEEPS_UP) * number * (1 + 1e-9):
+        paced = concurrency is None and load.asked_s[-1] > load.asked_s[0]
+        rate = f", asked for {load.asked_per_s:.3g} {load.name}/s" if paced else ""
+        lower = "the rate" if concurrency is None else "concurrency"
+        detail = f"{len(failed)} of {number} {load.name} failed{rate}; lower {lower}, or see failed-request"
+        return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
     steady = steady_span(requests, concurrency, talks)
     short = _describe_shortness(load, steady, concurrency)
     behind = None
     if concurrency is None:
-        for each in filter(None, (_read_first_turns(requests, due_ns), load)):
-            lag = _describe_lag(each, is_capped=is_capped)
+        for each in filter(None, (_read_first_turns(requests, due_ns, failed_ns), load)):
+            lag = _describe_lag(each, load, is_capped=is_capped)
             if lag is not None and _overloads(each, is_short=short is not None):
                 detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
                 return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
@@ -175,9 +204,12 @@ def load_phases(
     return phase_spans(requests, concurrency, start_ns, end_ns, talks), []
 
 
-def _describe_lag(whole: _Load, *, is_capped: bool) -> str | None:
-    """Return by how much the server fell behind the rate asked for; None if it kept up."""
-    load = whole.settled()
+def _describe_lag(part: _Load, whole: _Load, *, is_capped: bool) -> str | None:
+    """Return by how much the server fell behind the rate asked for, as ``part`` shows; None if it kept up.
+
+    Rates and numbers in flight are those of ``whole``: first turns are served faster than conversations.
+    """
+    load = part.settled()
     if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
@@ -186,10 +218,11 @@ def _describe_lag(whole: _Load, *, is_capped: bool) -> str | None:
     since, where = (
         (" from the time they were due", "waiting or in flight") if is_capped else ("", "in flight")
     )
+    of = f" of {part.name}" if part is not whole else ""
     return (
-        f"asked for {load.asked_per_s:.3g} {load.name}/s, achieved {load.achieved_per_s:.3g}; time to first "
-        f"token{since} {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
-        f"{whole.most_in_flight} {load.name} {where}"
+        f"achieved {whole.finished_per_s:.3g} of {whole.asked_per_s:.3g} {whole.name}/s; time to first "
+        f"token{of}{since} {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
+        f"{whole.most_in_flight} {whole.name} {where}"
     )
 
 
@@ -213,17 +246,22 @@ def _overloads(whole: _Load, *, is_short: bool) -> bool:
     return _in_flight_rises(whole) or (far_behind and not is_short and rise > 1 / KEEPS_UP - 1)
 
 
-def _read_first_turns(requests: Sequence[RequestTimeline], due_ns: Sequence[int | None]) -> _Load | None:
+def _read_first_turns(
+    requests: Sequence[RequestTimeline], due_ns: Sequence[int | None], failed_ns: Sequence[int]
+) -> _Load | None:
     """Return the times of what was sent on a schedule, if follow-ups were not."""
     if None not in due_ns:
         return None
     pairs = [(each, due) for each, due in zip(requests, due_ns, strict=True) if due is not None]
-    load = _read_load([each for each, _ in pairs], [due for _, due in pairs], ())
+    load = _read_load([each for each, _ in pairs], [due for _, due in pairs], (), failed_ns)
     return None if load is None else replace(load, name="first turns")
 
 
 def _read_load(
-    requests: Sequence[RequestTimeline], due_ns: Sequence[int | None], talks: Sequence[int]
+    requests: Sequence[RequestTimeline],
+    due_ns: Sequence[int | None],
+    talks: Sequence[int],
+    failed_ns: Sequence[int],
 ) -> _Load | None:
     """Return the times of conversations; None if one is unknown. Follow-ups are due when they are sent."""
     sent = [each.start_ns for each in requests]
@@ -242,7 +280,8 @@ def _read_load(
     took_s = sorted(done - due for due, done in zip(due_s, done_s, strict=True))[len(requests) // 10]
     name = "requests" if len(wholes) == len(requests) else "conversations"
     due, waits, done = zip(*wholes, strict=True)
-    return _Load(name, due, waits, done, turns=len(requests) / len(wholes), took_s=took_s)
+    asked = sorted([*due, *(each / 1e9 for each in failed_ns)])
+    return _Load(name, asked, due, waits, done, turns=len(requests) / len(wholes), took_s=took_s)
 
 
 def _waits_rise(load: _Load) -> bool:

@@ -311,10 +311,11 @@ class ServeParams(GenerationParams, frozen=True):
         paced = (self.request_rate is not None) + is_trace
         one = "one of request_rate, arrivals='trace' and concurrency; concurrency may limit the other two"
         yield "request_rate", paced == 1 or (paced == 0 and self.concurrency is not None), one
-        yield "request_rate", self.request_rate is None or 0 < self.request_rate < float("inf"), "more than 0"
+        finite = self.request_rate is None or 0 < self.request_rate < math.inf
+        yield "request_rate", finite, "a finite number above 0"
         yield "concurrency", self.concurrency is None or self.concurrency >= 1, "1 or more"
         ordered = all(a <= b < math.inf for a, b in pairwise((0.0, *self.trace)))
-        needed = "arrivals='trace', and finite seconds from the start in their order"
+        needed = "finite seconds from the start, in ascending order"
         yield "trace", is_trace == bool(self.trace) and ordered, needed
         yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))

@@ -64,13 +64,14 @@ def good_output_tokens(round_: Round) -> int | None:
     return sum(tokens for tokens, good in zip(served.output_tokens, served.good, strict=True) if good)
 
 
-def attainment(round_: Round) -> float | None:
-    """Return the share of requests, failed ones included, that are good; ``None`` without an SLO."""
-    served, good = round_.served, good_requests(round_)
-    if served is None or good is None:
-        return None
-    sent = len(served.sent_s) + len(served.failures)
-    return good / sent if sent else None
+def attainment(*rounds: Round) -> float | None:
+    """Return the share of the requests of these rounds, failed ones included, that are good.
+
+    ``None`` without an SLO.
+    """
+    loads = [served for round_ in rounds if (served := round_.served) is not None and served.good is not None]
+    sent = sum(len(served.sent_s) + len(served.failures) for served in loads)
+    return sum(map(sum, (served.good or () for served in loads))) / sent if sent else None
 
 
 def worst_latency_ratio(rounds: Sequence[Round], slo: Slo) -> float:
@@ -88,6 +89,6 @@ def worst_latency_ratio(rounds: Sequence[Round], slo: Slo) -> float:
 
 
 def is_saturated(rounds: Sequence[Round]) -> bool:
-    """Return whether the server could not keep up in most rounds."""
+    """Return whether the server could not keep up in half of the rounds or more."""
     flagged = sum(any(flag.name == SATURATED for flag in round_.flags) for round_ in rounds)
-    return flagged > len(rounds) / 2
+    return flagged > 0 and flagged >= len(rounds) / 2

@@ -6,7 +6,7 @@ scatter of latencies, which moves the bracket, has the other half. Both ends of 
 result were measured: the lower one is within the SLO, the upper one is not. The ends of the given range are
 measured only if every rate between them has the same result.
 
-A rate is measured with one round if the result is clear, otherwise with rounds until two agree, since
+A rate is measured with one round if the result is clear, otherwise with two, or three if they disagree, since
 percentiles of latencies scatter most where a queue begins to grow.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.errors import PlanError
@@ -69,15 +68,15 @@ def probe_requests(rate: float, slo: Slo, tolerance: float) -> int:
 def is_within(rounds: Sequence[Round], slo: Slo | None) -> bool | None:
     """Return whether a load was within the SLO; ``None`` without a valid round.
 
-    The median over the rounds counts, so that one disturbed round of three changes nothing. A load that the
-    server cannot keep up with is not within any SLO.
+    The requests of all rounds count together, as in their percentiles. A load that the server cannot keep up
+    with in half of the rounds is not within any SLO.
     """
     valid = [round_ for round_ in rounds if is_valid(round_)]
     if not valid:
         return None
     if is_saturated(valid) or slo is None:
         return not is_saturated(valid)
-    return median(attainment(round_) or 0.0 for round_ in valid) >= slo.attainment
+    return (attainment(*valid) or 0.0) >= slo.attainment
 
 
 def is_decided(rounds: Sequence[Round], slo: Slo) -> bool:
@@ -87,7 +86,7 @@ def is_decided(rounds: Sequence[Round], slo: Slo) -> bool:
         return True
     results = [is_within([round_], slo) for round_ in valid]
     if len(results) > 1:
-        # Of three, two agree.
+        # They agree, so that their requests together do.
         return results[0] == results[1]
     return bool(valid) and _is_clear(valid[0], slo)
 

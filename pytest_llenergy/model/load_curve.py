@@ -77,7 +77,7 @@ def slo(
 
 
 class LoadPoint(StoredStruct, frozen=True):
-    """A load at one request rate. Latencies are over the requests of all its valid rounds, in seconds.
+    """A load at one request rate. Latencies (s), rates and shares are over the requests of all valid rounds.
 
     Attributes:
         request_rate: Requests per second, as sent.
@@ -88,7 +88,7 @@ class LoadPoint(StoredStruct, frozen=True):
             a single round.
         goodput_requests_per_s: Requests per second that meet every limit.
         slo_attainment: Share of requests that meet every limit.
-        saturated: Whether the server could not keep up in most rounds.
+        saturated: Whether the server could not keep up in half of the rounds or more.
         within_slo: Whether the load was not saturated and enough requests met every limit; without an SLO,
             whether it was not saturated. None without a valid round.
         reason: Why a figure is missing.

@@ -33,7 +33,8 @@ def describe_curve(curve: LoadCurve) -> str:
 def curve_rows(curve: LoadCurve) -> list[list[str]]:
     """Return the cells of each point, by rate; ``-`` for what is missing.
 
-    The result of a search is ``maximum`` in the row of its full measurement, the last at that rate.
+    The result of a search is ``maximum`` in the row of its full measurement, the last at that rate; ``≥ 20``
+    if no rate above it exceeded the SLO.
     """
     energies = (point.energy_per_output_token_j for point in curve.points)
     scale = scale_of("J", *(each for each in energies if each is not None))
@@ -41,7 +42,8 @@ def curve_rows(curve: LoadCurve) -> list[list[str]]:
     found = curve.max_load_requests_per_s
     places = [place for place, point in enumerate(curve.by_rate()) if point.request_rate == found]
     if places:
-        rows[places[-1]][-1] = "maximum"
+        is_bracketed = curve.exceeded_at_requests_per_s is not None
+        rows[places[-1]][-1] = "maximum" if is_bracketed else f"≥ {found:.3g}"
     return rows
 
 

@@ -51,6 +51,22 @@ def queued(slots: int, sent_s: Sequence[float], services_s: Sequence[float] = ()
     return requests
 
 
+def shedding(slots: int, waiting: int, sent_s: Sequence[float]) -> tuple[list[RequestTimeline], list[int]]:
+    """Return the requests that a server like ``queued`` serves, and the places of those that it refuses,
+    because so many wait.
+    """
+    begins_s: list[float] = []
+    places: list[int] = []
+    free_s = [0.0] * slots
+    for place, at_s in enumerate(sent_s):
+        if sum(begin_s > at_s for begin_s in begins_s) < waiting:
+            begins_s.append(max(at_s, heapq.heappop(free_s)))
+            heapq.heappush(free_s, begins_s[-1] + SERVICE_S)
+            places.append(place)
+    refused = [place for place in range(len(sent_s)) if place not in set(places)]
+    return queued(slots, [sent_s[place] for place in places]), refused
+
+
 def conversing(slots: int, sent_s: Sequence[float], turns: Sequence[int], think_s: float) -> list[Turn]:
     """Return the requests of conversations that begin at ``sent_s``, by send time, as in ``queued``.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ import pytest
 from pytest_llenergy.backends.load_phases import kendall_z, load_phases, phase_spans, steady_span
 from pytest_llenergy.model.timeline import RequestTimeline
 
-from .queues import arrivals_s, conversing, queued, shared, split
+from .queues import S, arrivals_s, conversing, queued, shared, shedding, split
 
 MS = 1_000_000
 
@@ -131,7 +132,7 @@ class TestSaturation:
         sent_s = arrivals_s(1, 20 / 6.8, 32, 0)
         _, (flag,) = load_phases(queued(1, sent_s), None, 0, 10**15)
         assert (flag.name, flag.severity) == ("saturated", "warning")
-        assert flag.detail.startswith("asked for 2.94 requests/s, achieved 1; time to first token ")
+        assert flag.detail.startswith("achieved 1 of 2.94 requests/s; time to first token ")
         assert flag.detail.endswith(" requests in flight; lower the rate")
 
     def test_a_request_that_was_held_back_counts_from_when_it_was_due(self) -> None:
@@ -174,7 +175,7 @@ class TestSaturation:
             made = split(conversing(4, sent_s, [turns] * 128, think_s=2.0))
             _, flags = load_phases(made[0], None, 0, 10**15, *made[1:])
             found[flags[0].name if flags else "steady"] += 1
-            assert not flags or "s/s, achieved " in flags[0].detail
+            assert not flags or "achieved " in flags[0].detail
         if load < 1:
             assert found == {"steady": 20}
         else:
@@ -192,6 +193,57 @@ class TestSaturation:
                 _, flags = load_phases(made[0], None, 0, 10**15, *made[1:])
                 names = [each.name for each in flags]
                 assert names != ["saturated"] if load < 1 else names
+
+    @pytest.mark.parametrize("load", [1.4, 2.0])
+    def test_a_server_that_refuses_what_is_too_much_is_saturated(self, load: float) -> None:
+        """It answers in time whatever it accepts, so that only the failures tell."""
+        for seed in range(20):
+            sent_s = arrivals_s(4, load, 200, seed)
+            requests, refused = shedding(4, 4, sent_s)
+            assert verdict(requests) == "steady"
+            talks = [place for place in range(200) if place not in set(refused)]
+            failed = {place: round((10 + sent_s[place]) * S) for place in refused}
+            spans, (flag,) = load_phases(requests, None, 0, 10**15, (), talks, failed=failed)
+            assert (flag.name, flag.severity, spans) == ("saturated", "warning", [])
+            assert flag.detail == (
+                f"{len(refused)} of 200 requests failed, asked for {4 * load:.3g} requests/s; lower the "
+                "rate, or see failed-request"
+            )
+
+    def test_the_rate_asked_for_is_that_of_all_requests(self) -> None:
+        """Every eleventh of 110 fails at once, which is not yet too many."""
+        sent_s = [number / 2 for number in range(110)]
+        talks = [number for number in range(110) if number % 11 != 5]
+        requests = queued(1, [sent_s[number] for number in talks])
+        failed = {number: round((10 + sent_s[number]) * S) for number in range(110) if number % 11 == 5}
+        _, (flag,) = load_phases(requests, None, 0, 10**15, (), talks, failed=failed)
+        assert flag.detail.startswith("achieved 1 of 2 requests/s; ")
+
+    def test_one_failure_in_ten_changes_nothing(self) -> None:
+        for number, steady in ((10, True), (11, False)):
+            requests = queued(4, arrivals_s(4, 0.5, 100, 0))[number:]
+            failed: dict[int, int | None] = dict.fromkeys(range(number))
+            for concurrency in (None, 4):
+                talks = range(number, 100)
+                spans, flags = load_phases(requests, concurrency, 0, 10**15, (), talks, failed=failed)
+                assert bool(spans) == steady == (not flags)
+
+    def test_conversations_that_broke_off_have_failed(self) -> None:
+        """The first turns of all were answered."""
+        made = split(conversing(4, arrivals_s(4, 0.2, 64, 0), [2] * 64, think_s=1.0))
+        failed: dict[int, int | None] = dict.fromkeys(range(16))
+        _, (flag,) = load_phases(made[0], None, 0, 10**15, *made[1:], failed=failed)
+        assert flag.detail.startswith("16 of 64 conversations failed, asked for 0.8 conversations/s; lower ")
+
+    @pytest.mark.parametrize("load", [1.3, 2.0])
+    def test_the_flag_states_the_conversations_that_a_server_completes(self, load: float) -> None:
+        """Four slots serve one conversation of four turns in a second."""
+        for seed in range(5):
+            made = split(conversing(4, arrivals_s(1, load, 64, seed), [4] * 64, think_s=0.0))
+            _, (flag,) = load_phases(made[0], None, 0, 10**15, *made[1:])
+            achieved, asked = re.findall(r"achieved ([\d.]+) of ([\d.]+) conversations/s", flag.detail)[0]
+            assert 0.85 <= float(achieved) <= 1.0
+            assert float(asked) == pytest.approx(load, rel=0.01)
 
     def test_a_closed_loop_is_never_saturated(self) -> None:
         """Eight requests are in flight whatever the server does; two slots make them wait equally long."""
@@ -217,7 +269,7 @@ class TestSaturation:
     def test_a_short_load_that_fell_behind_says_both(self) -> None:
         _, (flag,) = load_phases(shared(8, arrivals_s(8, 3.0, 24, 1)), None, 0, 10**15)
         assert (flag.name, flag.severity) == ("short-load", "warning")
-        assert "; or the rate is too high: asked for 24 requests/s, achieved " in flag.detail
+        assert "; or the rate is too high: achieved " in flag.detail
 
     def test_too_few_requests_for_the_concurrency_are_no_steady_state(self) -> None:
         _, (flag,) = load_phases(queued(8, [0.0] * 4), 8, 0, 10**15)

@@ -101,9 +101,9 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     result = quick.runpytest(*options)
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"test_it \(failed\) .* J +saturated +saturated$"])
-    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: asked for 50 requests/s, achieved 1*"])
+    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: achieved 1* of 50 requests/s;*"])
     result.stdout.fnmatch_lines(
-        ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: asked for 50 *"]
+        ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: achieved 1*"]
     )
     (record,) = read_report()["records"]
     for round_ in record["rounds"]:
@@ -111,9 +111,38 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
         assert "saturated" in [flag["name"] for flag in round_["flags"]]
     for name in ("steady_energy_per_output_token_j", "steady_output_tokens_per_s"):
         assert record["metrics"][name]["value"] is None
-        assert "saturated: asked for 50 requests/s, achieved 1" in record["metrics"][name]["reason"]
+        assert "saturated: achieved 1" in record["metrics"][name]["reason"]
     assert record["metrics"]["energy_per_output_token_j"]["value"] > 0
-    assert "saturated: asked for 50 requests/s" in (quick.path / "page.html").read_text()
+    assert "saturated: achieved 1" in (quick.path / "page.html").read_text()
+
+
+def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    """40 requests/s are possible, and 160 are asked for: two are served at a time, and two wait."""
+    quick.makepyfile(
+        """
+        def test_it(energy, backend):
+            energy(
+                backend.serve, ["abc"], request_rate=160.0, num_requests=80, max_new_tokens=2,
+                max_failures=79)
+        """
+    )
+    command = scripted(slots=2, first=0.025, step=0.025, queue=2)
+    result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(
+        [r"saturated: test_it: . of . rounds: \d\d of 80 requests failed, asked for.*"]
+    )
+    (record,) = read_report()["records"]
+    for round_ in record["rounds"]:
+        assert round_["phases"] == []
+        (detail,) = (flag["detail"] for flag in round_["flags"] if flag["name"] == "saturated")
+        failures = len(round_["served"]["failures"])
+        assert detail.startswith(
+            f"{failures} of 80 requests failed, asked for 160 requests/s; lower the rate"
+        )
+    assert record["metrics"]["steady_energy_per_output_token_j"]["value"] is None
 
 
 def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(

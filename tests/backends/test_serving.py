@@ -89,17 +89,17 @@ class TestArrivals:
                 "serve: slo is {'ttft': 1}, needs pytest_llenergy.slo(ttft=..., tpot=..., e",
             ),
             ({"slo": {}}, "serve: slo is {}, needs pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"),
-            ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
+            ({"request_rate": 0.0}, "request_rate is 0.0, needs a finite number above 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
-            ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
+            ({"arrivals": "trace"}, "trace is (), needs finite seconds from the start, in ascending order"),
             ({"trace": [0, 1]}, "trace is (0.0, 1.0), needs arrivals='trace'"),
             (
                 {"arrivals": "trace", "trace": [float("inf")]},
-                "trace is (inf,), needs arrivals='trace', and",
+                "trace is (inf,), needs finite seconds",
             ),
             (
                 {"arrivals": "trace", "trace": [float("nan")]},
-                "trace is (nan,), needs arrivals='trace', and",
+                "trace is (nan,), needs finite seconds",
             ),
             (
                 {"arrivals": "trace", "trace": [0.0, 1e308]},

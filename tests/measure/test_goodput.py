@@ -177,10 +177,12 @@ def test_the_ratio_to_the_limits_is_that_of_the_share_that_counts() -> None:
     assert worst_latency_ratio([load(requests)], slo(tpot=1.0)) == 0
 
 
-def test_a_load_is_saturated_if_most_rounds_are() -> None:
+def test_a_load_is_saturated_if_half_of_its_rounds_are() -> None:
     flagged = load(flags=[Flag(name="saturated", severity="warning", detail="x")])
     assert is_saturated([flagged, flagged, load()])
-    assert not is_saturated([flagged, load()])
+    assert is_saturated([flagged, load()])
+    assert not is_saturated([flagged, load(), load()])
+    assert not is_saturated([])
 
 
 @pytest.mark.parametrize(

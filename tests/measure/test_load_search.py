@@ -208,7 +208,7 @@ def test_a_clear_round_decides_and_a_close_one_is_repeated() -> None:
     assert is_decided([close, close], LIMITS)
     assert not is_decided([close, missed], LIMITS)
     assert is_decided([close, missed, missed], LIMITS)
-    assert is_within([close, missed, missed], LIMITS) is False
+    assert is_within([close, waiting(0.9, bad=4), missed], LIMITS) is False
     assert is_within([close, missed, close], LIMITS) is True
 
 
@@ -219,10 +219,17 @@ def test_one_disturbed_round_does_not_end_the_search_too_low() -> None:
     assert is_within([stalled, waiting(0.2), waiting(0.2)], LIMITS) is True
 
 
+def test_the_requests_of_all_rounds_decide() -> None:
+    """Two rounds without a late request and one with 7 of 20: 7 of 60 are late, and 6 are allowed."""
+    assert is_within([waiting(0.2), waiting(0.2), waiting(0.2, bad=7)], LIMITS) is False
+    assert is_within([waiting(0.2), waiting(0.2), waiting(0.2, bad=6)], LIMITS) is True
+
+
 def test_a_saturated_load_is_within_no_slo() -> None:
     saturated = waiting(0.1, flags=[SATURATED])
     assert is_within([saturated], LIMITS) is False
     assert is_within([saturated], None) is False
+    assert is_within([saturated, waiting(0.1)] * 2, LIMITS) is False
     assert is_within([waiting(5.0)], None) is True
 
 

@@ -39,6 +39,17 @@ def test_every_point_is_a_row_by_rate() -> None:
     assert rows[4]["good"] == "98.0%"
 
 
+def test_a_search_without_an_upper_bound_found_no_maximum() -> None:
+    open_ended = msgspec.structs.replace(load_curve(), exceeded_at_requests_per_s=None)
+    results = [row[-1] for row in curve_rows(open_ended)]
+    assert results[3] == "≥ 9.8"
+    assert "maximum" not in results
+    page = render_report(report_of(loaded(open_ended)))
+    assert ">≥ 9.8<" in page
+    assert "highest load within the SLO" in page
+    assert "maximum 9.8" not in page
+
+
 @pytest.mark.parametrize(
     ("changes", "title"),
     [

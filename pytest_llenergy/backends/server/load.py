@@ -299,6 +299,8 @@ class LoadJob:
             outcome.exchanges, self.params, len(self.requests), limit
         )
         answered.sort(key=lambda each: each[0].stream.sent_ns)
+        kept = {id(exchange) for exchange, _ in answered}
+        failed = {each.talk: each.due_ns for each in outcome.exchanges if id(each) not in kept}
         answers = [answer for _, answer in answered]
         requests = [
             msgspec.structs.replace(
@@ -314,6 +316,7 @@ class LoadJob:
             outcome.end_ns,
             [exchange.due_ns for exchange, _ in answered],
             [exchange.talk for exchange, _ in answered],
+            failed=failed,
             is_capped=self.params.concurrency is not None,
         )
         return ServedLoad(

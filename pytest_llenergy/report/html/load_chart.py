@@ -49,6 +49,8 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
     if not points:
         return None
     shown = _shown_latencies(curve)
+    is_bracketed = curve.exceeded_at_requests_per_s is not None
+    sign, word = ("maximum", "maximum") if is_bracketed else ("≥", "highest")
     energies = [joules for each in points if (joules := each.energy_per_output_token_j or 0.0) > 0]
     power, prefix = scale_of("J", *energies)
 
@@ -64,7 +66,7 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
         for axes in (upper, lower):
             set_scale(axes, "x", rates)
             if found is not None and min(rates) <= found <= max(rates):
-                _mark_maximum(axes, found, f"maximum {found:.3g}" if axes is upper else "")
+                _mark_maximum(axes, found, f"{sign} {found:.3g}" if axes is upper else "")
         upper.tick_params(labelbottom=False)
         for y, text in ((1 - 12 / HEIGHT, f"{prefix}J/token"), (box.y0 + half + 8 / HEIGHT, "p99, s")):
             drawn.text(4 / width, y, text, color=COLOURS["muted"], fontsize=10)
@@ -76,7 +78,7 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
     if curve.slo is not None:
         legend.append(LegendEntry("line muted dash2", "limit of the SLO"))
     if curve.max_load_requests_per_s is not None:
-        legend.append(LegendEntry("line dash1", f"maximum load{' within the SLO' if curve.slo else ''}"))
+        legend.append(LegendEntry("line dash1", f"{word} load{' within the SLO' if curve.slo else ''}"))
     if not all(point.within_slo for point in points):
         legend.append(LegendEntry("ring", "exceeds the SLO" if curve.slo is not None else "saturated"))
     title = f"Energy and latency over load{f', {side}' if side else ''}"

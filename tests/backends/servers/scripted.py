@@ -8,7 +8,8 @@ is refused, broken off or not answered for a minute. A chat prompt has ``templat
 
 With ``slots``, so many requests are served at once and the others wait, first come, first served: the
 capacity is ``slots / (first + step * (chunks - 1))`` requests per second. Every fourth request that makes
-several chunks waits ``stall`` seconds before its last.
+several chunks waits ``stall`` seconds before its last. With ``queue``, a request is refused with 503 while so
+many wait.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 SETTINGS = {
     **{"fault": "", "owner": "scripted", "chunk": "1", "first": "0", "step": "0"},
     **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0", "template": "5"},
+    "queue": "1000000",
 }
 #: What was asked, in order, and the prompts.
 ASKED: list[dict[str, Any]] = []
@@ -94,6 +96,9 @@ class Handler(BaseHTTPRequestHandler):
             self.say(404, {"error": {"message": f"The model `{asked['model']}` does not exist."}})
             return
         prompt = self.prompt(asked)
+        if len(SLOTS.waiting) >= int(SETTINGS["queue"]):
+            self.say(503, {"error": {"message": "the queue is full"}})
+            return
         if "!500" in prompt:
             self.say(500, {"error": {"message": "out of memory"}})
             return
