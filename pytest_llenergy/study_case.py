@@ -278,7 +278,7 @@ def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabiliti
         return "no counterpart"
     if key.name == "attention.backend":
         value = str(value).upper()  # as vLLM itself does with values of this key
-    return _add_option(case, key.name, name, value, row)
+    return _add_option(case, name, value, row)
 
 
 def _convert_for_transformers(
@@ -287,11 +287,11 @@ def _convert_for_transformers(
     """Convert a key whose meaning may depend on ``given``, the values of all keys by name."""
     value = key.value
     if name == "load_in_8bit":
-        return _add_option(case, name, "quantization", "8bit", row)
+        return _add_option(case, "quantization", "8bit", row)
     if name == "load_in_4bit":
         if given.get("bnb_4bit_quant_type") != "nf4":
             return "of the types of 4 bits, the backend has nf4 (bnb_4bit_quant_type: nf4)"
-        return _add_option(case, name, "quantization", "nf4", row)
+        return _add_option(case, "quantization", "nf4", row)
     if name == "bnb_4bit_quant_type":
         return None if given.get("load_in_4bit") is True else "needs load_in_4bit: true"
     if name == "bnb_4bit_compute_dtype":
@@ -302,7 +302,7 @@ def _convert_for_transformers(
         if given.get("num_beams", 1) != 1:
             return "compiling is not available with beam search"
         mode = given.get("torch_compile_mode", "default") if value in (True, "inductor") else value
-        return _add_option(case, name, "compile", mode, row)
+        return _add_option(case, "compile", mode, row)
     if name == "torch_compile_mode":
         return None if given.get("torch_compile") else "needs torch_compile: true"
     if name == "torch_compile_backend":
@@ -310,17 +310,17 @@ def _convert_for_transformers(
     if name == "prompt_lookup_num_tokens":
         if case.batch > 1:
             return "speculative decoding takes one prompt at a time; use batch_size: 1"
-        return _add_option(case, name, "speculative", {"method": PROMPT_LOOKUP, "num_tokens": value}, row)
+        return _add_option(case, "speculative", {"method": PROMPT_LOOKUP, "num_tokens": value}, row)
     if name == "prefix_cache" and value is True:
         return NO_PREFIX_CACHE
     if name == "chunked_prefill" and value is True:
         return "the load option chunked_prefill is the tokens of a step"
     if not (key.in_engine or key.sampling):
         return "no counterpart"
-    return _add_option(case, key.name, name, value, row)
+    return _add_option(case, name, value, row)
 
 
-def _add_option(case: Case, key: str, name: str, value: Any, row: Capabilities) -> str | None:
+def _add_option(case: Case, name: str, value: Any, row: Capabilities) -> str | None:
     """Add a load option. Returns the reason if the backend would refuse it."""
     if name in COMMON_OPTIONS:
         if name not in row.options:
