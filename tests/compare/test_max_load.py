@@ -118,6 +118,7 @@ def test_one_session_without_a_maximum_voids_its_side() -> None:
     assert lost.verdict == "regressed"
 
 
+@pytest.mark.slow
 def test_a_server_that_collapses_fails_its_gate(quick: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     quick.makepyfile(
