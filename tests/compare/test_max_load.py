@@ -118,6 +118,7 @@ def test_one_session_without_a_maximum_voids_its_side() -> None:
     assert lost.verdict == "regressed"
 
 
+@pytest.mark.slow
 def test_a_server_that_collapses_fails_its_gate(quick: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     quick.makepyfile(
@@ -127,7 +128,7 @@ def test_a_server_that_collapses_fails_its_gate(quick: pytest.Pytester) -> None:
         def test_it(energy, backend):
             energy.max_load(
                 backend.serve, ["abc"], slo=slo(ttft=0.2, attainment=0.9), max_new_tokens=3,
-                between=(20, 30), tolerance=1.0, num_requests=30)
+                between=(20, 30), tolerance=1.0, num_requests=16)
         """
     )
     # The same command on both sides: another one is another workload.
