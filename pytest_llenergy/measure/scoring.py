@@ -80,7 +80,8 @@ def score_outputs(outputs: Sequence[str], references: Sequence[object], scorer: 
     """
     if isinstance(references, str) or len(references) != len(outputs):
         count = 1 if isinstance(references, str) else len(references)
-        raise LLEnergyError(f"score: {count} references for {len(outputs)} outputs; give one for each")
+        plural = "s" if count != 1 else ""
+        raise LLEnergyError(f"score: {count} reference{plural} for {len(outputs)} outputs; give one for each")
     score = find_scorer(scorer)
     choices = [each if isinstance(each, list | tuple) else [each] for each in references]
     for place, choice in enumerate(choices):

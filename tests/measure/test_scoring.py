@@ -77,8 +77,8 @@ def test_scores_outside_0_to_1_are_refused(scores: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("references", "scorer", "message"),
     [
-        (["a"], "exact_match", "score: 1 references for 2 outputs; give one for each"),
-        ("ab", "exact_match", "score: 1 references for 2 outputs; give one for each"),
+        (["a"], "exact_match", "score: 1 reference for 2 outputs; give one for each"),
+        ("ab", "exact_match", "score: 1 reference for 2 outputs; give one for each"),
         ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
         (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
         (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),
