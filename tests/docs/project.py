@@ -63,7 +63,10 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--strict-config"\n',
         "stand_in.py": TEN_WATTS + block(EXTENDING, "conftest.py").code,
-        "tiny_backend.py": block(EXTENDING, "tiny_backend.py").code,
+        # Pages ask every backend for one precision; this one computes without any.
+        "tiny_backend.py": block(EXTENDING, "tiny_backend.py").code.replace(
+            '("size_mb",)', '("size_mb", "dtype")'
+        ),
         "benchmarks/test_decode.py": BENCHMARK,
         "benchmarks/prompts.txt": "Name three rivers.\nWhat is a lake?\n",
         **{f"programs/{name}": f"#!/bin/sh\n{script}" for name, script in PROGRAMS.items()},
