@@ -72,11 +72,9 @@ class Controller:
         if not self._settings.keeps_something:
             return
         from pytest_llenergy.session import state_of
-        from pytest_llenergy.xdist import OPTIONS_WITHOUT_TESTS
 
-        if not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS):
-            # Beside collection, which imports much.
-            state_of(self._config).begin_counter_check()
+        # Beside collection, which imports much.
+        state_of(self._config).begin_counter_check()
 
     # First, so that nothing comes between the arrival of a record and its keeping.
     @pytest.hookimpl(tryfirst=True)

@@ -59,7 +59,7 @@ from pytest_llenergy.workers import proctree
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
-from pytest_llenergy.xdist import record_id, worker_input_of
+from pytest_llenergy.xdist import OPTIONS_WITHOUT_TESTS, record_id, worker_input_of
 
 #: Type of the specs that a hook returns.
 Spec = TypeVar("Spec", BackendSpec, MeterSpec)
@@ -248,7 +248,9 @@ class RunState:
 
     def begin_counter_check(self) -> None:
         """Begin to check the energy counters of the GPUs that tests may use; later calls do nothing."""
-        if self._counter_check is None and (not self.settings.meter or "nvml" in self.settings.meter):
+        runs_tests = not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS)
+        wanted = runs_tests and (not self.settings.meter or "nvml" in self.settings.meter)
+        if self._counter_check is None and wanted:
             self._counter_check = CounterCheck(self.settings.gpus, self.environment)
 
     def await_counter_check(self) -> None:
