@@ -223,7 +223,7 @@ def convert_text(
 @pytest.mark.parametrize(
     ("engine", "options", "note"),
     [
-        ("transformers", "kv_cache_dtype: int8", "leaves the last 128 tokens unquantised"),
+        ("transformers", "kv_cache_dtype: int8", "keeps up to 128 recent tokens unquantised"),
         ("transformers", "prefix_cache: true", "computes each prompt anew"),
         ("transformers", "enable_chunked_prefill: true", "chunked_prefill is the tokens of a step"),
         ("transformers", "presence_penalty: 0.5", "transformers takes num_beams, repetition_penalty, min_p"),
@@ -245,7 +245,7 @@ def convert_text(
         ("tensorrt", "sampling: {return_perf_metrics: true}", "it is on, for timestamps"),
         ("tensorrt", "kv_cache_config: {max_tokens: 9}", "prefix_cache and free_gpu_memory_fraction"),
         ("tensorrt", "fast_build: true", "builds no engine"),
-        ("tensorrt", "quantization: fp8", "the checkpoint decides on quantisation"),
+        ("tensorrt", "quantization: fp8", "the checkpoint decides it"),
     ],
 )
 def test_options_that_a_backend_refuses_become_notes(
