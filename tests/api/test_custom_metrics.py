@@ -183,7 +183,7 @@ def test_the_mark_of_a_test_needs_its_metric(losing: pytest.Pytester) -> None:
     )
     result = losing.runpytest("--energy-compare=base.json", "--energy-removed=pass")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: head has no wer*"])
+    result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: base has no wer*"])
 
 
 @pytest.mark.parametrize(
