@@ -170,7 +170,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of an experiment that is none of those that all engines have.
+    """A key that only some engines have.
 
     Attributes:
         path: As the file has it.
