@@ -27,6 +27,7 @@ from pytest_llenergy.measure.metrics import (
     ROUND_METRICS,
     compute_metrics,
     relative_uncertainty,
+    unresolved_phases,
 )
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
@@ -200,13 +201,24 @@ def measure(
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
         rest: dict[str, Power] = {}
+        may_lengthen = plan.iterations is None and is_enough is None
         while True:
             spent_s = time.monotonic() - start_s
             if is_enough is not None and rounds:
                 if is_enough(rounds):
                     break
             elif is_finished(rounds, plan, warmup_s, spent_s, coverage):
-                break
+                lacking = unresolved_phases(rounds, plan.phases) if may_lengthen else frozenset()
+                longer = _longer_rounds(rounds, plan, gap_s, plan.budget_s - warmup_s - spent_s)
+                if not lacking or longer <= iterations:
+                    break
+                # The trial seemed long enough, by chance or because the machine was less busy: so these
+                # rounds were trials, too.
+                may_lengthen, iterations = False, min(longer, TRIED_LENGTH * iterations)
+                rounds, measured, start_s = [], [], time.monotonic()
+                warmup_s = start_s - begin_s
+                forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
+                continue
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
@@ -264,14 +276,14 @@ def lengthen_for_phases(
         The iterations, at most what the budget allows, and how long rounds would have to be for phases that
         need more, by their names.
     """
-    rounds = min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
+    rounds = _rounds_of_phases(plan)
     unresolved: dict[str, str] = {}
     for number in range(PHASE_TRIALS):
         begin_s = time.monotonic()
         trial = try_round(iterations)
         left_s -= time.monotonic() - begin_s
         iteration_s = trial.timeline.duration_s / iterations
-        most = max(iterations, int((left_s / rounds - 2 * gap_s) / iteration_s))
+        most = max(iterations, _fitting_iterations(plan, iteration_s, gap_s, left_s))
         lengths = required_lengths(trial, trace, plan.phases, rounds)
         if not number:
             # Few iterations may lie between the same readings, and more of them between others.
@@ -288,6 +300,22 @@ def lengthen_for_phases(
             break
         iterations = longest
     return iterations, unresolved
+
+
+def _longer_rounds(rounds: Sequence[Round], plan: RoundPlan, gap_s: float, left_s: float) -> int:
+    """Return how many iterations each round can have in the time that is left, as fast as these rounds."""
+    made = sum(round_.iterations for round_ in rounds)
+    seconds = math.fsum(round_.duration_s for round_ in rounds)
+    return _fitting_iterations(plan, seconds / made, gap_s, left_s) if made else 0
+
+
+def _rounds_of_phases(plan: RoundPlan) -> int:
+    """Return how many rounds share what is left of the budget."""
+    return min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
+
+
+def _fitting_iterations(plan: RoundPlan, iteration_s: float, gap_s: float, left_s: float) -> int:
+    return int((left_s / _rounds_of_phases(plan) - 2 * gap_s) / iteration_s)
 
 
 def _forecast(

@@ -10,7 +10,7 @@ Metrics of served loads are in ``served_metrics``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 
@@ -85,6 +85,23 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         return [], figure.needs
     no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
     return [], no_energy or missing
+
+
+def unresolved_phases(rounds: Sequence[Round], phases: Collection[str]) -> frozenset[str]:
+    """Return the phases whose energy rounds give, but together not well enough.
+
+    Args:
+        rounds: The rounds.
+        phases: Names of phases. Decode without a second token of any sequence is left out.
+    """
+    wanted = set(phases) - ({"decode"} if is_prefill_only(rounds) else set())
+    figures = {name: ROUND_METRICS[f"{name}_energy_j"] for name in wanted}
+    valid = [each for each in rounds if is_valid(each)]
+    found = {
+        name: [value for each in valid if (value := figure.value_of(each)) is not None]
+        for name, figure in figures.items()
+    }
+    return frozenset(name for name, values in found.items() if values and not _is_resolvable(values))
 
 
 def _is_resolvable(values: Sequence[RoundValue]) -> bool:
