@@ -62,7 +62,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a connection is for: ``agent`` for the control connection of a slot, ``rank`` for one rank's bytes.
+    """What a connection is for: ``agent`` for control messages, ``rank`` for the bytes of one rank.
 
     A slot is the position of an agent's host in its gang.
     """
@@ -192,9 +192,7 @@ class Listener:
             while hello not in self._arrived:
                 reason = explain()
                 if reason is None and time.monotonic() > deadline_s:
-                    reason = (
-                        f"no connection from the {hello.kind} of slot {hello.slot} within {timeout_s:g} s"
-                    )
+                    reason = f"no connection of {hello.kind} {hello.slot} within {timeout_s:g} s"
                 if reason is not None:
                     raise WorkerError(reason)
                 self._changed.wait(timeouts.EXPECT_POLL_S)

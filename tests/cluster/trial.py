@@ -32,7 +32,8 @@ class TrialService:
             "start": self._start,
             "signal": lambda number: os.kill(os.getpid(), number),
             "thread_niceness": lambda: [
-                os.getpriority(os.PRIO_PROCESS, int(tid)) for tid in os.listdir("/proc/self/task")  # noqa: PTH208
+                os.getpriority(os.PRIO_PROCESS, int(tid))
+                for tid in os.listdir("/proc/self/task")  # noqa: PTH208
             ],
             "garbage": self._garbage,
         }
@@ -42,9 +43,11 @@ class TrialService:
 
     @staticmethod
     def _raise(name: str) -> None:
-        raise getattr(errors, name, None) or RuntimeError("something unexpected") if name == "" else getattr(
-            errors, name
-        )("the reason")
+        raise (
+            getattr(errors, name, None) or RuntimeError("something unexpected")
+            if name == ""
+            else getattr(errors, name)("the reason")
+        )
 
     def _connect(self, group: str, rank: int) -> None:
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
