@@ -75,6 +75,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str = ""
     rank: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.rank if self.group else self.slot}"
+
 
 class Request(msgspec.Struct, tag="request"):
     """From pytest: call a verb of a service, such as ``host.describe``. Arguments are primitives."""
@@ -196,7 +199,7 @@ class Listener:
             while hello not in self._arrived:
                 reason = explain()
                 if reason is None and time.monotonic() > deadline_s:
-                    reason = f"no connection of {hello.kind} {hello.slot} within {timeout_s:g} s"
+                    reason = f"no connection of {hello} within {timeout_s:g} s"
                 if reason is not None:
                     raise WorkerError(reason)
                 self._changed.wait(timeouts.EXPECT_POLL_S)
