@@ -225,9 +225,9 @@ def test_what_an_agent_may_not_undo_is_reported() -> None:
 def test_a_host_with_other_versions_is_refused_and_all_agents_end(
     mark: str, program: str, difference: str
 ) -> None:
-    with pytest.raises(WorkerError, match=f"^host0 has {difference} .*install the same on all hosts"):
-        with gang(None, program=program):
-            pytest.fail("it was accepted")
+    refused = pytest.raises(WorkerError, match=f"^host0 has {difference} .*install the same on all hosts")
+    with refused, gang(None, program=program):
+        pytest.fail("it was accepted")
     assert await_none(mark) == {}
 
 
