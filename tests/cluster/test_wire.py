@@ -121,7 +121,9 @@ def test_a_stranger_that_asks_for_a_proof_first_gets_none(listener: Listener) ->
 
 def test_an_agent_sends_nothing_to_a_listener_without_the_secret(listener: Listener) -> None:
     wrong = msgspec.structs.replace(listener.invitation, secret=b"another secret")
-    with pytest.raises(WorkerError, match=r"^pytest cannot be reached at port \d+ within 0\.5 s .*rejected"):
+    with pytest.raises(
+        WorkerError, match=r"^pytest cannot be reached at port \d+ \(.*digest sent was rejected"
+    ):
         connect(wrong, AGENT, 0.5)
 
 
@@ -190,8 +192,9 @@ def test_a_closed_listener_accepts_nobody(listener: Listener) -> None:
     kept = connect(listener.invitation, Hello("agent", 1))
     accepted = listener.accept(Hello("agent", 1), 60.0)
     listener.close()
-    with pytest.raises(WorkerError, match="cannot be reached"):
-        connect(listener.invitation, AGENT, 0.5)
+    # At once: this is what an agent finds when pytest was killed before it has connected.
+    with pytest.raises(WorkerError, match=r"cannot be reached .*127\.0\.0\.1: .*refused"):
+        connect(listener.invitation, AGENT, 3600.0)
     accepted.send("still open")
     assert kept.recv() == "still open"
 
