@@ -305,7 +305,7 @@ def connect(
         if any(isinstance(reason, ConnectionRefusedError) for reason in reasons.values()):
             break
         time.sleep(timeouts.CONNECT_RETRY_S)
-    tried = "; ".join(f"{each}: {reasons.get(each) or 'no answer'}" for each in addresses)
+    tried = "; ".join(f"{each}: {str(reasons.get(each) or '') or 'no answer'}" for each in addresses)
     raise WorkerError(f"pytest cannot be reached at port {invitation.port} ({tried})")
 
 

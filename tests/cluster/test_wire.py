@@ -121,9 +121,7 @@ def test_a_stranger_that_asks_for_a_proof_first_gets_none(listener: Listener) ->
 
 def test_an_agent_sends_nothing_to_a_listener_without_the_secret(listener: Listener) -> None:
     wrong = msgspec.structs.replace(listener.invitation, secret=b"another secret")
-    with pytest.raises(
-        WorkerError, match=r"^pytest cannot be reached at port \d+ \(.*digest sent was rejected"
-    ):
+    with pytest.raises(WorkerError, match=r"^pytest cannot be reached at port \d+ \(.*digest .* rejected"):
         connect(wrong, AGENT, 0.5)
 
 
@@ -179,8 +177,8 @@ def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener
 
 
 def test_one_address_that_answers_is_enough(listener: Listener) -> None:
-    # The first swallows packets (RFC 5737), the second refuses.
-    addresses = ("192.0.2.1", "127.0.0.9", "127.0.0.1")
+    # The first swallows packets (RFC 5737).
+    addresses = ("192.0.2.1", "127.0.0.1")
     begin_s = time.monotonic()
     connect(msgspec.structs.replace(listener.invitation, addresses=addresses), AGENT)
     listener.accept(AGENT, 60.0)
