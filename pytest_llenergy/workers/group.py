@@ -25,7 +25,6 @@ from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure, timeouts
 from pytest_llenergy.workers.host import Host, StartedRank
 from pytest_llenergy.workers.plan import (
-    LOCALHOST,
     ProcessPlan,
     RankPlan,
     check_placement,
@@ -33,7 +32,7 @@ from pytest_llenergy.workers.plan import (
 )
 from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.timeouts import TimeLimit
-from pytest_llenergy.workers.transport import MOVED, MOVING, Channel, Spooled
+from pytest_llenergy.workers.transport import MOVED, MOVING, Spooled
 
 #: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
@@ -47,57 +46,17 @@ STOP = ("stop", None)
 class _Rank:
     """One rank as pytest controls it."""
 
-    def __init__(self, plan: RankPlan, host: Host, started: StartedRank, directory: Path) -> None:
+    def __init__(self, plan: RankPlan, host: Host, started: StartedRank) -> None:
         self.plan = plan
         self.host = host
         self.pid = started.pid
         self.forked = started.forked
         self.log = started.log
-        #: Whether the log outlives the group: then it must not be truncated.
-        self.keeps_log = not self.log.is_relative_to(directory)
-        #: Where the output of the current request begins, in bytes.
-        self.log_start = 0
-        self.channel = Channel(started.connection, directory)
+        self.channel = started.channel
 
     def make_failure(self, report: dict[str, Any]) -> failure.Failure:
-        """Combine the report of the rank with its output."""
-        return failure.Failure(self.plan, self.pid, report, self.output())
-
-    def mark_log(self) -> None:
-        """Mark the start of the output of the next request."""
-        # If the supervisor is gone, so is the log; the request will report it.
-        with suppress(FileNotFoundError):
-            self.log_start = self.log_size()
-            if self.log_start and not self.keeps_log:
-                # Otherwise the output of all tests that share these ranks would accumulate.
-                os.truncate(self.log, 0)
-                self.log_start = 0
-
-    def output(self) -> list[str]:
-        """Return the last lines that the rank printed since the current request began."""
-        return failure.read_tail(self.log, self.log_start)
-
-    def output_with_stacks(self, start: int) -> list[str]:
-        """Return the output with the stacks, or the reason why the log has none after ``start`` bytes."""
-        if failure.has_stacks(self.log, start):
-            return self.output()
-        return [*self.output(), f"({failure.explain_missing_stacks(self.local_pid)})"]
-
-    def owes_stacks(self, start: int) -> bool:
-        """Return whether the rank may still write its stacks."""
-        return not failure.has_stacks(self.log, start) and failure.may_write_stacks(self.local_pid)
-
-    @property
-    def local_pid(self) -> int | None:
-        """Its pid, or ``None`` on another host."""
-        return self.pid if self.plan.host == LOCALHOST else None
-
-    def log_size(self) -> int:
-        """Return the size of its log in bytes; 0 if it is gone together with the supervisor."""
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
+        """Return the failure that the rank reports."""
+        return failure.Failure(self.plan, self.pid, report)
 
 
 class RankGroup:
@@ -194,7 +153,7 @@ class RankGroup:
             limit = limit if isinstance(limit, TimeLimit) else TimeLimit(limit)
             with limit.counting(), self._sending(limit) as send:
                 for rank, payload in zip(self._ranks, payloads, strict=True):
-                    rank.mark_log()
+                    rank.log.mark()
                     send(rank, verb, payload)
                 return self._collect_answers(limit)
         except BaseException as error:
@@ -289,8 +248,6 @@ class RankGroup:
         for each in self.plan.ranks:
             # Before any rank is started, since one supervisor serves all ranks of a host.
             hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload, limit.left_s())
-        #: Private to pytest and the ranks of the first host.
-        self.directory: Path = first.directory(self._name)
         master = {}
         try:
             address, port = first.master_address(self._name)
@@ -302,29 +259,26 @@ class RankGroup:
         for each in self.plan.ranks:
             host = hosts[each.host]
             variables = {**environments[each.rank], **master}
-            started = host.start(self._name, each.rank, variables, descriptors, python)
-            rank = _Rank(each, host, started, host.directory(self._name))
-            self._ranks.append(rank)
-            with suppress(BrokenPipeError, ConnectionResetError):
-                rank.channel.connection.send(
-                    {
-                        "environment": {**each.environment(), **master},
-                        "sys_path": None if python else [p for p in sys.path if isinstance(p, str)],
-                        "launch": self.plan.launch,
-                        "framework": self.plan.framework,
-                        "process_group": self.plan.process_group,
-                        "rendezvous": first.rendezvous_url(self._name),
-                        "directory": str(host.directory(self._name)),
-                        "rank": each.rank,
-                        "local_rank": each.local_rank,
-                        "world_size": each.world_size,
-                        "devices": each.devices,
-                        "parallel": msgspec.to_builtins(self.plan.parallel),
-                        "divided": self.plan.divided,
-                        "threads": each.threads,
-                        "cpus": each.cpus,
-                    }
-                )
+            boot = {
+                "environment": {**each.environment(), **master},
+                "sys_path": None if python else [p for p in sys.path if isinstance(p, str)],
+                "launch": self.plan.launch,
+                "framework": self.plan.framework,
+                "process_group": self.plan.process_group,
+                "rendezvous": first.rendezvous_url(self._name),
+                "rank": each.rank,
+                "local_rank": each.local_rank,
+                "world_size": each.world_size,
+                "devices": each.devices,
+                "parallel": msgspec.to_builtins(self.plan.parallel),
+                "divided": self.plan.divided,
+                "threads": each.threads,
+                "cpus": each.cpus,
+            }
+            started = host.start(self._name, each.rank, variables, boot, descriptors, python)
+            self._ranks.append(_Rank(each, host, started))
+        #: Private to pytest and the ranks of the first host.
+        self.directory: Path = self._ranks[0].channel.directory
 
     def _await_start(self, limit: TimeLimit) -> list[dict[str, Any]]:
         try:
@@ -371,7 +325,7 @@ class RankGroup:
             if failures:
                 others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
         if failures:
-            outputs = [(rank.plan, rank.output()) for rank in self._ranks]
+            outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
             failure.raise_first_cause(failures, len(self._ranks), outputs, silent)
         if waiting:
@@ -386,24 +340,13 @@ class RankGroup:
             return "error", failure.describe_death(rank.host, self._name, rank.pid)
 
     def _raise_hang(self, silent: Sequence[_Rank], timeout_s: float) -> None:
-        starts = [rank.log_size() for rank in self._ranks]
+        missing: dict[int, str] = {}
         for host in self._hosts:
             with suppress(WorkerError):
-                host.send_signal(self._name, failure.STACKS_SIGNAL)
-        self._await_stacks(starts)
-        outputs = [
-            (rank.plan, rank.output_with_stacks(start))
-            for rank, start in zip(self._ranks, starts, strict=True)
-        ]
+                missing |= host.write_stacks(self._name)
+        outputs = []
+        for rank in self._ranks:
+            number = rank.plan.rank
+            reasons = [f"({missing[number]})"] if number in missing else []
+            outputs.append((rank.plan, [*rank.log.tail(), *reasons]))
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
-
-    def _await_stacks(self, starts: Sequence[int]) -> None:
-        """Wait until the logs stop growing: a hanging rank cannot report when it has written its stacks."""
-        deadline = time.monotonic() + timeouts.STACKS_TIMEOUT_S
-        sizes: list[int] = []
-        while time.monotonic() < deadline:
-            before, sizes = sizes, [rank.log_size() for rank in self._ranks]
-            owed = any(rank.owes_stacks(start) for rank, start in zip(self._ranks, starts, strict=True))
-            if sizes == before and not owed:
-                return
-            time.sleep(timeouts.STACKS_POLL_S)

@@ -22,6 +22,7 @@ from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.isolation import Isolation
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.rank_log import LogFile
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import plan
@@ -302,11 +303,12 @@ def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Pat
     for number in range(2):
         host = LocalHost("spawn", tmp_path / "logs")
         host.prepare("7-0", dict(os.environ), (), 60.0)
-        started = [host.start("7-0", rank, dict(os.environ)) for rank in range(2)]
-        found += [each.log for each in started]
+        started = [host.start("7-0", rank, dict(os.environ), {}) for rank in range(2)]
         for each in started:
-            each.connection.close()
-            each.log.write_text(str(number))
+            each.channel.close()
+            assert isinstance(each.log, LogFile)
+            each.log.path.write_text(str(number))
+            found.append(each.log.path)
         host.kill("7-0")
         host.close()
     assert len({log.parent for log in found}) == 2
