@@ -56,6 +56,12 @@ class Failure:
         return bool(self.report.get("collective", True) and PEER_LOST.search(str(self.report["message"])))
 
     @property
+    def host_lost(self) -> str | None:
+        """Why its host cannot be reached any more, if it is that which ended the rank."""
+        lost: str | None = self.report.get("host_lost")
+        return lost
+
+    @property
     def first_line(self) -> str:
         """The first line of its message."""
         return (str(self.report["message"]).splitlines() or [""])[0]
@@ -92,7 +98,7 @@ def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
             # Polled, since the supervisor only answers requests; nothing is measured any more.
             time.sleep(timeouts.EXIT_CODE_POLL_S)
     except WorkerError as error:
-        return {"time_ns": now_ns, "message": str(error)}
+        return {"time_ns": now_ns, "message": host.lost or str(error), "host_lost": host.lost}
     if code is None:
         return {"time_ns": now_ns, "message": "closed its connection"}
     if code < 0:
@@ -149,6 +155,8 @@ def raise_first_cause(
     if report.get("outcome") and report["outcome"] != "Failed":
         reason = f"{report['reason']}{_describe_silent(silent)}"
         raise OutcomeInRank(report["outcome"], reason, report.get("exit_code"))
+    if first.host_lost is not None:
+        raise _lost_host_error(failures, first, world_size, outputs)
     where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
@@ -164,6 +172,19 @@ def raise_first_cause(
     # A rank that has died has not reported anything.
     failed.is_transient = not traceback or bool(OUT_OF_MEMORY.search(first.first_line))
     raise failed
+
+
+def _lost_host_error(
+    failures: Sequence[Failure], first: Failure, world_size: int, outputs: Outputs
+) -> WorkerError:
+    """Return one error for all ranks of a host that is lost."""
+    there = [each for each in failures if each.host_lost == first.host_lost]
+    ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(str(each.plan.rank) for each in there)}"
+    others = _describe_others([each for each in failures if each not in there], first)
+    message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
+    error = WorkerError(message, others, sections=_sections(outputs))
+    error.is_transient = True
+    return error
 
 
 def _describe_silent(silent: Sequence[RankPlan]) -> str:

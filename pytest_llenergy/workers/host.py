@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pytest_llenergy.workers.meeting import Offer, Routes
 from pytest_llenergy.workers.transport import Channel
 
 
@@ -39,6 +40,16 @@ class Host(Protocol):
     A group consists of the ranks that are killed together; the caller chooses its name.
     """
 
+    @property
+    def lost(self) -> str | None:
+        """Why nothing on this host can be reached any more, with its name; ``None`` as long as it can."""
+
+    def to_local(self, time_ns: int) -> int:
+        """Convert a reading of this host's monotonic clock to one of pytest's host (nanoseconds)."""
+
+    def has_file(self, path: str) -> bool:
+        """Return whether this host has the same file at the same path as pytest's host."""
+
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
@@ -58,13 +69,22 @@ class Host(Protocol):
         """
 
     def rendezvous_url(self, group: str) -> str:
-        """Return the ``init_method`` of ``torch.distributed.init_process_group`` for a group."""
+        """Return where the ranks of a group meet if all are on this host.
+
+        It is the ``init_method`` of ``torch.distributed.init_process_group``.
+        """
 
     def master_address(self, group: str) -> tuple[str, int]:
-        """Return an address of this host that the ranks of all hosts can reach, and a free port of it.
+        """Return an address of this host that its own ranks can reach, and a free port of it.
 
-        Called for the host of rank 0, for libraries that need ``MASTER_ADDR`` and ``MASTER_PORT``.
+        Libraries need them as ``MASTER_ADDR`` and ``MASTER_PORT``.
         """
+
+    def offer_meeting(self, group: str) -> Offer:
+        """Listen for other hosts until a rank of the group starts. Called for the host of rank 0."""
+
+    def find_routes(self, offer: Offer) -> Routes:
+        """Return which of the addresses this host reaches, and through which own interface."""
 
     def start(
         self,

@@ -22,10 +22,10 @@ from typing import Any
 
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.scratch import ScratchDirectory
-from pytest_llenergy.workers import guard, proctree, rank_log, timeouts, transport
+from pytest_llenergy.workers import guard, meeting, proctree, rank_log, timeouts, transport
 from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import StartedRank
-from pytest_llenergy.workers.plan import LOOPBACK, PER_RANK_VARIABLES
+from pytest_llenergy.workers.plan import PER_RANK_VARIABLES
 from pytest_llenergy.workers.rank_log import LogFile, LoggedRank
 from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.transport import Channel
@@ -36,9 +36,6 @@ ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 #: How many supervisors stay: each has imported torch, and tests with one rank and with several, whose
 #: numbers of threads differ, alternate.
 MAX_SUPERVISORS = 3
-
-#: Addresses of the loopback interface; a container may have only one of them.
-LOOPBACK_ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 #: Not run with ``-m``, which would put another directory first on the search path.
 PROGRAM = """
@@ -258,6 +255,20 @@ class LocalHost:
         self._supervisor_of: dict[str, SupervisorClient] = {}
         self._logs_of: dict[str, Path] = {}
         self._ranks_of: dict[str, list[LoggedRank]] = {}
+        self._meetings: dict[str, socket.socket] = {}
+
+    @property
+    def lost(self) -> None:
+        """See ``Host``. pytest's own host is never lost to it."""
+        return None
+
+    def to_local(self, time_ns: int) -> int:
+        """See ``Host``. All processes of a host have one monotonic clock."""
+        return time_ns
+
+    def has_file(self, path: str) -> bool:
+        """See ``Host``."""
+        return True
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -284,23 +295,17 @@ class LocalHost:
         return f"file://{self.directory(group)}/rendezvous"
 
     def master_address(self, group: str) -> tuple[str, int]:
-        """Return an address of the loopback interface: all ranks are on this host."""
-        reasons = []
-        for family, address in LOOPBACK_ADDRESSES:
-            try:
-                with socket.socket(family) as probe, socket.socket(family) as peer:
-                    probe.bind((address, 0))
-                    probe.listen()
-                    peer.settimeout(timeouts.LOOPBACK_TIMEOUT_S)
-                    # An interface that is down has its address but carries nothing.
-                    peer.connect(probe.getsockname())
-                    return address, int(probe.getsockname()[1])
-            except OSError as error:
-                reasons.append(f"{address}: {error.strerror or error}")
-        raise WorkerError(
-            f"ranks meet at the loopback interface {LOOPBACK}, which does not work here "
-            f"({', '.join(reasons)}): bring it up, as with 'ip link set {LOOPBACK} up'"
-        )
+        """Return an address of the loopback interface, and a free port of it."""
+        return meeting.find_loopback_address()
+
+    def offer_meeting(self, group: str) -> meeting.Offer:
+        """See ``Host``. The socket is closed when the first rank of the group starts."""
+        self._meetings[group], offer = meeting.listen()
+        return offer
+
+    def find_routes(self, offer: meeting.Offer) -> meeting.Routes:
+        """See ``Host``."""
+        return meeting.find_routes(offer)
 
     def directory(self, group: str) -> Path:
         """Return a private directory shared by pytest and the ranks of a group, removed with the group.
@@ -321,6 +326,7 @@ class LocalHost:
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
+        self._end_meeting(group)
         supervisor, log = self._supervisor_of[group], self._log(group, rank)
         ours, theirs = socket.socketpair()
         limit = struct.pack("ll", timeouts.PARTIAL_MESSAGE_TIMEOUT_S, 0)
@@ -368,6 +374,7 @@ class LocalHost:
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``."""
+        self._end_meeting(group)
         self._logs_of.pop(group, None)
         self._ranks_of.pop(group, None)
         supervisor = self._supervisor_of.get(group)
@@ -392,6 +399,10 @@ class LocalHost:
         for each in [each for each in self._supervisors if condition(*each)]:
             self._supervisors.remove(each)
             each[1].close()
+
+    def _end_meeting(self, group: str) -> None:
+        if (server := self._meetings.pop(group, None)) is not None:
+            server.close()
 
     def _log(self, group: str, rank: int) -> LogFile:
         if self._logs is None:
