@@ -248,7 +248,7 @@ class RankGroup:
             with suppress(BrokenPipeError, ConnectionResetError):
                 if key not in messages:
                     messages[key] = rank.channel.encode((verb, payload), note)
-                rank.channel.send(messages[key])
+                rank.channel.send(messages[key], note)
 
         try:
             yield send
@@ -391,6 +391,9 @@ class RankGroup:
     def _receive(self, rank: _Rank, limit: TimeLimit) -> tuple[str, Any]:
         try:
             state, value = rank.channel.receive(partial(limit.note_transfer, PYTEST_SIDE), remove=True)
+        except WorkerError as error:
+            # This process has no room for the message.
+            return "error", {"time_ns": time.monotonic_ns(), "message": str(error)}
         except Exception:
             # The connection ended, or the message is incomplete or malformed.
             return "error", failure.describe_death(rank.host, self._name, rank.pid)

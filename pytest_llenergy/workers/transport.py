@@ -47,9 +47,8 @@ FILE, MOVING, MOVED = "file", "moving", "moved"
 #: The value of a message whose value is in a file.
 ATTACHED = "attached"
 
-#: How the frame that precedes a message with a file begins, before the path or size; no pickle does.
+#: How the frame that precedes a message with a file begins; no pickle begins so.
 FILE_FRAME = b"F"
-SIZE = struct.Struct("!Q")
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -113,7 +112,7 @@ class Spooled:
         if self.file is None:
             yield BytesIO(self.data)
         else:
-            with _Progress(note) as progress, Path(self.file).open("rb") as file:
+            with Progress(note) as progress, Path(self.file).open("rb") as file:
                 yield _Parts(file, progress)
 
     def remove(self) -> None:
@@ -234,14 +233,22 @@ class RankChannel(Channel):
         self.send(self.encode(message, self.report_transfer))
 
 
-class _Progress:
+def no_room_error(directory: Path, size: int, error: OSError) -> WorkerError:
+    """Return the error for a message of ``size`` bytes or more that cannot be written."""
+    return WorkerError(
+        f"a message of {size} bytes or more to or from a rank goes by file, and {directory} has no room for "
+        f"it ({error.strerror}): set TMPDIR to a directory that has"
+    )
+
+
+class Progress:
     """Calls a ``Note`` at the start, at intervals while parts move, and at the end."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
         self._last_s = time.monotonic()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         self._note(0.0, True)
         return self
 
@@ -283,15 +290,12 @@ class _Outgoing:
         except FileNotFoundError:
             raise BrokenPipeError(f"{self._directory} is gone") from None
         except OSError as error:
-            raise WorkerError(
-                f"a message of {self._size} bytes or more to or from a rank goes by file, and "
-                f"{self._directory} has no room for it ({error.strerror}): set TMPDIR to a directory that has"
-            ) from None
+            raise no_room_error(self._directory, self._size, error) from None
         return len(view)
 
     def _open(self) -> FileIO:
         descriptor, self.path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-        self._progress = self._end.enter_context(_Progress(self._note))
+        self._progress = self._end.enter_context(Progress(self._note))
         return self._end.enter_context(FileIO(descriptor, "wb"))
 
     def _write(self, file: FileIO, view: memoryview) -> None:
@@ -303,7 +307,7 @@ class _Outgoing:
 class _Parts:
     """Reads a file for the unpickler. Large values are read in parts, directly into their memory."""
 
-    def __init__(self, file: BinaryIO, progress: _Progress) -> None:
+    def __init__(self, file: BinaryIO, progress: Progress) -> None:
         self._file = file
         self._progress = progress
         self.readline = file.readline
