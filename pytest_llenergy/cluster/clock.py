@@ -160,10 +160,9 @@ def _evaluate(exchanges: Sequence[Exchange]) -> _Point:
 
 def _explain_change(left: _Point, right: _Point) -> str | None:
     slept_ns = [after - before for before, after in zip(left.suspended_ns, right.suspended_ns, strict=True)]
-    for whose, each_ns in zip(("is measured by a host that", "has"), slept_ns, strict=True):
+    for whose, each_ns in zip(("is measured by a host that ", ""), slept_ns, strict=True):
         if abs(each_ns) > SUSPEND_NS:
-            verb = "has slept" if whose != "has" else "slept"
-            return f"{whose} {verb} for {each_ns / 1e9:.3g} s (suspend)"
+            return f"{whose}slept for {each_ns / 1e9:.3g} s (suspend)"
     moved_ns = right.offset.offset_ns - left.offset.offset_ns
     span_ns = right.offset.at_ns - left.offset.at_ns
     if abs(moved_ns) <= left.offset.bound_ns + right.offset.bound_ns + span_ns * DRIFT_PPM / 1e6:
