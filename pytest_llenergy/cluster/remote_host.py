@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.cluster import timeouts as cluster_timeouts
 from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.rank_stream import StreamChannel
-from pytest_llenergy.cluster.wire import Hello, Listener
+from pytest_llenergy.cluster.timeouts import AUTHENTICATION_TIMEOUT_S
 from pytest_llenergy.devices.lease import LockRequest
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
@@ -51,7 +50,6 @@ class RemoteHost:
 
     Args:
         client: Its agent.
-        listener: What the connections of its ranks come to.
         directory: Where large messages of ranks are received.
         start_method: How ranks start.
         logs: Directory on that host which keeps the output of the ranks.
@@ -60,13 +58,11 @@ class RemoteHost:
     def __init__(
         self,
         client: AgentClient,
-        listener: Listener,
         directory: Path,
         start_method: StartMethod,
         logs: Path | None = None,
     ) -> None:
         self._client = client
-        self._listener = listener
         self._directory = directory
         self._start_method = start_method
         self._logs = logs
@@ -175,9 +171,8 @@ class RemoteHost:
         pid, forked = self.call(
             "start", group=group, rank=rank, environment=variables, boot=message, python=python
         )
-        hello = Hello("rank", self._client.slot, group, rank)
-        limit_s = cluster_timeouts.AUTHENTICATION_TIMEOUT_S
-        connection = self._listener.accept(hello, limit_s, lambda: self.lost)
+        # The agent has opened it already.
+        connection = self._client.accept_rank(group, rank, AUTHENTICATION_TIMEOUT_S)
         channel = StreamChannel(connection, self._directory, self._client.sentinel)
         return StartedRank(pid, forked, channel, RemoteLog(self, group, rank))
 

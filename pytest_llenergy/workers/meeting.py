@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import psutil
 
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.model.environment import read_boot_id
 from pytest_llenergy.workers import timeouts
 
 #: The network interface between ranks of one host; resolving names for others could only fail.
@@ -35,11 +36,15 @@ Routes = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Offer:
-    """Addresses of rank 0's host, the preferred first, the port at which it listens, and two free ports."""
+    """Addresses of rank 0's host, the preferred first, the port at which it listens, and two free ports.
+
+    ``boot_id`` is that of this host.
+    """
 
     addresses: tuple[str, ...]
     port: int
     free_ports: tuple[int, int]
+    boot_id: str
 
 
 def find_loopback_address() -> tuple[str, int]:
@@ -82,14 +87,18 @@ def listen() -> tuple[socket.socket, Offer]:
             for _ in range(2)
         ]
         first, second = (int(each.getsockname()[1]) for each in free)
-    return server, Offer(tuple(_own_addresses()), int(server.getsockname()[1]), (first, second))
+    port = int(server.getsockname()[1])
+    return server, Offer(tuple(_own_addresses()), port, (first, second), read_boot_id())
 
 
 def find_routes(offer: Offer) -> Routes:
     """Return the addresses of another host that this one reaches, with the own interface to each."""
-    with ThreadPoolExecutor(max(1, len(offer.addresses))) as threads:
-        found = threads.map(lambda address: _find_interface(address, offer.port), offer.addresses)
-        return {address: name for address, name in zip(offer.addresses, found, strict=True) if name}
+    # Another host cannot be reached through an address that this one has as well.
+    own = set() if offer.boot_id == read_boot_id() else set(_own_addresses())
+    addresses = [address for address in offer.addresses if address not in own]
+    with ThreadPoolExecutor(max(1, len(addresses))) as threads:
+        found = threads.map(lambda address: _find_interface(address, offer.port), addresses)
+        return {address: name for address, name in zip(addresses, found, strict=True) if name}
 
 
 def choose_address(offer: Offer, hosts: Sequence[str], routes: Sequence[Routes]) -> str:

@@ -110,7 +110,7 @@ class TestSeveralHosts:
 
 
 class TestMeeting:
-    OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713))
+    OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713), "boot")
 
     def test_ranks_meet_at_the_first_address_that_all_hosts_reach(self) -> None:
         everywhere = dict.fromkeys(self.OFFER.addresses, "eth0")
