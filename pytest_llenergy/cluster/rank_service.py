@@ -17,6 +17,7 @@ import msgspec
 from pytest_llenergy.cluster.agent import AgentContext
 from pytest_llenergy.cluster.rank_stream import StreamChannel, relay
 from pytest_llenergy.cluster.wire import Hello
+from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import LockRequest
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.errors import WorkerError
@@ -62,6 +63,7 @@ class RankService:
             "write_stacks": lambda group: list(self._local.write_stacks(group).items()),
             "kill": self._kill,
             "has_file": _has_file,
+            "usable_cpus": lambda: list(usable_cpus()),
         }
 
     def close(self) -> None:

@@ -100,6 +100,10 @@ class RemoteHost:
         with suppress(WorkerError):
             self.call("release")
 
+    def usable_cpus(self) -> tuple[int, ...]:
+        """Return the logical CPUs that ranks on the host may use; raises as ``call`` does."""
+        return tuple(self.call("usable_cpus"))
+
     @property
     def lost(self) -> str | None:
         """See ``Host``."""

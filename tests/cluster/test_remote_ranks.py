@@ -217,9 +217,9 @@ def test_large_arguments_and_results_cross_and_leave_no_file(gang: Gang, ranks: 
 )
 def test_a_rank_that_dies_is_named(ranks: RankGroup, code: str, message: str) -> None:
     pids = [rank.pid for rank in ranks.ranks]
-    work = f"import os, time\nif os.environ['RANK'] == '2': {code}\nif os.environ['RANK'] == '3': time.sleep(300)"
+    work = f"if os.environ['RANK'] == '2': {code}\nif os.environ['RANK'] == '3': time.sleep(300)"
     with pytest.raises(WorkerError, match=rf"^rank 2 of 4 \(cpu, pid {pids[2]}\): {message}"):
-        run(ranks, exec, work)
+        run(ranks, exec, f"import os, time\n{work}")
     assert not any(map(alive, pids))
 
 
