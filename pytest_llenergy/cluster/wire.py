@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -378,18 +378,14 @@ class Control:
                 self.shut_down()
                 raise
 
-    def receive(self, watched: Sequence[int] = ()) -> Iterator[tuple[int, Request | Answer]]:
+    def receive(self) -> Iterator[tuple[int, Request | Answer]]:
         """Send beats, and yield messages with the moment of their arrival (monotonic nanoseconds).
-
-        Args:
-            watched: Descriptors that end the loop when they become readable.
 
         Raises:
             WorkerError: The other side is gone. The message continues a sentence that begins with its name.
         """
         poll = select.poll()
-        for each in (self._connection.fileno(), *watched):
-            poll.register(each, select.POLLIN)
+        poll.register(self._connection.fileno(), select.POLLIN)
         number, heard_s = 0, time.monotonic()
         next_s = heard_s
         try:
@@ -399,16 +395,14 @@ class Control:
                     self._send_beat(number)
                     number, next_s = number + 1, now_s + timeouts.BEAT_S
                 wake_s = min(next_s, heard_s + timeouts.MISSED_S)
-                readable = {each for each, _ in poll.poll(max(0.0, wake_s - now_s) * 1e3)}
+                readable = poll.poll(max(0.0, wake_s - now_s) * 1e3)
                 arrival_ns = time.monotonic_ns()
-                if self._connection.fileno() in readable:
+                if readable:
                     message = DECODER.decode(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    heard_s = arrival_ns / 1e9
+                    heard_s = time.monotonic()
                     if not isinstance(message, Beat):
                         yield arrival_ns, message
-                elif readable:
-                    return
-                elif arrival_ns / 1e9 - heard_s >= timeouts.MISSED_S:
+                elif time.monotonic() - heard_s >= timeouts.MISSED_S:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise WorkerError(f"has not answered for {timeouts.MISSED_S:g} s") from None
