@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -177,7 +178,10 @@ class RemoteHost:
         )
         # The agent has opened it already.
         connection = self._client.accept_rank(group, rank, AUTHENTICATION_TIMEOUT_S)
-        channel = StreamChannel(connection, self._directory, self._client.sentinel)
+        # All hosts of a group share it.
+        directory = self._directory / group
+        directory.mkdir(exist_ok=True)
+        channel = StreamChannel(connection, directory, self._client.sentinel)
         return StartedRank(pid, forked, channel, RemoteLog(self, group, rank))
 
     def sentinels(self, _group: str) -> list[int]:
@@ -196,6 +200,7 @@ class RemoteHost:
     def kill(self, group: str) -> list[int]:
         """See ``Host``. A lost host kills its ranks itself."""
         self._groups.discard(group)
+        shutil.rmtree(self._directory / group, ignore_errors=True)
         pids: list[int] = self.call("kill", group=group)
         return pids
 

@@ -31,6 +31,7 @@ from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import HostDevices, ProcessPlan, plan_on_hosts
 from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.workers.transport import SUPERVISOR_VARIABLE
 from pytest_llenergy.workers.workload import call_workload
 
 from ..workers.groups import LIGHT, PLAIN, TORCH, leave_daemon, run
@@ -202,10 +203,11 @@ def test_large_arguments_and_results_cross_and_leave_no_file(gang: Gang, ranks: 
     first, second, third, fourth = run(ranks, work, given)
     assert (second, third) == (b"a", b"a")
     assert first == fourth == b"ba" * (LARGE_BYTES // 2)
-    assert list(gang.received.iterdir()) == []
     assert run(ranks, max, 1, 2) == [2] * 4
-    left = [path.name for path in ranks._ranks[0].host._directory.rglob("message-*")]  # type: ignore[attr-defined]
-    assert left == []
+    supervisors = {psutil.Process(rank.pid).environ()[SUPERVISOR_VARIABLE] for rank in ranks.ranks}
+    assert len(supervisors) == 2
+    for directory in (gang.received, *map(Path, supervisors)):
+        assert list(directory.rglob("message-*")) == []
 
 
 @pytest.mark.parametrize(
