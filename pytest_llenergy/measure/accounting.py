@@ -153,11 +153,15 @@ def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
 
 
 def _sum_over_hosts(hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], Energy]) -> Energy:
-    """Return the sum over the domains of all hosts. A host without a meter leaves no sum but its reason."""
-    for host in hosts:
-        if not host.domains:
-            return sum_energies([], host.reasons)
-    return sum_energies([energy_of(domain) for host in hosts for domain in host.domains])
+    """Return the sum over all hosts. A host without a meter, or without energy, leaves only its reason."""
+    energies = [sum_energies([energy_of(domain) for domain in host.domains], host.reasons) for host in hosts]
+    if not energies:
+        return sum_energies([])
+    missing = next((energy for energy in energies if energy.energy_j is None), None)
+    total = missing or energies[0]
+    for energy in energies[1:] if missing is None else ():
+        total = Energy((total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances)
+    return total
 
 
 def required_lengths(
@@ -189,7 +193,8 @@ def _required_length(energy: Energy, rounds: int) -> float:
     if energy.energy_j is None or energy.energy_j <= 0:
         return math.inf
     # These grow with the energy; the others with the root of the number of iterations.
-    shared = math.hypot(*(math.sqrt(each) for each in (energy.variances.shape, energy.variances.coverage)))
+    found = energy.variances
+    shared = math.hypot(*(math.sqrt(each) for each in (found.shape, found.coverage, found.clock)))
     fixed = shared / energy.energy_j
     if fixed >= RESOLVABLE:
         return math.inf

@@ -6,15 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_energies, phase_spans, solve_round, solved_together
 from pytest_llenergy.measure.quality import clocks_mhz, host_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
 from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
+from pytest_llenergy.meters.edges import mean_powers
 from pytest_llenergy.meters.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
 from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power, domain_energy
+from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power, Variances, domain_energy
 from pytest_llenergy.meters.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.timeline import Timeline
@@ -113,6 +115,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
             whole = solve_round(series, *edges, before, after)
     phases = phase_energies(series, spans, timeline, whole, before, after)
     found = _Found(series, whole, phases, idle, doubt=doubt)
+    found = _widen_by_clock(found, measured, before.watts, after.watts)
     if measured.gap_cpu is None or whole.energy_j is None:
         return found
     loaded = list(zip((before, after), measured.gap_cpu, strict=True))
@@ -144,4 +147,49 @@ def _resting_domain_round(
     between = energy_between_readings if measured.in_reader else energy_between
     whole = between(series, timeline.start_ns, timeline.end_ns)
     phases = phase_energies(series, spans, timeline, whole)
-    return _Found(series, whole, phases, Power(0.0, 0.0))
+    return _widen_by_clock(_Found(series, whole, phases, Power(0.0, 0.0)), measured, 0.0, 0.0)
+
+
+def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, after_w: float) -> _Found:
+    """Return energies whose uncertainty includes that of the clock on which the moments were taken.
+
+    An edge that is moved by u exchanges the power on its one side for that on the other, for as long. The two
+    edges of a round add up in quadrature, and the edges of a phase in all iterations linearly.
+
+    Args:
+        found: Energies of a domain in one round.
+        measured: The round.
+        before_w: Power before the round (W).
+        after_w: Power after the round (W).
+    """
+    timeline, u_s = measured.timeline, measured.clock_u_ns / 1e9
+    if not u_s or found.whole.energy_j is None:
+        return found
+    mean_w = found.whole.energy_j / timeline.duration_s
+    inside_w = mean_powers(found.series, timeline.start_ns, timeline.end_ns) or [mean_w]
+    whole = _add_clock(found.whole, u_s, [inside_w[0] - before_w], [inside_w[-1] - after_w])
+    spans = phase_spans(timeline)
+    powers_w: dict[str, float] = {}
+    for name, parts in spans.items():
+        energy_j, length_ns = found.phases[name].energy_j, sum(end - start for start, end in parts)
+        powers_w[name] = mean_w if energy_j is None or not length_ns else energy_j * 1e9 / length_ns
+    order = [name for _, name in sorted((start, name) for name, parts in spans.items() for start, _ in parts)]
+    steps_w = [b - a for a, b in pairwise([before_w, *(powers_w[name] for name in order), after_w])]
+    phases = {
+        name: _add_clock(
+            energy,
+            u_s,
+            [step_w for step_w, follows in zip(steps_w, order, strict=False) if follows == name],
+            [step_w for step_w, precedes in zip(steps_w[1:], order, strict=True) if precedes == name],
+        )
+        for name, energy in found.phases.items()
+    }
+    return replace(found, whole=whole, phases=phases)
+
+
+def _add_clock(energy: Energy, u_s: float, starts_w: Sequence[float], ends_w: Sequence[float]) -> Energy:
+    """Return an energy with the steps of power (W) at the starts and ends of its parts, moved by ``u_s``."""
+    if energy.energy_j is None:
+        return energy
+    clock = sum((u_s * sum(map(abs, steps_w))) ** 2 for steps_w in (starts_w, ends_w))
+    return replace(energy, variances=energy.variances + Variances(clock=clock))

@@ -170,8 +170,9 @@ class MeasuredRound:
     ``run_round`` knows only the moments; the meters of a host add the rest. ``before``, ``during`` and
     ``after`` are the conditions of the boards at its start, every half second during the work, and right
     after it. ``gap_cpu`` is the CPU use in both gaps, and ``in_reader`` whether the work ran in the thread
-    that read the meters right before and after it. ``quiet_until_ns`` is the end of the gap before it, if
-    something else ran between the two.
+    that read the meters right before and after it. ``clock_u_ns`` is the standard uncertainty of the moments
+    on the clock of a host that did not take them itself. ``quiet_until_ns`` is the end of the gap before it,
+    if something else ran between the two.
     """
 
     timeline: Timeline
@@ -185,6 +186,7 @@ class MeasuredRound:
     own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False
+    clock_u_ns: float = 0.0
     quiet_until_ns: int | None = None
 
     @property
