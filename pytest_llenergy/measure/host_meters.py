@@ -107,8 +107,9 @@ class HostRound:
 class HostMeters(Protocol):
     """The open meters of one host. All moments are monotonic nanoseconds of pytest's process.
 
-    A round calls ``begin_gap``, ``begin_work``, ``end_work`` and ``end_gap`` in this order, then ``account``.
-    Entering starts the readings, and leaving closes the meters.
+    A round calls ``begin_gap``, ``prepare_work``, ``begin_work``, ``end_work`` and ``end_gap`` in this order,
+    each on all hosts before the next, then ``account``. Entering starts the readings, and leaving closes the
+    meters.
     """
 
     @property
@@ -151,6 +152,9 @@ class HostMeters(Protocol):
 
     def begin_gap(self) -> None:
         """Begin a round: the quiet gap before the work follows."""
+
+    def prepare_work(self) -> None:
+        """Begin to end the gap, on a host that takes a while to do so."""
 
     def begin_work(self) -> None:
         """End the gap. The work follows at once."""

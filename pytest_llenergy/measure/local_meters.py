@@ -100,6 +100,10 @@ class LocalMeters:
         self._cpu_at_first = read_cpu(self._processes)
         self._step.enter_context(self._sampler.reading_closely())
 
+    def prepare_work(self) -> None:
+        # Nothing here takes a while.
+        pass
+
     def begin_work(self) -> None:
         # After the wait for a phase, in which others use the CPU too.
         self._cpu_before = read_cpu(self._processes)

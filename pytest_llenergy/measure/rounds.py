@@ -240,6 +240,8 @@ def run_round(
     references = [reference for host in hosts if (reference := host.tick_reference()) is not None]
     dither.wait(max(references, key=attrgetter("period_ns"), default=None))
     for host in hosts:
+        host.prepare_work()
+    for host in hosts:
         host.begin_work()
     workload.work(iterations)
     for host in hosts:
