@@ -45,7 +45,10 @@ main(*sys.argv[2:])
 
 #: Services by the first part of their verbs: module and factory, imported by the first request. They are
 #: closed in this order.
-SERVICES: dict[str, str] = {"host": "pytest_llenergy.cluster.host_facts:HostService"}
+SERVICES: dict[str, str] = {
+    "host": "pytest_llenergy.cluster.host_facts:HostService",
+    "meters": "pytest_llenergy.cluster.meter_service:MeterService",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import msgspec
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, Pending
 from pytest_llenergy.cluster.meter_service import RoundMoments
-from pytest_llenergy.errors import MeterError, WorkerError
+from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -107,7 +107,7 @@ class RemoteMeters:
 
     def close(self) -> None:
         """Close the meters, if the host is not lost."""
-        with suppress(WorkerError, MeterError):
+        with suppress(LLEnergyError):
             self._client.call("meters.close", timeouts.METER_ANSWER_TIMEOUT_S)
 
     def domains(self) -> Sequence[DomainFacts]:
@@ -224,7 +224,7 @@ class RemoteMeters:
         """Call a function. If the host cannot answer, it has no energies from now on."""
         try:
             return function()
-        except (WorkerError, MeterError) as error:
+        except LLEnergyError as error:
             self.note_missing(self._client.lost or str(error))
             return None
 
