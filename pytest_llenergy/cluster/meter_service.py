@@ -124,7 +124,7 @@ class MeterService:
 
     def _account(self, moments: Any, trial: bool) -> Any:
         measured = msgspec.convert(moments, RoundMoments).as_round()
-        return msgspec.to_builtins(self._meters.account(measured, trial=trial))
+        return msgspec.to_builtins(self._meters.account(measured, trial=trial)())
 
     def _power_steps(self, moments: Any) -> Any:
         return msgspec.to_builtins(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -179,9 +180,13 @@ class RemoteMeters:
         self._send("end_gap")
         return time.monotonic_ns()
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> HostRound:
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
         self._compare_clocks()
-        answer = self._ask("account", moments=self._moments(measured), trial=trial)
+        self._send("account", moments=self._moments(measured), trial=trial)
+        return partial(self._await_round, measured)
+
+    def _await_round(self, measured: MeasuredRound) -> HostRound:
+        answer = self._settle()
         if answer is None:
             return self._round_without_energy(measured)
         found = self._name_host(msgspec.convert(answer, HostRound))

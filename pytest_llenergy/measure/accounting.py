@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRound
+from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRound, account_on_all
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -185,7 +185,7 @@ def required_lengths(
         for name in names
         if name in spans and (name != "decode" or any(each.output_tokens > 1 for each in timeline.requests))
     ]
-    found = [host.account(measured, trial=True) for host in hosts] if wanted else []
+    found = account_on_all(hosts, measured, trial=True) if wanted else []
     return {name: _required_length(_phase_energy(found, name), rounds) for name in wanted}
 
 

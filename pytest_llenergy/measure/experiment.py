@@ -18,7 +18,7 @@ import msgspec
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.accounting import account_round, required_lengths
 from pytest_llenergy.measure.goodput import mark_good_requests
-from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters
+from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.metrics import (
     PHASE_METRICS,
@@ -226,7 +226,7 @@ def measure_on_hosts(
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, hosts))
-            found = [host.account(measured[-1]) for host in hosts]
+            found = account_on_all(hosts, measured[-1])
             clocks.append({uuid: mhz for each in found for uuid, mhz in each.clocks_mhz.items()})
             rounds.append(mark_good_requests(account_round(measured[-1], found), slo))
         measuring_s = time.monotonic() - start_s

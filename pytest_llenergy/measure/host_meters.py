@@ -7,7 +7,7 @@ its domains from it, so that only plain data crosses to pytest, and never a trac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -165,11 +165,21 @@ class HostMeters(Protocol):
     def end_gap(self) -> int:
         """End the round. Returns when the gap ended."""
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> HostRound:
-        """Return the energies of the latest round; a ``trial`` does not influence later rounds."""
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
+        """Begin to compute the energies of the latest round. Returns a function that waits for them.
+
+        A ``trial`` does not influence later rounds.
+        """
 
     def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
         """Return the power over time in a round, of each domain that shows it."""
+
+
+def account_on_all(
+    hosts: Sequence[HostMeters], measured: MeasuredRound, *, trial: bool = False
+) -> list[HostRound]:
+    """Return what each host found in the latest round; all compute at the same time."""
+    return [wait() for wait in [host.account(measured, trial=trial) for host in hosts]]
 
 
 def enter_all(contexts: Iterable[AbstractContextManager[None]]) -> ExitStack:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -127,11 +128,11 @@ class LocalMeters:
         self._cpu_at_last = read_cpu(self._processes)
         return end_ns
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> HostRound:
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
         if not trial and any(series.has_open_stall for series in self.trace):
             self._sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
         rest = {} if trial else self._rest
-        return account_domains(self._observed(measured), self.trace, self.reasons, rest)
+        return partial(account_domains, self._observed(measured), self.trace, self.reasons, rest)
 
     def _observed(self, measured: MeasuredRound) -> MeasuredRound:
         """Return a round with the CPU use and the conditions of the boards in it."""

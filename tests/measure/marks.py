@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.measure.accounting import account_round
@@ -77,8 +77,8 @@ class ReadBefore(LocalMeters):
     def trace(self) -> Trace:
         return self._given
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> HostRound:
-        return account_domains(measured, self._given)
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
+        return lambda: account_domains(measured, self._given)
 
 
 def account_here(

@@ -277,7 +277,7 @@ def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
     )
     with LocalMeters(open_package()) as host:
         round_ = run_round(CallWorkload(lambda: time.sleep(0.2)), 1, 0.1, Waiting(1), [host])
-        found = host.account(round_)
+        found = host.account(round_)()
     assert found.other_cpu_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
 
 
