@@ -47,6 +47,7 @@ main(*sys.argv[2:])
 #: closed in this order.
 SERVICES: dict[str, str] = {
     "ranks": "pytest_llenergy.cluster.rank_service:RankService",
+    "meters": "pytest_llenergy.cluster.meter_service:MeterService",
     "host": "pytest_llenergy.cluster.host_facts:HostService",
 }
 

@@ -19,5 +19,7 @@ EXPECT_POLL_S = 0.02
 
 #: Time limit for the first description of a host, which opens its driver, and for one that opens its meters.
 DESCRIBE_TIMEOUT_S, METERS_TIMEOUT_S = 60.0, 120.0
+#: Time limit for an answer of open meters, which may have to wait for a slow counter.
+METER_ANSWER_TIMEOUT_S = 30.0
 #: Time limit for an agent to close its services. After it the guard of the agent kills what is left.
 AGENT_CLOSE_TIMEOUT_S = 0.7

@@ -93,7 +93,8 @@ def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
 
 
 def _add_terms(parts: Sequence[DomainEnergy]) -> Terms:
-    """Add uncertainties as ``Variances`` does: the course of power is the same on boards of the same work."""
+    """Add uncertainties as ``sum_energies`` does: boards share the course of power and the clock."""
     terms = [part.terms for part in parts if part.terms is not None]
     sums = {name: math.hypot(*(getattr(each, name) for each in terms)) for name in Terms.__struct_fields__}
-    return Terms(**{**sums, "shape_j": sum(each.shape_j for each in terms)})
+    shared = {name: sum(getattr(each, name) for each in terms) for name in ("shape_j", "clock_j")}
+    return Terms(**{**sums, **shared})

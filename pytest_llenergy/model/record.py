@@ -88,6 +88,8 @@ class Terms(StoredStruct, frozen=True):
         attribution_j: CPU times and idle power by which the joules of a busy host are split.
         shape_j: The course of power between ticks. Windows, iterations and boards of the same work share it,
             so that it adds up linearly.
+        clock_j: The offset between the clock of another host and that of pytest, which marks the edges of the
+            window. Domains, phases and rounds of a host share it, so that it adds up linearly there.
     """
 
     edges_j: Number
@@ -96,6 +98,7 @@ class Terms(StoredStruct, frozen=True):
     coverage_j: Number
     attribution_j: Number = 0.0
     shape_j: Number = 0.0
+    clock_j: Number = 0.0
 
 
 class DomainEnergy(StoredStruct, frozen=True):
