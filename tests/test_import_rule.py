@@ -18,7 +18,7 @@ TIERS = [
     {"model"},
     {"devices", "traffic", "backends"},
     {"meters", "workers"},
-    {"measure", "compare"},
+    {"measure", "compare", "cluster"},
     {"report", "doctor", "forges"},
     {"ab", "export", "history", "study_case", "study_import"},
     {"stash", "options", "marks", "hookspecs"},
@@ -57,6 +57,7 @@ HEAVY = {
     "gguf",
     "vllm",
     "sglang",
+    "ray",
     "tensorrt_llm",
     "aiohttp",
 }

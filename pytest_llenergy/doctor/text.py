@@ -20,10 +20,10 @@ from pytest_llenergy.doctor.checkup import (
     Finding,
     GpuFacts,
     Leases,
-    MeterFacts,
     VisibleGpus,
 )
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
+from pytest_llenergy.meters.select import MeterFacts
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 
 UNKNOWN = "not stated"
