@@ -23,7 +23,7 @@ from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.text import one_line, shorten
 
-#: Time limit for the agents of a gang to connect: interpreters start slowly from a shared file system (seconds).
+#: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
 AGENTS_TIMEOUT_S = 60.0
 #: Time limit for Slurm's controller to answer, and for a step to end after its agents (seconds).
 ANSWER_TIMEOUT_S, END_TIMEOUT_S = 30.0, 5.0
@@ -64,8 +64,8 @@ class NodeGroup:
 class SlurmCluster:
     """The nodes of the allocation in which pytest runs. Implements ``Cluster``.
 
-    Nodes are the job's alone as far as Slurm is concerned, so no gang waits. Other runs in the same allocation
-    are kept apart by leases on each host.
+    For Slurm its GPUs are free while the job runs, so no gang waits. Leases on each host keep several runs in
+    one allocation apart.
 
     Args:
         environment: Environment variables with which the run began.
@@ -178,7 +178,7 @@ class SlurmGang:
 
     def __init__(self, job: str, nodes: Sequence[str], gpus: int, environment: Mapping[str, str]) -> None:
         self.listener = Listener()
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
         self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
         self._step = subprocess.Popen(
             [*step_command(job, nodes, gpus), *agent_command("SLURM_PROCID")],
