@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents in a real Slurm of two nodes: how they start, what they see, and what remains when something ends."""
+"""Agents in a real Slurm of two nodes: their start, what they see, and what remains when something ends."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def processes(mark: str) -> dict[int, str]:
 
 @contextmanager
 def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a script in an allocation that outlives it; yield the process and the mark of all that it starts."""
+    """Run a script in an allocation that outlives it; yield ``salloc`` and the mark of all processes."""
     mark = uuid.uuid4().hex
     # The shell keeps the allocation, so that only the end of the script can end the step.
     shell = ["sh", "-c", '"$@" & echo $!; wait $!; sleep 60', "sh", sys.executable, "-c", START + code]
@@ -140,12 +140,9 @@ for shape in (Shape(2, 3), Shape(1, 5)):
             "slurm.agent_command = lambda slot: ['sh', '-c', 'test $SLURM_PROCID = 0 && sleep 60']",
             "n2: task 1: Exited with exit code 1",
         ),
+        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
         (
-            "slurm.agent_command = lambda slot: ['/no/such/python']",
-            "/no/such/python: No such file or directory",
-        ),
-        (
-            "slurm.AGENTS_TIMEOUT_S = 1.0; slurm.agent_command = lambda slot: ['sh', '-c', 'echo hm; sleep 60']",
+            "slurm.AGENTS_TIMEOUT_S = 1; slurm.agent_command = lambda slot: ['sh', '-c', 'echo hm; sleep 9']",
             "no connection within 1 s; srun printed: hm hm",
         ),
     ],
@@ -166,9 +163,7 @@ except WorkerError as error:
 
 
 def test_outside_of_slurm() -> None:
-    with pytest.raises(
-        PlanError, match=r"^SLURM_JOB_ID is not set; start pytest inside a Slurm allocation, "
-    ):
+    with pytest.raises(PlanError, match=r"^SLURM_JOB_ID is not set; start pytest inside a Slurm "):
         SlurmCluster({"PATH": "/usr/bin"})
     with pytest.raises(PlanError, match=r"^srun is not on PATH in Slurm job 7; "):
         SlurmCluster({"PATH": "/no/such/directory", "SLURM_JOB_ID": "7"})
