@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Slurm of two nodes on this machine: Debian's daemons, made-up GPUs, and a second clock.
 
-The first node is the machine itself. The second has its own host name, and its monotonic clock is ``SHIFT_S``
-ahead. Each node has its own lock directory, cache and NVML stand-in. All daemons, and every task that Slurm
+The first node is the machine itself. The second has its own host name, and its monotonic clock is
+``agents.SHIFT_S`` ahead. Each node has its own lock directory, cache and NVML stand-in. All daemons, and every task that Slurm
 starts, are in a PID namespace whose first process ends with pytest, so that nothing remains.
 
 Needs root, and the packages ``slurmctld slurmd munge slurm-client``.
@@ -18,18 +18,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from ..nvml_sim.boards import Board
 from ..nvml_sim.world import World
+from .agents import can_shift, own_host
+
+__all__ = ["GPUS", "NODES", "Slurm", "slurm_cluster"]
 
 NODES = ("n1", "n2")
 GPUS = 4
-#: How far the monotonic clock of the second node is ahead (seconds).
-SHIFT_S = 5000
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "salloc", "scontrol", "unshare")
 #: Long enough for a machine with many other tests.
 START_TIMEOUT_S = 60
@@ -97,10 +100,7 @@ def missing() -> str | None:
     absent = [name for name in PROGRAMS if shutil.which(name, path=search_path()) is None]
     if absent:
         return f"no {', '.join(absent)}; install slurmctld, slurmd, munge and slurm-client"
-    tried = subprocess.run(
-        ["unshare", "--time", "--uts", "--pid", "--mount", "--fork", "true"], capture_output=True, check=False
-    )
-    return None if tried.returncode == 0 else "the second node needs namespaces, which need root"
+    return None if can_shift() else "the clock of the second node needs a time namespace, which needs root"
 
 
 def search_path() -> str:
@@ -198,16 +198,14 @@ class Slurm:
         root, configuration = self.root, str(self.root / "slurm.conf")
         munge = ["munged", "--force", "--foreground", "--num-threads=1"]
         munge += [f"--{name}-file={root}/munge/{name}" for name in ("key", "pid", "log", "seed")]
-        elsewhere = ["unshare", "--time", "--monotonic", str(SHIFT_S), "--uts", "--mount", "--fork"]
-        second = (
-            f"hostname n2; mount --bind '{root}/hosts' /etc/hosts; exec slurmd -D -N n2 -f '{configuration}'"
-        )
+        # Slurm looks up the host name of the second node.
+        second = f"mount --bind '{root}/hosts' /etc/hosts && exec slurmd -D -N n2 -f '{configuration}'"
         # Each with a file to wait for before the next is started.
         commands = [
             (f"{root}/log/munged.out", f"{root}/munge/socket", [*munge, f"--socket={root}/munge/socket"]),
             (f"{root}/log/ctld.out", f"{root}", ["slurmctld", "-D", "-f", configuration]),
             (f"{root}/log/n1.out", f"{root}", ["slurmd", "-D", "-N", "n1", "-f", configuration]),
-            (f"{root}/log/n2.out", f"{root}", [*elsewhere, "--kill-child", "sh", "-c", second]),
+            (f"{root}/log/n2.out", f"{root}", [*own_host("n2"), "unshare", "--mount", "sh", "-c", second]),
         ]
         with (root / "log" / "init").open("ab") as log:
             return subprocess.Popen(
@@ -261,6 +259,19 @@ class Slurm:
         except subprocess.TimeoutExpired:
             self._init.kill()
             self._init.wait()
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Slurm]:
+    """Run a Slurm of two nodes. With LLENERGY_TEST_CLUSTER=required it must not be missing."""
+    reason = missing()
+    if reason is not None:
+        if os.environ.get("LLENERGY_TEST_CLUSTER") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    slurm = Slurm(tmp_path_factory.mktemp("slurm"), nvml_library)
+    yield slurm
+    slurm.close()
 
 
 def _free_ports(count: int) -> Sequence[int]:

@@ -22,7 +22,8 @@ from pytest_llenergy.cluster.slurm import GPUS as GPU_COUNTS
 from pytest_llenergy.cluster.slurm import SlurmCluster, clean_environment
 from pytest_llenergy.errors import PlanError
 
-from .slurm import GPUS, NODES, SHIFT_S, Slurm
+from .agents import SHIFT_S
+from .slurm import GPUS, NODES, Slurm
 
 #: Runs in the allocation as pytest would.
 START = """
