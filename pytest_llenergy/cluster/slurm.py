@@ -30,6 +30,8 @@ ANSWER_TIMEOUT_S, END_TIMEOUT_S = 30.0, 5.0
 #: How much of the output of ``srun`` is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 4000, 600
 
+#: State of a job in its details.
+STATE = re.compile(r" JobState=(\S+)")
 #: Nodes in the details of a job, with the generic resources that it has on each of them.
 NODES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 #: GPUs among these resources, such as the 2 and the 4 of ``gpu:a100:2(IDX:0-1),gpu:h100:4(IDX:2-5)``.
@@ -113,9 +115,9 @@ class SlurmCluster:
 
     @cached_property
     def _nodes(self) -> list[NodeGroup]:
-        """The nodes of the job in Slurm's order, which does not change."""
+        """The nodes of the job in Slurm's order, which do not change while it runs."""
         details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
-        return [
+        groups = [
             NodeGroup(
                 listing,
                 self._query("scontrol", "show", "hostnames", listing).split(),
@@ -123,20 +125,24 @@ class SlurmCluster:
             )
             for listing, resources in NODES.findall(details)
         ]
+        if not groups:
+            state = "".join(STATE.findall(details))
+            raise WorkerError(f"Slurm job {self._job} is {state}; start pytest in a job that runs")
+        return groups
 
     def _explain_never(self, shape: Shape) -> str:
         """Describe what the job has, and whether a larger job could have what a test needs."""
-        present = ", ".join(map(str, self._nodes)) or "no nodes"
+        present = " and ".join(map(str, self._nodes))
         gpus = [f"--gres=gpu:{shape.per_host}"] if shape.per_host else []
         partition = [f"--partition={self._partition}"] if self._partition else []
         request = [*partition, f"--nodes={shape.hosts}", *gpus]
         try:
             self._query("srun", "--test-only", *request, "true")
         except WorkerError as error:
-            other = f"no job can have it: {error}"
+            larger = f"nor is there a larger job ({error})"
         else:
-            other = f"a larger job can: salloc {' '.join(request)}"
-        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {other}"
+            larger = f"a larger job can: salloc {' '.join(request)}"
+        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {larger}"
 
     def _query(self, *command: str) -> str:
         """Return the output of one of Slurm's commands.
@@ -156,11 +162,12 @@ class SlurmCluster:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise WorkerError(f"{command[0]}: no answer from Slurm within {ANSWER_TIMEOUT_S:g} s") from None
-        if done.returncode != 0:
+            reason = f"no answer from Slurm within {ANSWER_TIMEOUT_S:g} s"
+        else:
+            if done.returncode == 0:
+                return done.stdout
             reason = quote(done.stderr) or f"exit code {done.returncode}"
-            raise WorkerError(f"Slurm job {self._job}: {reason}")
-        return done.stdout
+        raise WorkerError(f"{' '.join(command)}: {reason}")
 
 
 class SlurmGang:
