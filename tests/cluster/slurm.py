@@ -2,8 +2,8 @@
 """A real Slurm of two nodes on this machine: Debian's daemons, made-up GPUs, and a second clock.
 
 The first node is the machine itself. The second has its own host name, and its monotonic clock is
-``agents.SHIFT_S`` ahead. Each node has its own lock directory, cache and NVML stand-in. All daemons, and every
-task that Slurm starts, are in a PID namespace whose first process ends with pytest, so that nothing remains.
+``agents.SHIFT_S`` ahead. Each node has its own lock directory, cache and NVML stand-in. All daemons and tasks
+are in a PID namespace whose first process ends with pytest, so that nothing remains.
 
 Needs root, and the packages ``slurmctld slurmd munge slurm-client``.
 """
