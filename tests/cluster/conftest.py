@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters on this machine."""
 
+from .ray_cluster import ray_cluster
 from .slurm import slurm_cluster
 
-__all__ = ["slurm_cluster"]
+__all__ = ["ray_cluster", "slurm_cluster"]
