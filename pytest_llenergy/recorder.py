@@ -22,7 +22,7 @@ from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.scoring import ACCURACY, accuracy_metrics
 from pytest_llenergy.meters.window import Window
-from pytest_llenergy.model.base import Status
+from pytest_llenergy.model.base import Status, split_domain
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import (
@@ -43,6 +43,7 @@ from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
+    from pytest_llenergy.gangs import GangLease
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
 ENERGY_RAISED = "energy(...) raised {error}, so the test has no energy"
@@ -73,6 +74,8 @@ class Draft:
     #: The ``gpus`` mark at the time of the lease.
     request: GpuRequest | None = None
     lease: Lease | None = None
+    #: What the test holds on the hosts of a cluster.
+    gang: GangLease | None = None
     fallback: str | None = None
     meters: list[MeterInfo] = field(default_factory=list)
     parallel: Parallel | None = None
@@ -445,7 +448,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     """Set whether the test had everything that the meter reads to itself."""
-    kind, _, device = meter.domain.partition(":")
+    _, kind, device = split_domain(meter.domain)
     devices = draft.lease.devices if draft.lease is not None else ()
     exclusive = device in devices if kind == "gpu" else draft.host_exclusive
     return msgspec.structs.replace(meter, exclusive=exclusive)

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.errors import DeviceError
+
+#: Hosts that gangs must not use, if there are none.
+NONE_LOST: Mapping[str, str] = MappingProxyType({})
 
 
 class NeverError(DeviceError):
@@ -66,13 +70,20 @@ class Cluster(Protocol):
     def offers(self) -> Sequence[HostOffer]:
         """Return the hosts that exist, for the reasons of skips and for ``llenergy doctor``."""
 
-    def gang(self, shape: Shape, wait_s: float, on_wait: Callable[[str], None]) -> Gang:
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> Gang:
         """Start a gang, once all its hosts are free.
 
         Args:
             shape: Hosts and devices.
             wait_s: How long to wait for busy hosts (seconds).
             on_wait: Called while it waits, with a line that names the holders.
+            avoid: Hosts that are not used, and why, by name.
 
         Raises:
             NeverError: The cluster can never provide it.

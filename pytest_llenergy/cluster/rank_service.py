@@ -17,10 +17,16 @@ import msgspec
 from pytest_llenergy.cluster.agent import AgentContext
 from pytest_llenergy.cluster.rank_stream import StreamChannel, relay
 from pytest_llenergy.cluster.wire import Hello
+from pytest_llenergy.devices.allocation import ShortageError, select_devices
+from pytest_llenergy.devices.board_settings import restore_left_settings
 from pytest_llenergy.devices.cpu import usable_cpus
-from pytest_llenergy.devices.lease import LockRequest
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
+from pytest_llenergy.devices.occupancy import wait_until_free
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.model.record import Flag
 from pytest_llenergy.workers.host import RankLog
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.meeting import Offer
@@ -35,6 +41,22 @@ HOST_VARIABLES = frozenset(
         *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "XDG_RUNTIME_DIR"),
     }
 )
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True):
+    """Leased devices of a host, or why there are none.
+
+    Attributes:
+        lease: The devices.
+        shortage: Why the host has fewer devices than requested, which is no fault.
+        busy: Which other processes use the devices without a lease.
+        flags: What a reader of the record must know of the devices.
+    """
+
+    lease: Lease | None = None
+    shortage: str | None = None
+    busy: str | None = None
+    flags: list[Flag] = []
 
 
 class RankService:
@@ -78,11 +100,33 @@ class RankService:
             raise WorkerError("ranks were not prepared")
         return self._host
 
-    def _lease(self, request: Any, wait_s: float, test: str) -> list[int]:
-        """Lock devices of this host for the ranks that start from now on. Returns the chosen indices."""
+    def _lease(self, request: Any, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str) -> Any:
+        """Lease devices of this host for the ranks that start from now on. Returns a ``LeaseAnswer``."""
         self._release()
-        self._holding = acquire(msgspec.convert(request, LockRequest), wait_s, test)
-        return list(self._holding.chosen)
+        return msgspec.to_builtins(
+            self._lease_free(msgspec.convert(request, GpuRequest), exclusive, wait_s, busy_timeout_s, test)
+        )
+
+    def _lease_free(
+        self, request: GpuRequest, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
+    ) -> LeaseAnswer:
+        try:
+            possible = select_devices(request)
+        except ShortageError as error:
+            return LeaseAnswer(shortage=str(error))
+        locks = possible.request((DeviceLock(CPU, shared=not exclusive),))
+        self._holding = acquire(locks, wait_s, test)
+        lease = possible.select(self._holding.chosen)
+        directory = open_lock_directory()
+        try:
+            restore_left_settings(directory, lease.uuids)
+        finally:
+            directory.close()
+        occupancy = wait_until_free(lease.uuids, busy_timeout_s)
+        if occupancy.state == "busy":
+            self._release()
+            return LeaseAnswer(busy=occupancy.message)
+        return LeaseAnswer(lease=lease, flags=occupancy.flags)
 
     def _release(self) -> None:
         holding, self._holding = self._holding, None

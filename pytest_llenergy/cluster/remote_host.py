@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.cluster.client import AgentClient
+from pytest_llenergy.cluster.rank_service import LeaseAnswer
 from pytest_llenergy.cluster.rank_stream import StreamChannel
 from pytest_llenergy.cluster.timeouts import AUTHENTICATION_TIMEOUT_S
-from pytest_llenergy.devices.lease import LockRequest
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.host import StartedRank
@@ -75,26 +76,32 @@ class RemoteHost:
         """Return the answer to a request about ranks; raises as ``AgentClient.call`` does."""
         return self._client.call(f"ranks.{verb}", ANSWER_TIMEOUT_S, **arguments)
 
-    def lease(self, request: LockRequest, wait_s: float, test: str) -> tuple[int, ...]:
-        """Lock devices of the host for ranks that start from now on, instead of earlier ones.
+    def lease(
+        self, request: GpuRequest, *, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
+    ) -> LeaseAnswer:
+        """Lease devices of the host for ranks that start from now on, instead of earlier ones.
 
         Args:
             request: The devices.
-            wait_s: How long to queue for them.
+            exclusive: Whether the test needs the host for itself.
+            wait_s: How long to queue for them (seconds).
+            busy_timeout_s: How long to wait for processes that use them without a lease (seconds).
             test: Its name, which other waiting processes show.
 
-        Returns:
-            The indices of the choices that were taken.
-
         Raises:
-            DeviceError: The devices are not free in time.
+            DeviceError: The devices are not free in time, or the driver does not answer.
             WorkerError: The host is lost.
         """
-        wanted = msgspec.to_builtins(request)
         answer = self._client.call(
-            "ranks.lease", wait_s + ANSWER_TIMEOUT_S, request=wanted, wait_s=wait_s, test=test
+            "ranks.lease",
+            wait_s + busy_timeout_s + ANSWER_TIMEOUT_S,
+            request=msgspec.to_builtins(request),
+            exclusive=exclusive,
+            wait_s=wait_s,
+            busy_timeout_s=busy_timeout_s,
+            test=test,
         )
-        return tuple(answer)
+        return msgspec.convert(answer, LeaseAnswer)
 
     def release(self) -> None:
         """Release the devices, after the ranks have ended. Those of a lost host are free already."""

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import IO
 
 from pytest_llenergy.cluster.agent import agent_command
-from pytest_llenergy.cluster.base import HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
@@ -97,11 +97,20 @@ class SlurmCluster:
         """See ``Cluster``."""
         return [HostOffer(name, group.gpus) for group in self._nodes for name in group.names]
 
-    def gang(self, shape: Shape, wait_s: float, on_wait: Callable[[str], None]) -> SlurmGang:
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> SlurmGang:
         """See ``Cluster``."""
-        fitting = [offer for offer in self.offers() if offer.devices >= shape.per_host]
+        fitting = [
+            offer for offer in self.offers() if offer.devices >= shape.per_host and offer.name not in avoid
+        ]
         if len(fitting) < shape.hosts:
-            raise NeverError(self._explain_never(shape))
+            left_out = "".join(f"; not used again: {reason}" for reason in avoid.values())
+            raise NeverError(self._explain_never(shape) + left_out)
         chosen = fitting[: shape.hosts]
         gpus = min(offer.devices for offer in chosen)
         gang = SlurmGang(self._job, [offer.name for offer in chosen], gpus, self._environment)

@@ -23,6 +23,7 @@ from statistics import median
 import msgspec
 
 from pytest_llenergy.backends.load_phases import SATURATED
+from pytest_llenergy.model.base import split_domain
 from pytest_llenergy.model.environment import Board, Environment, Host
 from pytest_llenergy.model.record import BoardSettings, MeterInfo, Record, Round
 
@@ -210,7 +211,7 @@ def describe_devices(record: Record, environment: Environment | None) -> str:
 
 def _domain(meter: MeterInfo) -> str:
     """The domain without the UUID of a board."""
-    kind = meter.domain.partition(":")[0]
+    kind = split_domain(meter.domain).kind
     return kind if kind == GPU_DOMAIN else meter.domain
 
 

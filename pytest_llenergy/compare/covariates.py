@@ -15,6 +15,7 @@ from statistics import fmean, variance
 
 from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.model.base import split_domain
 from pytest_llenergy.model.comparison import CORRECTED
 from pytest_llenergy.model.record import Record, Round
 
@@ -230,7 +231,7 @@ def find_disturbance(
 
 def _uses_cpu(record: Record) -> bool:
     """Whether a meter reads more than GPUs; without meters, whether the test ran on the CPU."""
-    domains = {meter.domain.partition(":")[0] for meter in record.meters}
+    domains = {split_domain(meter.domain).kind for meter in record.meters}
     return domains != {GPU_DOMAIN} if domains else record.devices == ["cpu"]
 
 

@@ -124,6 +124,9 @@ class HostMeters(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
+    def close(self) -> None:
+        """Close the meters, which were never entered."""
+
     def domains(self) -> Sequence[DomainFacts]:
         """Return what is known of each domain so far."""
 
@@ -180,6 +183,12 @@ def account_on_all(
 ) -> list[HostRound]:
     """Return what each host found in the latest round; all compute at the same time."""
     return [wait() for wait in [host.account(measured, trial=trial) for host in hosts]]
+
+
+def close_all(hosts: Iterable[HostMeters]) -> None:
+    """Close meters that were never entered."""
+    for host in hosts:
+        host.close()
 
 
 def enter_all(contexts: Iterable[AbstractContextManager[None]]) -> ExitStack:

@@ -41,6 +41,7 @@ class LocalMeters:
     def __init__(self, selection: Selection, boards: Sequence[str] = ()) -> None:
         self.reasons: Sequence[str] = selection.reasons
         self.load_average: float | None = None
+        self._selection = selection
         self._sampler = Sampler(selection.meters)
         self._roots = {os.getpid(), *selection.processes}
         self._boards = boards
@@ -63,6 +64,9 @@ class LocalMeters:
         # The work may have failed in the middle of a round.
         self._step.close()
         self._reading.close()
+
+    def close(self) -> None:
+        self._selection.close()
 
     @property
     def trace(self) -> Trace:

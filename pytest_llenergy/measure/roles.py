@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.model.base import split_domain
 from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens
 
 #: The metrics of each role: name, unit, and the metric of a round that has only the joules of the role.
@@ -43,7 +44,7 @@ def role_metrics(
     """
     metrics: dict[str, Metric] = {}
     for role, names in ROLE_METRICS.items():
-        domains = [f"gpu:{devices[position]}" for position in roles[role]]
+        domains = [_domain_of(devices[position], rounds) for position in roles[role]]
         reason = _explain_missing(domains, rounds)
         if reason is not None:
             metrics |= {name: Metric(None, UNITS[source], reason=reason) for name, source in names}
@@ -58,13 +59,19 @@ def role_metrics(
     }
 
 
+def _domain_of(device: str, rounds: Sequence[Round]) -> str:
+    """Return the domain of a GPU, whose name may begin with a host."""
+    names = (name for round_ in rounds for name in round_.by_domain)
+    return next((name for name in names if split_domain(name)[1:] == ("gpu", device)), f"gpu:{device}")
+
+
 def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | None:
     """Return why the joules of these domains cannot be told from others, or None if they can."""
     read = list(dict.fromkeys(name for round_ in rounds for name in round_.by_domain))
     missing = [domain for domain in domains if domain not in read]
     if not missing:
         return None
-    named = ", ".join(dict.fromkeys(each.partition(":")[2] for each in missing))
+    named = ", ".join(dict.fromkeys(split_domain(each).device for each in missing))
     return f"no meter reads {named} apart from the rest; read: {', '.join(read) or 'nothing'}"
 
 

@@ -170,6 +170,11 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         assert state.prompts
     if settings.gpus is not None:
         _check_gpus(config, settings.gpus)
+    if settings.cluster != "local":
+        with naming_option(config, "cluster"):
+            if settings.gpus is not None:
+                raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
+            assert state.gangs
     if not settings.names_plugins:
         return
     try:

@@ -171,6 +171,15 @@ class RankPool:
         here = [rank for rank in shared.plan.ranks if rank.host == LOCALHOST]
         return frozenset(device for rank in here for device in rank.devices)
 
+    def uses(self, hosts: Collection[str]) -> bool:
+        """Return whether ranks live on these hosts.
+
+        Args:
+            hosts: Names of hosts.
+        """
+        shared = self._shared
+        return shared is not None and shared.group.alive and not set(hosts).isdisjoint(shared.plan.hosts)
+
     def use_hosts(self, hosts: Mapping[str, Host]) -> None:
         """Set the other hosts that plans may name. Closes ranks on hosts that are no longer among them.
 
