@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -73,7 +73,7 @@ def metered_hosts(
             if name in without_meter:
                 worlds.append(None)
             else:
-                board = Board(**{**vars(BOARD), "power_w": idle_w, "uuid": f"GPU-{name}"})
+                board = replace(BOARD, power_w=idle_w, uuid=f"GPU-{name}")
                 begin_ns = time.monotonic_ns() + shift_ns - 10 * 10**9
                 world = World(home / "world", [board], start_ns=begin_ns)
                 worlds.append(world)
