@@ -177,6 +177,7 @@ def test_a_lost_host_leaves_no_sum_but_the_other_domains(tmp_path: Path, nvml_li
         assert lost.lost is not None
         with pytest.raises(WorkerError, match=r"^n2: "):
             open_remote_meters([(lost, [])])
+    assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
     first, *others = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
     for round_, truths in zip(others, work.truths[1:], strict=True):
