@@ -34,6 +34,7 @@ from pytest_llenergy.model.record import (
     Parallel,
     RankInfo,
     Record,
+    domain_kind,
     kind_of_energy,
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
@@ -445,9 +446,9 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     """Set whether the test had everything that the meter reads to itself."""
-    kind, _, device = meter.domain.partition(":")
+    device = meter.domain.partition(":")[2]
     devices = draft.lease.devices if draft.lease is not None else ()
-    exclusive = device in devices if kind == "gpu" else draft.host_exclusive
+    exclusive = device in devices if domain_kind(meter.domain) == "gpu" else draft.host_exclusive
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 
