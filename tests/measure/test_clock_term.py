@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import hypot, sqrt
+from random import Random
 
 import msgspec
 import pytest
@@ -94,6 +95,29 @@ def test_a_counter_of_the_work_alone_has_all_of_its_power_at_stake() -> None:
     for moment in range(9 * S, 12 * S, MS):
         series.add(moment, moment, 30.0 * max(0, min(moment, END) - START) / 1e9)
     assert clock_j(account_here(elsewhere(), [series])) == pytest.approx(U_S * hypot(30, 30), rel=0.01)
+
+
+def test_moments_that_are_off_by_no_more_than_the_bound_are_covered() -> None:
+    """Any offset within ±10 ms is equally likely, and the counter ticks every 5 ms."""
+    rng, bound_ns = Random(3), 10 * MS
+    scores: list[tuple[float, float]] = []
+    for _ in range(100):
+        start_ns = START + rng.randrange(5 * MS)
+        end_ns = start_ns + rng.randrange(100 * MS, 300 * MS)
+        wave = Wave(((9 * S, 50.0), (start_ns, 500.0), (end_ns, 80.0)))
+        series = read_at(Sensor(wave, 5 * MS), range(start_ns - 300 * MS, end_ns + 300 * MS, MS))
+        off_ns = rng.randrange(-bound_ns, bound_ns)
+        measured = replace(
+            measured_round(iteration(start_ns + off_ns, end_ns + off_ns)), clock_u_ns=bound_ns / sqrt(3)
+        )
+        found = account_here(measured, [series])
+        assert found.energy_j is not None
+        assert found.energy_u_j is not None
+        error_j = abs(found.energy_j - wave.joules(start_ns, end_ns))
+        without_j = sqrt(found.energy_u_j**2 - clock_j(found) ** 2)
+        scores.append((error_j / found.energy_u_j, error_j / without_j))
+    assert sum(with_clock <= 2 for with_clock, _ in scores) >= 95
+    assert sum(without <= 2 for _, without in scores) <= 70
 
 
 def test_more_rounds_do_not_make_an_offset_smaller() -> None:
