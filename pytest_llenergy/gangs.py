@@ -64,27 +64,6 @@ class _Held:
     lease: GangLease | None = field(default=None)
 
 
-def open_cluster(name: str, environment: Mapping[str, str]) -> Cluster:
-    """Return the launcher of ``--energy-cluster``.
-
-    Args:
-        name: ``slurm``, ``ray`` or ``ray:HOST:PORT``.
-        environment: Environment variables with which the run began.
-
-    Raises:
-        PlanError: It is not available here.
-        WorkerError: It does not answer.
-    """
-    kind, _, address = name.partition(":")
-    if kind == "slurm":
-        from pytest_llenergy.cluster.slurm import SlurmCluster
-
-        return SlurmCluster(environment)
-    from pytest_llenergy.cluster.ray import RayCluster
-
-    return RayCluster(address or environment.get("RAY_ADDRESS"))
-
-
 class GangKeeper:
     """Leases hosts for one test after the other.
 
