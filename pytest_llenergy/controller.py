@@ -21,7 +21,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.interruption import Turns, hold_interrupts
 from pytest_llenergy.model.text import escape_invisible, relative_path
 from pytest_llenergy.options.settings import saved_as, settings_of
-from pytest_llenergy.stash import distributes_tests
+from pytest_llenergy.stash import ENVIRONMENT, distributes_tests
 
 if TYPE_CHECKING:
     from pytest_llenergy.baseline import StoredBaseline
@@ -133,6 +133,7 @@ class Controller:
                 copies=self._paths[1:],
                 versions=self._versions,
                 distributed=self._config.pluginmanager.has_plugin("dsession"),
+                environment=self._config.stash[ENVIRONMENT],
             )
         record = msgspec.convert(escape_surrogates(primitives), Record)
         worker = "" if node is None else str(node.gateway.id)

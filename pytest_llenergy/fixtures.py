@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
+    from pytest_llenergy.leasing import lease_devices
     from pytest_llenergy.plan import plan_of
-    from pytest_llenergy.session import lease_devices
 
     with lease_devices(request.node, plan_of(request.node).gpus) as lease:
         yield lease

@@ -23,14 +23,18 @@ def gpus(
     memory: str | None = None,
     mig: str | None = None,
     fallback: str | None = None,
+    per_host: int | None = None,
+    tensor_across_hosts: bool = False,
 ) -> GpuRequest:
-    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs for the test, which \
-is skipped with the reason if there are fewer. name is part of the product name, memory the least total \
-memory of each GPU such as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; \
-fallback="cpu" runs n CPU ranks instead, which the record states."""
+    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None, per_host=None, \
+tensor_across_hosts=False): lease n GPUs for the test, which is skipped with the reason if there are fewer. \
+name is part of the product name, memory the least total memory of each GPU such as "40 GB", mig a profile \
+such as "1g.10gb", which asks for MIG instances; fallback="cpu" runs n CPU ranks instead, which the record \
+states. With --energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal shares \
+on as few hosts as have them; tensor_across_hosts=True lets the shards of one layer be on several hosts."""
     from pytest_llenergy.devices.request import GpuRequest
 
-    return GpuRequest(n, name, fallback, memory, mig)
+    return GpuRequest(n, name, fallback, memory, mig, per_host, tensor_across_hosts)
 
 
 def gpu_settings(

@@ -34,6 +34,7 @@ from pytest_llenergy.model.record import (
     Parallel,
     RankInfo,
     Record,
+    domain_kind,
     kind_of_energy,
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
@@ -43,6 +44,7 @@ from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
+    from pytest_llenergy.gangs import GangLease
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
 ENERGY_RAISED = "energy(...) raised {error}, so the test has no energy"
@@ -73,6 +75,8 @@ class Draft:
     #: The ``gpus`` mark at the time of the lease.
     request: GpuRequest | None = None
     lease: Lease | None = None
+    #: What the test holds on the hosts of a cluster.
+    gang: GangLease | None = None
     fallback: str | None = None
     meters: list[MeterInfo] = field(default_factory=list)
     parallel: Parallel | None = None
@@ -445,9 +449,9 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     """Set whether the test had everything that the meter reads to itself."""
-    kind, _, device = meter.domain.partition(":")
+    device = meter.domain.partition(":")[2]
     devices = draft.lease.devices if draft.lease is not None else ()
-    exclusive = device in devices if kind == "gpu" else draft.host_exclusive
+    exclusive = device in devices if domain_kind(meter.domain) == "gpu" else draft.host_exclusive
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 

@@ -19,7 +19,7 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import describe_differences, merge_environments
-from pytest_llenergy.report.provenance import collect_environment, collect_source
+from pytest_llenergy.report.provenance import collect_environment, collect_source, find_slurm_job
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
 
@@ -35,6 +35,7 @@ class ReportBuilder:
         copies: Further files for the report.
         versions: Versions of the files that the run writes when it began, as far as they existed.
         distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
+        environment: Environment variables with which the run began.
 
     Attributes:
         problems: Errors to show, such as files that could not be written.
@@ -53,6 +54,7 @@ class ReportBuilder:
         copies: Sequence[Path] = (),
         versions: Mapping[Path, FileVersion | None] = MappingProxyType({}),
         distributed: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self._copies = tuple(copies)
@@ -61,6 +63,7 @@ class ReportBuilder:
         self._argv: list[str] = escape_surrogates(redact_urls(argv))
         self._started = started
         self._distributed = distributed
+        self._slurm = find_slurm_job(environment)
         self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
         # Number under which an attempt is kept, by worker, record id and the worker's number of the attempt.
@@ -210,6 +213,7 @@ class ReportBuilder:
             complete=False,
             argv=self._argv,
             exit_status=None,
+            slurm=self._slurm,
         )
         return Report(
             schema_version=SCHEMA_VERSION,

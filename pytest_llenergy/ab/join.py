@@ -116,6 +116,7 @@ class SideSessions:
             complete=True,
             argv=list(argv),
             exit_status=max(known, default=None),
+            slurm=first.run.slurm if len({report.run.slurm for report in self.reports}) == 1 else None,
         )
         # A tight budget is exceeded now and then by either side. The change is to blame only if the baseline
         # never exceeds it and the head mostly does.

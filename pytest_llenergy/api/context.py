@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -16,6 +16,8 @@ from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import MeterError, PlanError
+from pytest_llenergy.measure.host_meters import HostMeters
+from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.model.record import Flag
@@ -26,7 +28,7 @@ from pytest_llenergy.recorder import Draft
 from pytest_llenergy.session import RunState
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.plan import ProcessPlan, plan_on_hosts, plan_processes
 from pytest_llenergy.workers.timeouts import THREAD_TIMEOUT_S
 
 #: Most characters of the leftovers of an earlier test, such as command lines.
@@ -82,8 +84,11 @@ class TestContext:
             PlanError: The test has ended, or its degrees do not fit its devices.
         """
         self.check_running()
-        threads = self.settings.threads
-        return plan_processes(capabilities, self.plan.parallel, self.lease, usable_cpus(), threads, python)
+        threads, parallel, gang = self.settings.threads, self.plan.parallel, self.draft.gang
+        if gang is None:
+            return plan_processes(capabilities, parallel, self.lease, usable_cpus(), threads, python)
+        crosses = self.draft.request is not None and self.draft.request.tensor_across_hosts
+        return plan_on_hosts(capabilities, parallel, gang.hosts, threads, python, tensor_across_hosts=crosses)
 
     def check_running(self) -> None:
         """Raise ``PlanError`` if the test has ended."""
@@ -115,16 +120,34 @@ class TestContext:
                 draft.flags.append(Flag(name="ranks-replaced", severity="note", detail=detail))
 
 
+def open_host_meters(context: TestContext) -> Sequence[HostMeters]:
+    """Open the meters of every host that a test uses; raises as ``open_test_meters`` does, and
+
+    Raises:
+        WorkerError: Another host is lost.
+    """
+    gang, settings = context.draft.gang, context.settings
+    if gang is None:
+        return [LocalMeters(open_test_meters(context), context.lease.uuids)]
+    from pytest_llenergy.cluster.remote_meters import open_remote_meters
+
+    return open_remote_meters(gang.boards, settings.meter, require_measured=settings.require == "measured")
+
+
 def open_test_meters(context: TestContext) -> Selection:
-    """Open the meters for the devices of a test.
+    """Open the meters for the devices of a test on this host.
 
     If no meter was requested and the host has none, the selection is empty and names the reason; the test's
     record then has no energy.
 
     Raises:
         MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
+        PlanError: The devices of the test are on other hosts.
     """
-    settings = context.settings
+    settings, gang = context.settings, context.draft.gang
+    if gang is not None:
+        names = ", ".join(each.host for each in gang.hosts)
+        raise PlanError(f"this reads meters of pytest's own host, and the test uses {names}; use energy(...)")
     required = settings.require == "measured"
     targets = find_targets(context)
     context.state.await_counter_check()

@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_llenergy.api.backend_handle import BackendHandle
-from pytest_llenergy.api.context import TestContext, open_test_meters, raise_rank_outcomes
+from pytest_llenergy.api.context import TestContext, open_host_meters, raise_rank_outcomes
 from pytest_llenergy.api.energy_meter import RecordedValues
 from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, check_slo, parse_rates
 from pytest_llenergy.api.run import LoadRun, Run
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
+from pytest_llenergy.measure.host_meters import close_all
 from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.metrics import flops_metrics
 from pytest_llenergy.measure.peak_flops import peak_flops, utilization
@@ -283,7 +284,7 @@ class Energy(RecordedValues):
         draft, settings = context.draft, context.settings
         plan = self._planned(plan)
         # Open the meters before the model, which may load for minutes: a requested meter may be missing.
-        selection = open_test_meters(context)
+        hosts = open_host_meters(context)
         progress = context.state.progress.track(context.node_id)
         with raise_rank_outcomes(), progress as show, ExitStack() as locked:
             locked.enter_context(context.lock)
@@ -292,7 +293,7 @@ class Energy(RecordedValues):
                 show(_describe_preparation(work))
                 workload, result = self._workload(work, arguments)
             except BaseException:
-                selection.close()
+                close_all(hosts)
                 raise
             if isinstance(workload, CallWorkload):
                 # It runs in this process. Its threads may use the ranks, for which they need the lock.
@@ -300,8 +301,8 @@ class Energy(RecordedValues):
                 locked.close()
             load_s = time.monotonic() - begin_s
             slo = workload.slo if isinstance(workload, RankWorkload) else None
-            draft.experiment = measure(
-                workload, plan, selection, context.lease, lambda step: show(describe_step(step)), load_s, slo
+            draft.experiment = measure_on_hosts(
+                workload, plan, hosts, lambda step: show(describe_step(step)), load_s, slo
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes

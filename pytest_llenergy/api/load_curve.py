@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.api.backend_handle import BackendHandle
-from pytest_llenergy.api.context import TestContext, open_test_meters
+from pytest_llenergy.api.context import TestContext, open_host_meters
 from pytest_llenergy.backends.tasks import SERVE
 from pytest_llenergy.errors import BackendError, PlanError, ServerError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
 from pytest_llenergy.measure.goodput import attainment, good_requests, is_saturated
+from pytest_llenergy.measure.host_meters import close_all
 from pytest_llenergy.measure.load_search import (
     MAX_PROBE_ROUNDS,
     LoadSearch,
@@ -204,20 +205,19 @@ class LoadMeasurement:
         self.show(title)
         begin_s = time.monotonic()
         # Opened before the model, which may load for minutes.
-        selection = open_test_meters(context)
+        hosts = open_host_meters(context)
         params = {**self.params, "slo": self.slo, **(size or {}), "request_rate": rate}
         try:
             workload = self.handle.workload(SERVE, self.prompts, params)
         except BaseException:
-            selection.close()
+            close_all(hosts)
             raise
         load_s = time.monotonic() - begin_s
         try:
-            experiment = measure(
+            experiment = measure_on_hosts(
                 workload,
                 plan,
-                selection,
-                context.lease,
+                hosts,
                 lambda step: self.show(f"{title}: {describe_step(step)}"),
                 load_s,
                 self.slo,

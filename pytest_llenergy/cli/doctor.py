@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_format, print_json
@@ -33,13 +35,34 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="only list the capabilities of each backend and their source",
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="{ray[:HOST:PORT],slurm}",
+        type=_cluster,
+        help="check the hosts of a Ray cluster, or of the Slurm job of this process, instead of this host: "
+        "versions, devices, meters, clock, and the bandwidth between them",
+    )
     parser.set_defaults(run=run)
+
+
+def _cluster(text: str) -> str:
+    from pytest_llenergy.options.values import cluster
+
+    try:
+        name = cluster(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if name == "local":
+        raise argparse.ArgumentTypeError("this host is checked without --cluster")
+    return name
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the machine. Returns 1 if something is misconfigured."""
     if args.backends:
         return _print_backends(as_json=args.format == "json")
+    if args.cluster is not None:
+        return _check_cluster(args.cluster, as_json=args.format == "json")
     from pytest_llenergy.doctor.checkup import check_host
     from pytest_llenergy.doctor.text import render_checkup
 
@@ -58,6 +81,35 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print_json(checkup)
     return 1 if checkup.misconfigured else 0
+
+
+def _check_cluster(name: str, *, as_json: bool) -> int:
+    """Check the hosts of a cluster. Returns 1 if one cannot be used."""
+    from pytest_llenergy.cluster.base import open_cluster
+    from pytest_llenergy.doctor.hosts import check_hosts, measure_bandwidth
+    from pytest_llenergy.doctor.text import render_bandwidth, render_host_of_cluster
+    from pytest_llenergy.errors import LLEnergyError
+
+    try:
+        cluster = open_cluster(name, os.environ)
+    except LLEnergyError as error:
+        print(f"llenergy doctor --cluster={name}: {escape_invisible(str(error))}", file=sys.stderr)
+        return 1
+    hosts = []
+    try:
+        for host in check_hosts(cluster):
+            hosts.append(host)
+            if not as_json:
+                print(*map(escape_invisible, render_host_of_cluster(host)), sep="\n", flush=True)
+        bandwidth = measure_bandwidth(cluster, hosts)
+    finally:
+        cluster.close()
+    if as_json:
+        print_json({"cluster": name, "hosts": hosts, "bandwidth": bandwidth})
+    elif bandwidth is not None:
+        print(escape_invisible(render_bandwidth(bandwidth)))
+    faults = [host.fault for host in hosts] + ([] if bandwidth is None else [bandwidth.fault])
+    return 1 if any(fault is not None for fault in faults) else 0
 
 
 def _print_backends(*, as_json: bool) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
-from pytest_llenergy.model.record import BoardSettings, MeterInfo, Record, Round
+from pytest_llenergy.model.record import BoardSettings, MeterInfo, Record, Round, domain_kind, without_host
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"
@@ -209,9 +209,9 @@ def describe_devices(record: Record, environment: Environment | None) -> str:
 
 
 def _domain(meter: MeterInfo) -> str:
-    """The domain without the UUID of a board."""
-    kind = meter.domain.partition(":")[0]
-    return kind if kind == GPU_DOMAIN else meter.domain
+    """The domain without its host and without the UUID of a board."""
+    kind = domain_kind(meter.domain)
+    return kind if kind == GPU_DOMAIN else without_host(meter.domain)
 
 
 def _find_board(uuid: str, record: Record, environment: Environment | None) -> Board | None:

@@ -16,7 +16,7 @@ from statistics import fmean, variance
 from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.model.comparison import CORRECTED
-from pytest_llenergy.model.record import Record, Round
+from pytest_llenergy.model.record import Record, Round, domain_kind
 
 #: Values of one covariate, one for each round of a sample.
 Covariates = Mapping[str, Sequence[float]]
@@ -230,7 +230,7 @@ def find_disturbance(
 
 def _uses_cpu(record: Record) -> bool:
     """Whether a meter reads more than GPUs; without meters, whether the test ran on the CPU."""
-    domains = {meter.domain.partition(":")[0] for meter in record.meters}
+    domains = {domain_kind(meter.domain) for meter in record.meters}
     return domains != {GPU_DOMAIN} if domains else record.devices == ["cpu"]
 
 

@@ -68,6 +68,9 @@ def select_devices(
     """
     if request is None:
         return Lease(devices=(CPU,))
+    if request.per_host is not None and request.per_host < request.n:
+        hosts = request.n // request.per_host
+        raise ShortageError(f"{request} needs {hosts} hosts, and this run has one; see --energy-cluster")
     inventory = read_inventory(without_lost=True)
     leasable = list_leasable(inventory, selection, environment, instances=request.mig is not None)
     fitting = [uuid for uuid in leasable.uuids if _fits(request, inventory.device(uuid), inventory)]

@@ -29,6 +29,8 @@ class GpuRequest:
         fallback: ``"cpu"`` allows CPU ranks if there are too few GPUs.
         memory: Minimum total memory of each, such as ``"40 GB"`` or ``"40 GiB"``.
         mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
+        per_host: How many of them each host has; ``None`` leaves that to the cluster.
+        tensor_across_hosts: Whether the shards of one layer may be on several hosts.
 
     Raises:
         PlanError: A value is invalid.
@@ -39,6 +41,8 @@ class GpuRequest:
     fallback: str | None = None
     memory: str | None = None
     mig: str | None = None
+    per_host: int | None = None
+    tensor_across_hosts: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
@@ -51,6 +55,12 @@ class GpuRequest:
             parse_memory(self.memory)
         if self.mig is not None and not (isinstance(self.mig, str) and PROFILE.fullmatch(self.mig.lower())):
             raise PlanError(f'mig is {self.mig!r}, needs a profile such as "1g.10gb" (nvidia-smi mig -lgip)')
+        if self.per_host is not None and (type(self.per_host) is not int or self.per_host < 1):
+            raise PlanError(f"per_host is {self.per_host!r}, needs a whole number, 1 or more")
+        if self.per_host is not None and self.n % self.per_host:
+            raise PlanError(
+                f"per_host={self.per_host} does not divide n={self.n}: all hosts get equal shares"
+            )
 
     @cached_property
     def memory_bytes(self) -> int:
@@ -64,7 +74,10 @@ class GpuRequest:
 
     def __str__(self) -> str:
         """Return the request as its mark is written."""
-        arguments = (("name", self.name), ("memory", self.memory), ("mig", self.mig))
+        arguments = (
+            *(("name", self.name), ("memory", self.memory), ("mig", self.mig)),
+            ("per_host", self.per_host),
+        )
         given = (f", {name}={value!r}" for name, value in arguments if value is not None)
         return f"gpus({self.n}{''.join(given)})"
 

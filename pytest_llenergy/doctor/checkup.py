@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -26,9 +26,8 @@ from pytest_llenergy.devices.queue import describe_entries
 from pytest_llenergy.devices.tickets import list_entries
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 from pytest_llenergy.doctor.steps import Trial
-from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
-from pytest_llenergy.meters.select import MeterRegistry
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.meters.select import MeterFacts, MeterRegistry, list_meters
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 from pytest_llenergy.model.environment import Host
 
@@ -37,16 +36,6 @@ SYSFS = Path("/sys/bus/pci/devices")
 #: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
 NVIDIA, AMD = 0x10DE, 0x1002
 DISPLAY = 0x03
-
-
-@dataclass(frozen=True)
-class MeterFacts:
-    """A meter for one target: ``cpu``, a UUID, or None for a meter that needs an argument."""
-
-    name: str
-    target: str | None
-    available: bool
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -90,39 +79,6 @@ def list_backends() -> Iterator[BackendFacts]:
     """List every known backend."""
     for name, backend in discover_backends()[0].items():
         yield BackendFacts(name, backend.explain_unavailable(), backend.capabilities.framework)
-
-
-def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
-    """Open every known meter for the CPU and for each GPU, and describe what it reads."""
-    for name, meter in MeterRegistry(skip_broken=True).items():
-        if meter.takes_argument:
-            yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
-            continue
-        for targets in [Targets(), *(Targets((uuid,)) for uuid in uuids)]:
-            yield from _open_meter(name, meter, targets)
-
-
-def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
-    target = targets.gpus[0] if targets.gpus else "cpu"
-    try:
-        found = meter.open(targets)
-    except MeterDoesNotApply:
-        return
-    except MeterError as error:
-        yield MeterFacts(name, target, False, str(error))
-        return
-    for each in found:
-        each.close()
-        for domain in each.domains:
-            yield MeterFacts(name, target, True, _describe_domain(domain))
-
-
-def _describe_domain(domain: Domain) -> str:
-    """Return what a domain reads, how often it ticks, its coverage in time, and its flags."""
-    period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
-    sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
-    odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
-    return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
 
 
 def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:

@@ -18,8 +18,9 @@ from typing import Any
 from pytest_llenergy.doctor import probe
 from pytest_llenergy.doctor.steps import Step
 from pytest_llenergy.workers import guard, proctree
-from pytest_llenergy.workers.failure import read_tail, signal_name
+from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.plan import RankPlan, inherited_environment
+from pytest_llenergy.workers.rank_log import read_tail
 
 #: Time of a process to end after it has closed its report, or was killed.
 EXIT_TIMEOUT_S = 5.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_llenergy.backends.base import DEGREES, Capabilities
 from pytest_llenergy.devices.amd import AmdBoard
@@ -20,11 +21,14 @@ from pytest_llenergy.doctor.checkup import (
     Finding,
     GpuFacts,
     Leases,
-    MeterFacts,
     VisibleGpus,
 )
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
+from pytest_llenergy.meters.select import MeterFacts
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
+
+if TYPE_CHECKING:
+    from pytest_llenergy.doctor.hosts import Bandwidth, HostCheckup
 
 UNKNOWN = "not stated"
 NEVER_RUN = "not run on hardware"
@@ -124,6 +128,33 @@ def render_checkup(checkup: Checkup) -> Iterator[str]:
         yield render_backend(backend)
     yield f"model    {checkup.model} (default)"
     yield from map(render_finding, checkup.findings)
+
+
+def render_host_of_cluster(host: HostCheckup) -> Iterator[str]:
+    """Render a host of a cluster, and what differs from pytest's host."""
+    if host.facts is None or host.clock_bound_s is None:
+        yield f"host     {host.name}: cannot be used: {host.fault}"
+        return
+    facts = host.facts
+    packages = "".join(f", {name} {version}" for name, version in facts.packages.items())
+    yield f"host     {host.name}: Python {facts.python}, pytest-llenergy {facts.plugin}{packages}"
+    for board in facts.devices:
+        yield f"{INDENT}gpu {board.uuid}: {board.name}, {format_memory(board.memory_bytes)}"
+    for reason in facts.devices_missing:
+        yield f"{INDENT}gpu: {reason}"
+    for meter in facts.meters:
+        yield f"{INDENT}meter {_render_meter(meter)}"
+    yield f"{INDENT}clock: its difference is known within {host.clock_bound_s * 1e6:.3g} µs"
+    for setting in host.unlike_pytest:
+        yield f"{INDENT}{setting}"
+
+
+def render_bandwidth(bandwidth: Bandwidth) -> str:
+    """Render the bandwidth between the hosts of a cluster."""
+    if bandwidth.bytes_per_s is None:
+        return f"network  {bandwidth.fault}"
+    speed = f"{bandwidth.bytes_per_s / 1e9:.3g} GB/s"
+    return f"network  all_reduce over {', '.join(bandwidth.hosts)} (gloo): {speed}"
 
 
 def render_backend(backend: BackendFacts) -> str:

@@ -5,37 +5,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_llenergy.measure.phases import (
-    phase_energies,
-    phase_spans,
-    solve_round,
-    solved_together,
-    span_tokens,
-)
-from pytest_llenergy.measure.quality import round_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
-from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
-from pytest_llenergy.meters.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
-from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.meters.uncertainty import (
-    Attributed,
-    Energy,
-    Power,
-    absolute_uncertainty_j,
-    domain_energy,
-    sum_energies,
-)
-from pytest_llenergy.meters.window_arithmetic import (
-    RESOLVABLE,
-    energy_between,
-    energy_between_readings,
-)
-from pytest_llenergy.model.record import Flag, Phase, Round, Tokens
+from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRound, account_on_all
+from pytest_llenergy.measure.phases import phase_spans, span_tokens
+from pytest_llenergy.measure.quality import energy_flags
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_uncertainty_j, sum_energies
+from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
+from pytest_llenergy.model.record import Phase, Round, Tokens
 from pytest_llenergy.model.served import ServedRequests, TokenGaps
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline
 
@@ -132,45 +112,19 @@ def _seconds(nanoseconds: float) -> float:
     return round(nanoseconds / 1e9, 6)
 
 
-@dataclass(frozen=True)
-class DomainRound:
-    """Energy of one domain in one round: in total, by phase, and the idle power around it.
-
-    If others used the host, ``attributed`` has the energy of the whole domain, and ``split`` tells how it was
-    split. ``doubt`` is what speaks against a quiet gap that reaches up to the work.
-    """
-
-    series: Series
-    whole: Energy
-    phases: dict[str, Energy]
-    idle: Power | None
-    attributed: Attributed | None = None
-    split: Split | None = None
-    doubt: str | None = None
-
-
-def account_round(
-    measured: MeasuredRound,
-    trace: Trace,
-    reasons: Sequence[str] = (),
-    rest: dict[str, Power] | None = None,
-) -> Round:
+def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
     """Return the record of a round. Joules are the sum over all domains, or missing if any domain has none.
 
     Args:
         measured: The round.
-        trace: One series for each domain.
-        reasons: Why meters could not be opened, for a round without meters.
-        rest: Power of each domain in the last gap in which others were quiet. It is updated.
+        hosts: What each host found in it.
     """
-    timeline, rest = measured.timeline, {} if rest is None else rest
-    domains = [_domain_round(measured, series, rest) for series in trace]
-    by_domain = {
-        each.series.domain.name: domain_energy(each.whole, each.series, timeline.duration_s, each.attributed)
-        for each in domains
-    }
-    total = sum_energies([each.whole for each in domains], reasons)
-    idle = _idle(domains)
+    timeline = measured.timeline
+    domains = [domain for host in hosts for domain in host.domains]
+    by_domain = {domain.name: domain.record for domain in domains}
+    total = _sum_over_hosts(hosts, lambda domain: domain.whole)
+    idle = _idle(hosts)
+    temperatures_c = [each.temperature_start_c for each in hosts if each.temperature_start_c is not None]
     return Round(
         start_s=timeline.start_ns / 1e9,
         duration_s=timeline.duration_s,
@@ -178,32 +132,44 @@ def account_round(
         energy_u_j=total.u_j,
         energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
         iterations=timeline.iterations,
-        phase=tick_phase(trace, timeline.start_ns),
+        phase=max(hosts, key=lambda host: host.tick_s).phase if hosts else None,
         terms=total.variances.terms() if total.energy_j is not None else None,
         idle_power_w=idle.watts if idle else None,
         idle_power_u_w=idle.u_watts if idle else None,
         by_domain=by_domain,
-        phases=_phases(timeline, domains),
+        phases=_phases(timeline, hosts),
         tokens=_tokens(measured),
         requests=len(timeline.requests) or None,
         served=served_requests(timeline),
         time_to_first_token_s=time_to_first_token_s(timeline),
         inter_token_latency_s=inter_token_latency_s(timeline),
-        temperature_start_c=measured.temperature_start_c,
-        own_cpu_s=measured.own_cpu_s,
-        other_cpu_s=measured.other_cpu_s,
-        stolen_cpu_s=measured.stolen_cpu_s,
-        flags=[
-            *round_flags(measured, trace, total),
-            *attribution_flags([each.split for each in domains if each.split is not None]),
-            *_doubts(domains),
-        ],
+        temperature_start_c=max(temperatures_c, default=None),
+        own_cpu_s=sum(host.own_cpu_s for host in hosts),
+        other_cpu_s=sum(host.other_cpu_s for host in hosts),
+        stolen_cpu_s=sum(host.stolen_cpu_s for host in hosts),
+        flags=[*energy_flags(total), *(flag for host in hosts for flag in host.flags), *timeline.flags],
         reason=total.reason,
     )
 
 
+def _sum_over_hosts(hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], Energy]) -> Energy:
+    """Return the sum over all hosts. A host without a meter, or without energy, leaves only its reason."""
+    energies = [sum_energies([energy_of(domain) for domain in host.domains], host.reasons) for host in hosts]
+    if not energies:
+        return sum_energies([])
+    missing = next((energy for energy in energies if energy.energy_j is None), None)
+    total = missing or energies[0]
+    for energy in energies[1:] if missing is None else ():
+        total = Energy((total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances)
+    return total
+
+
 def required_lengths(
-    measured: MeasuredRound, trace: Trace, names: Collection[str], rounds: int
+    measured: MeasuredRound,
+    hosts: Sequence[HostMeters],
+    names: Collection[str],
+    rounds: int,
+    limit: float = RESOLVABLE,
 ) -> dict[str, float]:
     """Return how much longer rounds must be for the energy of each phase to be known well, by name.
 
@@ -211,10 +177,11 @@ def required_lengths(
     have are left out. Decode without a second token of any sequence is no phase of the work.
 
     Args:
-        measured: A round.
-        trace: One series for each domain.
+        measured: The latest round.
+        hosts: The meters.
         names: Names of phases.
         rounds: Number of rounds that will be measured.
+        limit: Relative uncertainty from the course of power above which no length resolves a phase.
     """
     timeline = measured.timeline
     spans = phase_spans(timeline)
@@ -223,100 +190,28 @@ def required_lengths(
         for name in names
         if name in spans and (name != "decode" or any(each.output_tokens > 1 for each in timeline.requests))
     ]
-    domains = [_domain_round(measured, series, {}) for series in trace] if wanted else []
-    return {
-        name: _required_length(sum_energies([each.phases[name] for each in domains]), rounds)
-        for name in wanted
-    }
+    found = account_on_all(hosts, measured, trial=True) if wanted else []
+    return {name: _required_length(_phase_energy(found, name), rounds, limit) for name in wanted}
 
 
-def _required_length(energy: Energy, rounds: int) -> float:
+def _required_length(energy: Energy, rounds: int, limit: float) -> float:
     if energy.energy_j is None or energy.energy_j <= 0:
         return math.inf
     # These grow with the energy; the others with the root of the number of iterations.
-    shared = math.hypot(*(math.sqrt(each) for each in (energy.variances.shape, energy.variances.coverage)))
+    found = energy.variances
+    shared = math.hypot(*(math.sqrt(each) for each in (found.shape, found.coverage, found.clock)))
     fixed = shared / energy.energy_j
-    if fixed >= RESOLVABLE:
+    if fixed >= limit:
         return math.inf
     goal = max(RESOLVED_WELL, (fixed + RESOLVABLE) / 2)
     others = energy.variances.total / energy.energy_j**2 - fixed**2
     return others / rounds / (goal**2 - fixed**2)
 
 
-def _doubts(domains: Sequence[DomainRound]) -> list[Flag]:
-    details = [f"{each.series.domain.name}: {each.doubt}" for each in domains if each.doubt is not None]
-    return [Flag(name="edge-not-quiet", severity="warning", detail=detail) for detail in details]
-
-
-def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> DomainRound:
-    timeline = measured.timeline
-    spans = phase_spans(timeline)
-    if series.domain.rests:
-        return _resting_domain_round(measured, series, spans)
-    before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
-    after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
-    gaps = ((measured.gap_start_ns, timeline.start_ns), (timeline.end_ns, measured.gap_end_ns))
-    reason = next(filter(None, (series.reason_between(*gap) for gap in gaps)), None)
-    # A counter that was wrong in a quiet gap shows a wrong idle power there. Power that was not read for a
-    # while is not wrong.
-    if before is None or after is None or (reason is not None and not series.domain.integrated):
-        reason = reason or (
-            f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
-            "it stands still, or --energy-gap is too short"
-        )
-        nothing = Energy(None, reason=reason)
-        return DomainRound(series, nothing, dict.fromkeys(spans, nothing), None)
-    whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
-    spread = abs(after.watts - before.watts) / math.sqrt(12)
-    watts = (before.watts + after.watts) / 2
-    idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
-    doubt = None
-    # A part-time sensor shows an edge elsewhere within its tick.
-    if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
-        edges = (timeline.start_ns, timeline.end_ns)
-        doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
-        if doubt is not None:
-            whole = solve_round(series, *edges, before, after)
-    phases = phase_energies(series, spans, timeline, whole, before, after)
-    found = DomainRound(series, whole, phases, idle, doubt=doubt)
-    if measured.gap_cpu is None or whole.energy_j is None:
-        return found
-    loaded = list(zip((before, after), measured.gap_cpu, strict=True))
-    use = measured.cpu
-    split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
-    if split is not None:
-        return _split_round(found, split, timeline)
-    if series.domain.cpu_ratio is not None and measured.has_busy_gap:
-        return replace(found, idle=rest.get(series.domain.name))
-    return found
-
-
-def _split_round(found: DomainRound, split: Split, timeline: Timeline) -> DomainRound:
-    """Return the test's part of the energy of a domain."""
-    phases: dict[str, Energy] = {}
-    for name, parts in phase_spans(timeline).items():
-        part = split.part(found.phases[name], sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9)
-        phases[name] = part.energy if part is not None else found.phases[name]
-    attributed = split.part(found.whole, timeline.duration_s)
-    whole = attributed.energy if attributed is not None else found.whole
-    return DomainRound(found.series, whole, phases, split.idle, attributed, split, found.doubt)
-
-
-def _resting_domain_round(
-    measured: MeasuredRound, series: Series, spans: Mapping[str, list[tuple[int, int]]]
-) -> DomainRound:
-    """Return the energy of a domain that counts only the work, so that its idle power is zero."""
-    timeline = measured.timeline
-    between = energy_between_readings if measured.in_reader else energy_between
-    whole = between(series, timeline.start_ns, timeline.end_ns)
-    phases = phase_energies(series, spans, timeline, whole)
-    return DomainRound(series, whole, phases, Power(0.0, 0.0))
-
-
-def _phases(timeline: Timeline, domains: Sequence[DomainRound]) -> list[Phase]:
+def _phases(timeline: Timeline, hosts: Sequence[HostRound]) -> list[Phase]:
     phases: list[Phase] = []
     for name, parts in phase_spans(timeline).items():
-        energy = sum_energies([domain.phases[name] for domain in domains])
+        energy = _phase_energy(hosts, name)
         phases.append(
             Phase(
                 name=name,
@@ -331,11 +226,17 @@ def _phases(timeline: Timeline, domains: Sequence[DomainRound]) -> list[Phase]:
     return phases
 
 
-def _idle(domains: Sequence[DomainRound]) -> Power | None:
-    powers = [domain.idle for domain in domains if domain.idle is not None]
-    if not powers or len(powers) < len(domains):
+def _phase_energy(hosts: Sequence[HostRound], name: str) -> Energy:
+    return _sum_over_hosts(hosts, lambda domain: domain.phases[name])
+
+
+def _idle(hosts: Sequence[HostRound]) -> Power | None:
+    """Return the idle power of all hosts; ``None`` if that of a domain is unknown."""
+    powers = [domain.idle for host in hosts for domain in host.domains]
+    known = [power for power in powers if power is not None]
+    if not hosts or len(known) < len(powers) or not all(host.domains for host in hosts):
         return None
-    return Power(sum(power.watts for power in powers), math.hypot(*(power.u_watts for power in powers)))
+    return Power(sum(power.watts for power in known), math.hypot(*(power.u_watts for power in known)))
 
 
 def _tokens(measured: MeasuredRound) -> Tokens | None:

@@ -7,21 +7,19 @@ Warm-up and calibration come first, then rounds until the target is met or the b
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
-from pytest_llenergy.devices.condition import Condition, ConditionReader
-from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.measure.accounting import account_round, required_lengths
+from pytest_llenergy.measure.accounting import RESOLVED_WELL, account_round, required_lengths
 from pytest_llenergy.measure.goodput import mark_good_requests
+from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
+from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.metrics import (
     PHASE_METRICS,
     ROUND_METRICS,
@@ -39,7 +37,6 @@ from pytest_llenergy.measure.quality import (
 from pytest_llenergy.measure.remaining_time import Forecast, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
-    BoardMonitor,
     MeasuredRound,
     PhaseDither,
     Workload,
@@ -48,12 +45,8 @@ from pytest_llenergy.measure.rounds import (
     run_round,
 )
 from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
-from pytest_llenergy.meters.cpu_time import ProcessTree
-from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
-from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.meters.uncertainty import Power
+from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.power_trace import PowerTrace
 from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round, Times
@@ -118,9 +111,9 @@ ESTIMATE_U_W = 0.01
 PHASE_TRIALS, TRIED_LENGTH = 2, 16
 
 
-def plan_for_meters(plan: RoundPlan, trace: Trace) -> RoundPlan:
+def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:
     """Return the plan for these meters: further rounds cannot improve an estimate by much."""
-    if not trace or any(series.domain.kind != "estimated" for series in trace):
+    if not domains or any(domain.kind != "estimated" for domain in domains):
         return plan
     target = plan.target if plan.exact else max(plan.target, ESTIMATE_TARGET)
     return replace(plan, target=target, is_estimate=True)
@@ -150,42 +143,65 @@ def measure(
     slo: Slo | None = None,
     is_enough: Callable[[Sequence[Round]], bool] | None = None,
 ) -> Experiment:
-    """Measure a workload, then close the meters.
+    """Measure a workload with the meters of this host, then close them.
 
     Args:
         workload: The work, loaded and able to run.
         plan: How to measure.
         selection: The open meters.
         lease: The leased devices.
+        on_step: As for ``measure_on_hosts``.
+        load_s: As for ``measure_on_hosts``.
+        slo: As for ``measure_on_hosts``.
+        is_enough: As for ``measure_on_hosts``.
+    """
+    __tracebackhide__ = True
+    hosts = [LocalMeters(selection, lease.uuids)]
+    return measure_on_hosts(workload, plan, hosts, on_step, load_s, slo, is_enough)
+
+
+def measure_on_hosts(
+    workload: MemoryAware,
+    plan: RoundPlan,
+    hosts: Sequence[HostMeters],
+    on_step: StepCallback = ignore_step,
+    load_s: float = 0.0,
+    slo: Slo | None = None,
+    is_enough: Callable[[Sequence[Round]], bool] | None = None,
+) -> Experiment:
+    """Measure a workload, then close the meters.
+
+    Args:
+        workload: The work, loaded and able to run.
+        plan: How to measure.
+        hosts: The meters of each host that the work uses.
         on_step: Called before each step.
         load_s: Time that preparing the workload took (seconds), for the record.
         slo: Limits of the latencies of a served load.
         is_enough: Decides after each round whether to stop; by default, the plan does.
     """
     __tracebackhide__ = True
-    load = load_average()
-    with (
-        Sampler(selection.meters) as sampler,
-        watch_boards(lease.uuids) as watch,
-        closing(ProcessTree({os.getpid(), *selection.processes})) as processes,
-    ):
+    with ExitStack() as reading:
+        for host in hosts:
+            reading.enter_context(host)
         begin_s = time.monotonic()
-        sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
-        plan = plan_for_meters(plan, sampler.series)
+        for host in hosts:
+            host.await_ticks(0, FIRST_TICK_TIMEOUT_S)
+        plan = plan_for_meters(plan, _domains(hosts))
         # As long as all rounds of an estimate may take.
         warmup_budget_s = min(plan.budget_s, ESTIMATE_S) if plan.is_estimate else plan.budget_s
-        warmup = warm_up(workload, plan.warmup, warmup_budget_s, sampler, on_step, plan.warmup_block)
-        gap_s = required_gap_s(sampler.series, plan.gap_s)
+        warmup = warm_up(workload, plan.warmup, warmup_budget_s, hosts, on_step, plan.warmup_block)
+        gap_s = required_gap_s(_domains(hosts), plan.gap_s)
         iterations = plan.iterations or calibrate_iterations(
-            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), sampler
+            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), hosts
         )
-        coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
+        coverage = min((domain.coverage for domain in _domains(hosts)), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
         unresolved: dict[str, str] = {}
         if plan.phases and plan.iterations is None and warmup.phases_s:
 
             def try_round(iterations: int) -> MeasuredRound:
-                return run_round(workload, iterations, gap_s, dither, sampler, watch, processes)
+                return run_round(workload, iterations, gap_s, dither, hosts)
 
             iterations, unresolved = lengthen_for_phases(
                 try_round,
@@ -193,14 +209,14 @@ def measure(
                 plan,
                 gap_s,
                 plan.budget_s - (time.monotonic() - begin_s),
-                sampler.series,
+                hosts,
             )
         start_s = time.monotonic()
         warmup_s = start_s - begin_s
         forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
-        rest: dict[str, Power] = {}
+        clocks: list[dict[str, float]] = []
         may_lengthen = plan.iterations is None and is_enough is None
         while True:
             spent_s = time.monotonic() - start_s
@@ -215,21 +231,22 @@ def measure(
                 # The trial seemed long enough, by chance or because the machine was less busy: so these
                 # rounds were trials, too.
                 may_lengthen, iterations = False, min(longer, TRIED_LENGTH * iterations)
-                rounds, measured, start_s = [], [], time.monotonic()
+                rounds, measured, clocks, start_s = [], [], [], time.monotonic()
                 warmup_s = start_s - begin_s
                 forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
                 continue
             # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
             # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
-            measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch, processes))
-            if any(series.has_open_stall for series in sampler.series):
-                sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
-            made = account_round(measured[-1], sampler.series, selection.reasons, rest)
-            rounds.append(mark_good_requests(made, slo))
+            measured.append(run_round(workload, iterations, gap_s, dither, hosts))
+            found = account_on_all(hosts, measured[-1])
+            clocks.append({uuid: mhz for each in found for uuid, mhz in each.clocks_mhz.items()})
+            rounds.append(mark_good_requests(account_round(measured[-1], found), slo))
         measuring_s = time.monotonic() - start_s
-    rounds = widen_by_scatter(add_comparison_flags(rounds, measured), sampler.series)
-    infos = [meter_info(series) for series in sampler.series]
+        rounds = widen_by_scatter(add_comparison_flags(rounds, clocks), _domains(hosts))
+        infos = [info for host in hosts for info in host.infos()]
+        middle = median_round_index(rounds)
+        course = power_trace(measured[middle], hosts) if middle is not None else None
     procedure = _procedure(
         plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage, plan.rounds)
     )
@@ -237,7 +254,7 @@ def measure(
         *drift_flags(rounds),
         *outlier_flags(rounds),
         *([] if plan.is_estimate else _target_flags(procedure, len(rounds))),
-        *unread_meter_flags(selection.reasons),
+        *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
     ]
     metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage, plan.rounds)
     for name in PHASE_METRICS if unresolved else ():
@@ -245,11 +262,14 @@ def measure(
         if why is not None and metrics[name].value is None:
             reason = f"{metrics[name].reason}; {why}"
             metrics[name] = msgspec.structs.replace(metrics[name], reason=reason)
-    middle = median_round_index(rounds)
-    course = power_trace(measured[middle], sampler.series) if middle is not None else None
     work_s = math.fsum(round_.duration_s for round_ in rounds)
     times = Times(load_s=load_s, warmup_s=warmup_s, rounds_s=work_s, gaps_s=max(0.0, measuring_s - work_s))
-    return Experiment(rounds, metrics, infos, load, procedure, flags, course, times)
+    loads = [host.load_average for host in hosts if host.load_average is not None]
+    return Experiment(rounds, metrics, infos, max(loads, default=None), procedure, flags, course, times)
+
+
+def _domains(hosts: Sequence[HostMeters]) -> list[DomainFacts]:
+    return [domain for host in hosts for domain in host.domains()]
 
 
 def lengthen_for_phases(
@@ -258,7 +278,7 @@ def lengthen_for_phases(
     plan: RoundPlan,
     gap_s: float,
     left_s: float,
-    trace: Trace,
+    hosts: Sequence[HostMeters],
 ) -> tuple[int, dict[str, str]]:
     """Return how many iterations a round needs for the energies of the phases that are asked for.
 
@@ -270,7 +290,7 @@ def lengthen_for_phases(
         plan: How to measure.
         gap_s: Length of each quiet gap (seconds).
         left_s: Time that is left of the budget (seconds).
-        trace: One series for each domain.
+        hosts: The meters.
 
     Returns:
         The iterations, at most what the budget allows, and how long rounds would have to be for phases that
@@ -284,9 +304,10 @@ def lengthen_for_phases(
         left_s -= time.monotonic() - begin_s
         iteration_s = trial.timeline.duration_s / iterations
         most = max(iterations, _fitting_iterations(plan, iteration_s, gap_s, left_s))
-        lengths = required_lengths(trial, trace, plan.phases, rounds)
+        limit = RESOLVABLE if number else RESOLVED_WELL
+        lengths = required_lengths(trial, hosts, plan.phases, rounds, limit)
         if not number:
-            # Few iterations may lie between the same readings, and more of them between others.
+            # Few iterations may lie between the same readings, and others between different ones.
             lengths = {name: min(each, TRIED_LENGTH) for name, each in lengths.items()}
         needed = {name: math.ceil(iterations * each) for name, each in lengths.items() if each < math.inf}
         budget = f"the budget of {plan.budget_s:g} s (--energy-budget) allows {most * iteration_s:.2g} s"
@@ -331,30 +352,6 @@ def _forecast(
             fitting = max(fitting, min(ESTIMATE_ROUNDS, math.ceil(budget_s / round_s)))
         rounds = max(plan.least, min(rounds, fitting))
     return Forecast(rounds, plan.target, left_s, round_s, coverage, plan.rounds)
-
-
-class NoBoards:
-    """A ``BoardMonitor`` without boards."""
-
-    def read(self) -> dict[str, Condition]:
-        """Return no conditions."""
-        return {}
-
-
-@contextmanager
-def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
-    """Monitor the boards of a lease. If that is impossible, measure without it."""
-    try:
-        watch = ConditionReader(uuids) if uuids else None
-    except DeviceError:
-        watch = None
-    if watch is None:
-        yield NoBoards()
-        return
-    try:
-        yield watch
-    finally:
-        watch.close()
 
 
 def is_finished(
@@ -420,11 +417,3 @@ def _target_flags(procedure: Procedure, rounds: int) -> list[Flag]:
 def unread_meter_flags(reasons: Sequence[str]) -> list[Flag]:
     """Return flags for applicable meters that could not be opened."""
     return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
-
-
-def meter_info(series: Series) -> MeterInfo:
-    """Return the meter's entry in the record, with the observed period if it has no nominal one."""
-    info = series.domain.info(series.meter)
-    if info.update_period_s is not None or series.domain.max_age_s is not None:
-        return info
-    return msgspec.structs.replace(info, update_period_s=series.tick_period_s)

@@ -20,7 +20,8 @@ from statistics import median_low
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, meter_info, unread_meter_flags, watch_boards
+from pytest_llenergy.measure.boards import collect_conditions, watch_boards
+from pytest_llenergy.measure.experiment import Experiment, unread_meter_flags
 from pytest_llenergy.measure.foreign_rounds import (
     ForeignRounds,
     account_stretch,
@@ -31,14 +32,10 @@ from pytest_llenergy.measure.foreign_rounds import (
     min_stretch_s,
     split_into_stretches,
 )
+from pytest_llenergy.measure.local_meters import domain_facts, meter_info
 from pytest_llenergy.measure.metrics import relative_uncertainty
 from pytest_llenergy.measure.quality import drift_flags, outlier_flags
-from pytest_llenergy.measure.rounds import (
-    FIRST_TICK_TIMEOUT_S,
-    MeasuredRound,
-    collect_conditions,
-    required_gap_s,
-)
+from pytest_llenergy.measure.rounds import FIRST_TICK_TIMEOUT_S, MeasuredRound, required_gap_s
 from pytest_llenergy.meters.attribution import CpuReading, CpuUse, read_cpu
 from pytest_llenergy.meters.cpu_time import ProcessTree
 from pytest_llenergy.meters.sampler import Sampler
@@ -245,7 +242,8 @@ class ForeignMeters:
         sampler = self._reader
         start_ns = time.monotonic_ns()
         with sampler.reading_closely():
-            time.sleep(required_gap_s(sampler.series, self._least_gap_s))
+            domains = [domain_facts(series) for series in sampler.series]
+            time.sleep(required_gap_s(domains, self._least_gap_s))
         sampler.read_now()
         end_ns = time.monotonic_ns()
         return QuietGap(start_ns, end_ns, cpu.until(read_cpu(self._tree)))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -48,16 +49,11 @@ def median_round_index(rounds: Sequence[Round]) -> int | None:
     return ordered[(len(ordered) - 1) // 2][1] if ordered else None
 
 
-def power_trace(measured: MeasuredRound, trace: Trace) -> PowerTrace | None:
+def power_trace(measured: MeasuredRound, hosts: Sequence[HostMeters]) -> PowerTrace | None:
     """Return the power over time of each domain with two quiet gaps; ``None`` without such a domain."""
     timeline = measured.timeline
     start_ns = timeline.start_ns
-    by_domain = {
-        series.domain.name: DomainPower(kind=series.domain.kind, edges_s=edges_s, power_w=power_w)
-        for series in trace
-        for edges_s, power_w in [_power_steps(measured, series)]
-        if power_w
-    }
+    by_domain = {name: power for host in hosts for name, power in host.power_steps(measured).items()}
     if not by_domain:
         return None
     spans = [
@@ -71,6 +67,16 @@ def power_trace(measured: MeasuredRound, trace: Trace) -> PowerTrace | None:
         by_domain=by_domain,
         spans=sorted(spans, key=lambda span: span.start_s) if len(spans) <= MAX_SPANS else [],
     )
+
+
+def power_steps(measured: MeasuredRound, trace: Trace) -> dict[str, DomainPower]:
+    """Return the power over time of each domain of this host with two quiet gaps, by name."""
+    return {
+        series.domain.name: DomainPower(kind=series.domain.kind, edges_s=edges_s, power_w=power_w)
+        for series in trace
+        for edges_s, power_w in [_power_steps(measured, series)]
+        if power_w
+    }
 
 
 def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], list[float]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -15,6 +15,7 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
+from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -51,22 +52,18 @@ FAR = 2.5
 MAX_NAMED_ROUNDS = 3
 
 
-def round_flags(measured: MeasuredRound, trace: Trace, total: Energy) -> list[Flag]:
-    """Return the flags of a round that need no comparison with other rounds.
+def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
+    """Return the flags of a round that this host alone raises: its counters, CPU use and boards.
 
     Args:
         measured: The round.
         trace: One series for each domain.
-        total: Energy of the round.
     """
     timeline = measured.timeline
-    flags = _energy_flags(total)
-    flags += _short_flags(timeline.duration_s, trace)
+    flags = _short_flags(timeline.duration_s, trace)
     flags += trace_flags(trace, timeline.start_ns, timeline.end_ns)
     flags += _cpu_flags(measured, timeline.duration_s)
-    flags += _board_flags(measured, timeline.duration_s)
-    flags += timeline.flags
-    return flags
+    return flags + _board_flags(measured, timeline.duration_s)
 
 
 def stretch_flags(stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, total: Energy) -> list[Flag]:
@@ -78,16 +75,20 @@ def stretch_flags(stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, to
         trace: One series for each domain.
         total: Energy of the part.
     """
-    flags = _energy_flags(total)
+    flags = energy_flags(total)
     flags += _short_flags(stretch.timeline.duration_s, trace)
     flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
     flags += _cpu_flags(whole, whole.timeline.duration_s)
     return flags + _board_flags(whole, whole.timeline.duration_s)
 
 
-def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
-    """Add the flags that follow from comparison with other rounds: temperature and clock."""
-    clocks = [_clocks_mhz(each) for each in measured]
+def add_comparison_flags(rounds: Sequence[Round], clocks: Sequence[Mapping[str, float]]) -> list[Round]:
+    """Add the flags that follow from comparison with other rounds: temperature and clock.
+
+    Args:
+        rounds: All rounds of a test.
+        clocks: Clocks of the boards after each round (MHz), by UUID.
+    """
     return [
         msgspec.structs.replace(
             round_,
@@ -101,7 +102,7 @@ def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRou
     ]
 
 
-def widen_by_scatter(rounds: Sequence[Round], trace: Trace) -> list[Round]:
+def widen_by_scatter(rounds: Sequence[Round], domains: Sequence[DomainFacts]) -> list[Round]:
     """Widen rounds that scatter far more than their uncertainty, if the coverage of a sensor is unknown.
 
     Rounds start in shuffled phase to the tick, so that what a part-time sensor misses differs between them:
@@ -110,9 +111,9 @@ def widen_by_scatter(rounds: Sequence[Round], trace: Trace) -> list[Round]:
 
     Args:
         rounds: All rounds of a test, of equal work.
-        trace: One series for each domain.
+        domains: The domains of all hosts.
     """
-    unknown = {series.domain.name for series in trace if not series.domain.coverage_known}
+    unknown = {domain.name for domain in domains if not domain.coverage_known}
     valid = [round_ for round_ in rounds if is_valid(round_) and round_.energy_j is not None]
     if not unknown or len(valid) < 3:
         return list(rounds)
@@ -200,7 +201,8 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _energy_flags(total: Energy) -> list[Flag]:
+def energy_flags(total: Energy) -> list[Flag]:
+    """Return the flags of a missing, impossible or imprecise energy."""
     if total.energy_j is None or total.u_j is None:
         # Only a warning: the times and counts of the round are valid.
         return [Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading")]
@@ -304,14 +306,15 @@ def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
     return [Flag(name="temperature-drift", severity="warning", detail=detail)]
 
 
-def _clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
+def clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
+    """Return the clock of each board right after a round (MHz), by UUID."""
     conditions = (measured.after or {}).items()
     return {uuid: each.sm_clock_mhz for uuid, each in conditions if each.sm_clock_mhz is not None}
 
 
-def _clock_flags(clocks_mhz: dict[str, float], all_rounds: Sequence[dict[str, float]]) -> list[Flag]:
-    for uuid, mhz in clocks_mhz.items():
-        usual_mhz = median(clocks[uuid] for clocks in all_rounds if uuid in clocks)
+def _clock_flags(clocks: Mapping[str, float], all_rounds: Sequence[Mapping[str, float]]) -> list[Flag]:
+    for uuid, mhz in clocks.items():
+        usual_mhz = median(each[uuid] for each in all_rounds if uuid in each)
         if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
             detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
             return [Flag(name="clock-change", severity="warning", detail=detail)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens
+from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens, without_host
 
 #: The metrics of each role: name, unit, and the metric of a round that has only the joules of the role.
 ROLE_METRICS = {
@@ -43,7 +43,7 @@ def role_metrics(
     """
     metrics: dict[str, Metric] = {}
     for role, names in ROLE_METRICS.items():
-        domains = [f"gpu:{devices[position]}" for position in roles[role]]
+        domains = [_domain_of(devices[position], rounds) for position in roles[role]]
         reason = _explain_missing(domains, rounds)
         if reason is not None:
             metrics |= {name: Metric(None, UNITS[source], reason=reason) for name, source in names}
@@ -56,6 +56,12 @@ def role_metrics(
         else metric
         for name, metric in metrics.items()
     }
+
+
+def _domain_of(device: str, rounds: Sequence[Round]) -> str:
+    """Return the domain of a GPU, whose name may begin with a host."""
+    names = (name for round_ in rounds for name in round_.by_domain)
+    return next((name for name in names if without_host(name) == f"gpu:{device}"), f"gpu:{device}")
 
 
 def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | None:
@@ -93,7 +99,8 @@ def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
 
 
 def _add_terms(parts: Sequence[DomainEnergy]) -> Terms:
-    """Add uncertainties as ``Variances`` does: the course of power is the same on boards of the same work."""
+    """Add uncertainties as ``sum_energies`` does: boards share the course of power and the clock."""
     terms = [part.terms for part in parts if part.terms is not None]
     sums = {name: math.hypot(*(getattr(each, name) for each in terms)) for name in Terms.__struct_fields__}
-    return Terms(**{**sums, "shape_j": sum(each.shape_j for each in terms)})
+    shared = {name: sum(getattr(each, name) for each in terms) for name in ("shape_j", "clock_j")}
+    return Terms(**{**sums, **shared})

@@ -79,11 +79,14 @@ def joules(round_: Round, over: float) -> RoundValue | None:
 
 
 def _split_uncertainty(u_j: float, terms: Terms | None) -> tuple[float, float, float]:
-    """Return an uncertainty (J) without, and from, what a sensor did not sample and the course of power."""
+    """Return an uncertainty (J) in three parts: of each round, of what a sensor did not sample, and shared.
+
+    The course of power and the offsets of clocks are the same in all rounds.
+    """
     if terms is None:
         return u_j, 0.0, 0.0
-    independent = math.sqrt(max(0.0, u_j**2 - terms.coverage_j**2 - terms.shape_j**2))
-    return independent, terms.coverage_j, terms.shape_j
+    shared = math.hypot(terms.shape_j, terms.clock_j)
+    return math.sqrt(max(0.0, u_j**2 - terms.coverage_j**2 - shared**2)), terms.coverage_j, shared
 
 
 def rate(count: int, duration_s: float) -> RoundValue | None:

@@ -77,7 +77,8 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
         unsampled: Standard uncertainty from what a part-time sensor did not sample.
         accuracy: Standard uncertainty from the accuracy of the source.
         phase: Phase of the tick in which the round started.
-        shape: Standard uncertainty from the course of power between ticks, which all rounds share.
+        shape: Standard uncertainty that all rounds share: from the course of power between ticks, and from
+            the offsets between the clocks of hosts.
     """
 
     value: float

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import gc
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from random import Random
 from typing import Any, Protocol
 
 from pytest_llenergy.devices.condition import Condition
-from pytest_llenergy.meters.attribution import CpuUse, read_cpu
-from pytest_llenergy.meters.cpu_time import ProcessTree
-from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, TickReference
+from pytest_llenergy.meters.attribution import CpuUse
 from pytest_llenergy.meters.trace import Series, Tick, Trace
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
@@ -45,41 +43,6 @@ RESTING_GAP_S = 0.001
 FIRST_TICK_TIMEOUT_S = 1.5
 #: Counters with a longer period than this are not waited for at the start of a round.
 LONGEST_PHASE_WAIT_S = 2.0
-#: Interval between two readings of the boards' condition during the work: rare enough to cost nothing, and
-#: frequent enough to detect a process that affects the result.
-CONDITION_POLL_S = 0.5
-
-
-class BoardMonitor(Protocol):
-    """Reads the condition of the measured boards."""
-
-    def read(self) -> Mapping[str, Condition]:
-        """Return conditions by UUID; empty without boards."""
-
-
-@contextmanager
-def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condition]]]:
-    """Collect the conditions of the boards every half second until the block ends.
-
-    This detects processes that start and end during the work.
-    """
-    conditions: list[Mapping[str, Condition]] = []
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(CONDITION_POLL_S):
-            conditions.append(watch.read())
-
-    if not watch.read():
-        yield conditions
-        return
-    thread = threading.Thread(target=collect, name="llenergy-conditions", daemon=True)
-    thread.start()
-    try:
-        yield conditions
-    finally:
-        ended.set()
-        thread.join()
 
 
 @dataclass
@@ -132,18 +95,25 @@ class PhaseDither:
         self._random = Random(seed)
         self._strata: list[int] = []
 
-    def wait(self, trace: Trace) -> None:
-        """Sleep until a phase in the next stratum of the slowest counter's tick."""
-        leader = slowest_series(trace)
-        if leader is None or not leader.ticks or not leader.period_s:
+    def wait(self, reference: TickReference | None) -> None:
+        """Sleep until a phase in the next stratum of a tick, of which ``reference`` is a past one."""
+        if reference is None:
             return
         if not self._strata:
             self._strata = self._random.sample(range(self._n), self._n)
         phase = (self._strata.pop() + self._random.random()) / self._n
-        period_ns = round(leader.period_s * 1e9)
-        target_ns = _select_reference(leader.ticks[-LOOK_BACK:]).time_ns + round(phase * period_ns)
+        target_ns = reference.time_ns + round(phase * reference.period_ns)
         ahead_ns = time.monotonic_ns() - target_ns
-        time.sleep((-ahead_ns % period_ns) / 1e9)
+        time.sleep((-ahead_ns % reference.period_ns) / 1e9)
+
+
+def tick_reference(trace: Trace) -> TickReference | None:
+    """Return a late tick of the slowest counter whose time is known well; ``None`` if none ticks."""
+    leader = slowest_series(trace)
+    if leader is None or not leader.ticks or not leader.period_s:
+        return None
+    tick = _select_reference(leader.ticks[-LOOK_BACK:])
+    return TickReference(tick.time_ns, round(leader.period_s * 1e9))
 
 
 def required_strata(coverage: float) -> int:
@@ -195,12 +165,14 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class MeasuredRound:
-    """A round with the quiet gaps before and after it (monotonic nanoseconds).
+    """A round with the quiet gaps before and after it (monotonic nanoseconds), and what its host saw of it.
 
-    ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second
-    during the work, and right after it. ``gap_cpu`` is the CPU use in both gaps, and
-    ``in_reader`` whether the work ran in the thread that read the meters right before and after it.
-    ``quiet_until_ns`` is the end of the gap before it, if something else ran between the two.
+    ``run_round`` knows only the moments; the meters of a host add the rest. ``before``, ``during`` and
+    ``after`` are the conditions of the boards at its start, every half second during the work, and right
+    after it. ``gap_cpu`` is the CPU use in both gaps, and ``in_reader`` whether the work ran in the thread
+    that read the meters right before and after it. ``clock_u_ns`` is the standard uncertainty of the moments
+    on the clock of a host that did not take them itself. ``quiet_until_ns`` is the end of the gap before it,
+    if something else ran between the two.
     """
 
     timeline: Timeline
@@ -214,6 +186,7 @@ class MeasuredRound:
     own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False
+    clock_u_ns: float = 0.0
     quiet_until_ns: int | None = None
 
     @property
@@ -238,71 +211,46 @@ class MeasuredRound:
         return max((value for value in temperatures_c if value is not None), default=None)
 
 
-def required_gap_s(trace: Trace, least_s: float) -> float:
+def required_gap_s(domains: Sequence[DomainFacts], least_s: float) -> float:
     """Return how long a quiet gap must be to give the idle power of every counter (seconds)."""
-    if trace and all(series.domain.rests for series in trace):
+    if domains and all(domain.rests for domain in domains):
         # These count nothing but the work: there is no idle power to measure.
         return RESTING_GAP_S
-    late = [series.domain.smear_s + series.domain.late_s[1] for series in trace]
-    needed = [late_s + GAP_TICKS * (each.period_s or 0.0) for late_s, each in zip(late, trace, strict=True)]
-    return max([least_s, *needed])
+    return max([least_s, *(domain.lag_s + GAP_TICKS * domain.period_s for domain in domains)])
 
 
 def run_round(
-    workload: Workload,
-    iterations: int,
-    gap_s: float,
-    dither: PhaseDither,
-    sampler: Sampler,
-    watch: BoardMonitor,
-    processes: ProcessTree,
+    workload: Workload, iterations: int, gap_s: float, dither: PhaseDither, hosts: Sequence[HostMeters]
 ) -> MeasuredRound:
-    """Run one round while the sampler reads; the calling thread sleeps or blocks throughout.
+    """Run one round while the meters are read; the calling thread sleeps or blocks throughout.
 
     Args:
         workload: The work.
         iterations: Repetitions of the work.
         gap_s: Length of each quiet gap (seconds).
         dither: Chooses the phase at which the round starts.
-        sampler: Reads the meters.
-        watch: Reads the condition of the boards.
-        processes: The processes that do the work, as far as this one started them.
+        hosts: The meters.
     """
     __tracebackhide__ = True
     workload.prepare_round()
-    before = watch.read()
-    cpu_at_first = read_cpu(processes)
+    for host in hosts:
+        host.begin_gap()
     gap_start_ns = time.monotonic_ns()
-    with sampler.reading_closely():
-        time.sleep(gap_s)
-        dither.wait(sampler.series)
-        # After the wait, in which others use the CPU too.
-        cpu_before = read_cpu(processes)
-    # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
-    sampler.read_now()
-    with sampler.at_work(), collect_conditions(watch) as during:
-        workload.work(iterations)
-    sampler.read_now()
-    with sampler.reading_closely():
-        cpu_after = read_cpu(processes)
-        after = watch.read()
-        time.sleep(gap_s)
-        sampler.read_now()
-    gap_end_ns = time.monotonic_ns()
-    cpu_at_last = read_cpu(processes)
-    timeline = workload.timeline()
-    # Only the ranks know of a server that was started elsewhere.
-    use = cpu_before.until(cpu_after, timeline.cpu_time_s)
+    time.sleep(gap_s)
+    references = [reference for host in hosts if (reference := host.tick_reference()) is not None]
+    dither.wait(max(references, key=attrgetter("period_ns"), default=None))
+    for host in hosts:
+        host.prepare_work()
+    for host in hosts:
+        host.begin_work()
+    workload.work(iterations)
+    for host in hosts:
+        host.end_work()
+    time.sleep(gap_s)
+    gap_end_ns = min((host.end_gap() for host in hosts), default=time.monotonic_ns())
     return MeasuredRound(
-        timeline=timeline,
+        timeline=workload.timeline(),
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=use.other_s,
-        stolen_cpu_s=use.stolen_s,
-        before=before,
-        during=during,
-        after=after,
-        own_cpu_s=use.own_s,
-        gap_cpu=(cpu_at_first.until(cpu_before), cpu_after.until(cpu_at_last)),
         in_reader=isinstance(workload, CallWorkload),
     )

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_llenergy.measure.host_meters import BlockPower, HostMeters, enter_all
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS
 from pytest_llenergy.meters.quiet_gaps import quiet_power
-from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Trace
 
 #: Consecutive blocks that differ by no more than this are settled.
 SETTLED = 0.05
@@ -99,7 +100,7 @@ def warm_up(
     workload: Workload,
     given: int | None,
     budget_s: float,
-    sampler: Sampler,
+    hosts: Sequence[HostMeters],
     on_step: StepCallback = ignore_step,
     block_iterations: int = 1,
 ) -> WarmUp:
@@ -109,7 +110,7 @@ def warm_up(
         workload: The work.
         given: Number of iterations; None warms up until the work has settled.
         budget_s: Time that measuring may take (seconds).
-        sampler: Reads the meters.
+        hosts: The meters.
         on_step: Called before each block.
         block_iterations: Iterations of each block, which divide ``given``.
     """
@@ -119,11 +120,12 @@ def warm_up(
         count = given // block_iterations
         for number in range(1, count + 1):
             on_step(Step("warm-up", number, count))
-            blocks.append(_block(workload, block_iterations, sampler))
+            blocks.append(_block(workload, block_iterations, hosts))
         return _result(given, None, GIVEN, blocks[-1] if blocks else None)
-    least_s = max([MIN_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
+    periods_s = [domain.period_s for host in hosts for domain in host.domains()]
+    least_s = max([MIN_BLOCK_S, *(BLOCK_TICKS * period_s for period_s in periods_s)])
     on_step(Step("warm-up", 1))
-    block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
+    block, total, spent_s = _block(workload, 1, hosts), 1, 0.0
     for number in range(2, MAX_BLOCKS + 1):
         spent_s += block.duration_s
         iterations = block.iterations
@@ -132,7 +134,7 @@ def warm_up(
         if spent_s + iterations * block.iteration_s > MAX_BUDGET_SHARE * budget_s:
             break
         on_step(Step("warm-up", number))
-        following = _block(workload, iterations, sampler)
+        following = _block(workload, iterations, hosts)
         total += iterations
         if iterations == block.iterations and following.agrees_with(block):
             return _result(total, True, CRITERION, following)
@@ -146,28 +148,44 @@ def _result(total: int, settled: bool | None, criterion: str, last: _Block | Non
     return WarmUp(total, settled, criterion, last.iteration_s, last.power_w, last.phases_s)
 
 
-def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
+def _block(workload: Workload, iterations: int, hosts: Sequence[HostMeters]) -> _Block:
     __tracebackhide__ = True
     workload.prepare_round()
-    with sampler.at_work():
+    with enter_all(host.at_work() for host in hosts):
         workload.work(iterations)
     timeline = workload.timeline()
     phases_s = tuple(
         fmean(end - start for start, end in spans) / 1e9 for spans in phase_spans(timeline).values()
     )
+    powers = [host.block_power(timeline.start_ns, timeline.end_ns) for host in hosts]
+    known = [power for power in powers if power is not None]
+    if not hosts or len(known) < len(powers):
+        return _Block(iterations, timeline.duration_s, None, 0.0, phases_s)
+    power_w, blur = sum(each.watts for each in known), max(each.blur for each in known)
+    return _Block(iterations, timeline.duration_s, power_w, blur, phases_s)
+
+
+def block_power(trace: Trace, start_ns: int, end_ns: int) -> BlockPower | None:
+    """Return the power of a block of work, ``None`` without counters or if one ticked too rarely in it.
+
+    Args:
+        trace: One series for each domain.
+        start_ns: Start of the block (monotonic nanoseconds).
+        end_ns: End of the block (monotonic nanoseconds).
+    """
     power_w, blur = 0.0, 0.0
-    for series in sampler.series:
-        ticks = series.ticks_between(timeline.start_ns, timeline.end_ns)
+    for series in trace:
+        ticks = series.ticks_between(start_ns, end_ns)
         if len(ticks) < MIN_TICKS:
-            return _Block(iterations, timeline.duration_s, None, 0.0, phases_s)
+            return None
         first, last = ticks[0], ticks[-1]
         power_w += last.watts_since(first)
         blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
-    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur, phases_s)
+    return BlockPower(power_w, blur) if trace else None
 
 
 def calibrate_iterations(
-    warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, sampler: Sampler
+    warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, hosts: Sequence[HostMeters]
 ) -> int:
     """Return the iterations of each round, as many as the target needs and the budget allows.
 
@@ -181,22 +199,19 @@ def calibrate_iterations(
         gap_s: Length of each quiet gap (seconds).
         target: Relative standard uncertainty to reach.
         budget_s: Time that measuring may take (seconds).
-        sampler: Reads the meters.
+        hosts: The meters.
     """
     if not warmup.iteration_s:
         return 1
     start_ns = time.monotonic_ns()
-    with sampler.reading_closely():
+    with enter_all(host.reading_closely() for host in hosts):
         time.sleep(gap_s)
     end_ns = time.monotonic_ns()
-    needed = [
-        required_round_s(series, start_ns, end_ns, warmup.power_w, rounds, target)
-        for series in sampler.series
-    ]
+    needed = [host.required_round_s(start_ns, end_ns, warmup.power_w, rounds, target) for host in hosts]
     needed_s = max(needed, default=0.0)
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
-    ticking = [series for series in sampler.series if series.domain.max_age_s is None]
-    slowest_s = max((series.period_s or 0.0 for series in ticking), default=0.0)
+    ticking_s = [domain.period_s for host in hosts for domain in host.domains() if domain.ticks]
+    slowest_s = max(ticking_s, default=0.0)
     if any(SHORTEST_TICKS * slowest_s <= each < SHORT_PHASE_TICKS * slowest_s for each in warmup.phases_s):
         needed_s = max(needed_s, math.ceil(PHASE_ITERATIONS / rounds) * warmup.iteration_s)
     round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slowest_s >= SLOW_TICK_S else MIN_ROUND_S)

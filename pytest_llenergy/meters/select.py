@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.base import Meter, MeterSpec, Targets
+from pytest_llenergy.meters.base import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.model.entry_points import BrokenEntryPoint, LoadedEntryPoints, load_entry_points
 
 #: Modules of this package, each with a ``SPEC`` of its name.
@@ -171,3 +172,46 @@ def _overlap(meters: Sequence[Meter]) -> str | None:
 
 def _describe(targets: Targets) -> str:
     return f"GPUs {', '.join(targets.gpus)}" if targets.gpus else "the CPU of this host"
+
+
+@dataclass(frozen=True)
+class MeterFacts:
+    """A meter for one target: ``cpu``, a UUID, or None for a meter that needs an argument."""
+
+    name: str
+    target: str | None
+    available: bool
+    detail: str
+
+
+def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
+    """Open every known meter for the CPU and for each GPU, and describe what it reads."""
+    for name, meter in MeterRegistry(skip_broken=True).items():
+        if meter.takes_argument:
+            yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
+            continue
+        for targets in [Targets(), *(Targets((uuid,)) for uuid in uuids)]:
+            yield from _open_meter(name, meter, targets)
+
+
+def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
+    target = targets.gpus[0] if targets.gpus else "cpu"
+    try:
+        found = meter.open(targets)
+    except MeterDoesNotApply:
+        return
+    except MeterError as error:
+        yield MeterFacts(name, target, False, str(error))
+        return
+    for each in found:
+        each.close()
+        for domain in each.domains:
+            yield MeterFacts(name, target, True, _describe_domain(domain))
+
+
+def _describe_domain(domain: Domain) -> str:
+    """Return what a domain reads, how often it ticks, its coverage in time, and its flags."""
+    period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
+    sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
+    odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
+    return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainEnergy, Terms
@@ -21,6 +21,7 @@ class Variances:
 
     Adding treats the causes as independent, except ``shape``: the course of power between ticks is the same
     in all windows, iterations and boards of the same work, so that its standard uncertainties are added.
+    ``clock`` is independent between hosts only: see ``sum_energies``.
     """
 
     edges: float = 0.0
@@ -29,6 +30,7 @@ class Variances:
     coverage: float = 0.0
     attribution: float = 0.0
     shape: float = 0.0
+    clock: float = 0.0
 
     def __add__(self, other: Variances) -> Variances:
         return Variances(
@@ -38,6 +40,7 @@ class Variances:
             self.coverage + other.coverage,
             self.attribution + other.attribution,
             (math.sqrt(self.shape) + math.sqrt(other.shape)) ** 2,
+            self.clock + other.clock,
         )
 
     def scale(self, factor: float) -> Variances:
@@ -49,13 +52,14 @@ class Variances:
             self.coverage * factor,
             self.attribution * factor,
             self.shape * factor,
+            self.clock * factor,
         )
 
     @property
     def total(self) -> float:
         """Sum over all causes."""
         causes = (self.edges, self.outside, self.resolution, self.coverage, self.attribution, self.shape)
-        return sum(causes)
+        return sum(causes) + self.clock
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
@@ -66,6 +70,7 @@ class Variances:
             coverage_j=math.sqrt(self.coverage),
             attribution_j=math.sqrt(self.attribution),
             shape_j=math.sqrt(self.shape),
+            clock_j=math.sqrt(self.clock),
         )
 
 
@@ -113,7 +118,10 @@ class Attributed:
 
 
 def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
-    """Return the sum over domains. If a domain has no energy, return its reason instead."""
+    """Return the sum over the domains of one host. If a domain has no energy, return its reason instead.
+
+    One clock gives the moments of all of them, so that its standard uncertainties are added.
+    """
     if not energies:
         return Energy(None, reason="; ".join(reasons) or "no meter was open")
     total = Energy(0.0)
@@ -121,7 +129,8 @@ def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Ene
         if energy.energy_j is None or total.energy_j is None:
             return Energy(None, reason=energy.reason)
         total = Energy(total.energy_j + energy.energy_j, total.variances + energy.variances)
-    return total
+    clock = sum(math.sqrt(energy.variances.clock) for energy in energies) ** 2
+    return replace(total, variances=replace(total.variances, clock=clock))
 
 
 def domain_energy(

@@ -88,6 +88,8 @@ class Terms(StoredStruct, frozen=True):
         attribution_j: CPU times and idle power by which the joules of a busy host are split.
         shape_j: The course of power between ticks. Windows, iterations and boards of the same work share it,
             so that it adds up linearly.
+        clock_j: The offset between the clock of another host and that of pytest, which marks the edges of the
+            window. Domains, phases and rounds of a host share it, so that it adds up linearly there.
     """
 
     edges_j: Number
@@ -96,10 +98,13 @@ class Terms(StoredStruct, frozen=True):
     coverage_j: Number
     attribution_j: Number = 0.0
     shape_j: Number = 0.0
+    clock_j: Number = 0.0
 
 
 class DomainEnergy(StoredStruct, frozen=True):
     """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:processes``) in one window.
+
+    In a test on several hosts its name begins with that of its host: ``host/gpu:GPU-…``.
 
     ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value. If the
     energy is ``attributed``, they contain the error of its split by CPU time too, and ``whole_j`` is the
@@ -114,6 +119,17 @@ class DomainEnergy(StoredStruct, frozen=True):
     high_j: Number | None = None
     whole_j: Number | None = None
     reason: str | None = None
+
+
+def without_host(domain: str) -> str:
+    """Return the name of a domain on its own host: ``gpu:GPU-…`` for ``host/gpu:GPU-…``."""
+    kind, colon, device = domain.partition(":")
+    return kind.rpartition("/")[2] + colon + device
+
+
+def domain_kind(domain: str) -> str:
+    """Return what kind of hardware a domain is, such as ``gpu``."""
+    return without_host(domain).partition(":")[0]
 
 
 class Phase(StoredStruct, frozen=True):

@@ -2,12 +2,13 @@
 """The report of a rank on a round: timestamps, counts and floating-point operations, but no energy.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``, which is one clock for all processes of a host. The process that
-reads the meters can therefore join them with its trace.
+reads the meters can therefore join them with its trace. Those of other hosts are converted first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,22 @@ from pytest_llenergy.model.record import Flag
 FUNCTION_FLOPS_REASON = (
     "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
 )
+
+Times = TypeVar("Times", bound=msgspec.Struct)
+
+
+def convert_times(record: Times, convert: Callable[[int], int]) -> Times:
+    """Return a record with all its times (``*_ns``) converted, also those of records in it."""
+
+    def convert_value(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(convert_value(name, each) for each in value)
+        if isinstance(value, msgspec.Struct):
+            return convert_times(value, convert)
+        return convert(value) if name.endswith("_ns") and value is not None else value
+
+    changes = {name: convert_value(name, getattr(record, name)) for name in record.__struct_fields__}
+    return msgspec.structs.replace(record, **changes)
 
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,11 +107,14 @@ def _nearest_directory(path: Path) -> Path:
 #: Programs that start several processes, with the variables that they set for each: its number and their
 #: count. Slurm sets that count only for processes that srun has started, unlike SLURM_NTASKS.
 LAUNCHERS = (
-    ("srun", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "run srun -n1 pytest"),
+    ("srun", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "run srun -N1 -n1 pytest"),
     ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "run pytest without mpirun"),
     ("mpirun", ("PMI_RANK", "PMI_SIZE"), "run pytest without mpirun"),
     ("torchrun or the like", ("RANK", "LOCAL_RANK", "WORLD_SIZE"), "run pytest without it"),
 )
+
+#: Ray's command that srun starts on each node, and that runs its own command, such as pytest, on one of them.
+SYMMETRIC_RUN = re.compile(r"(ray\.scripts\.)?symmetric[-_]run(\.py)?")
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
@@ -126,12 +129,27 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         valid = re.fullmatch("[0-9]{1,6}", count)
         if not valid or int(count) < 2 or not all(name in environment for name in variables):
             continue
+        if launcher in ("srun", "mpirun") and _runs_below(SYMMETRIC_RUN):
+            continue
+        if launcher == "srun" and environment.get("SLURM_STEP_NUM_NODES", "1") != "1":
+            remedy += " --energy-cluster=slurm"
         values = ", ".join(f"{name}={environment[name]}" for name in variables)
         raise usage_error(
             f"{launcher} has started {count} pytest processes ({values}), which would all measure the same "
             f"tests; {remedy}, and tests start their own ranks: @pytest.mark.gpus({count}), or "
             "@pytest.mark.parallel"
         )
+
+
+def _runs_below(program: re.Pattern[str]) -> bool:
+    """Whether a parent of this process, or one of theirs, is a run of a program."""
+    import psutil
+
+    for parent in psutil.Process().parents():
+        with suppress(psutil.Error):
+            if any(program.fullmatch(Path(word).name) for word in parent.cmdline()):
+                return True
+    return False
 
 
 def check_names(config: pytest.Config, state: RunState) -> None:
@@ -152,6 +170,11 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         assert state.prompts
     if settings.gpus is not None:
         _check_gpus(config, settings.gpus)
+    if settings.cluster != "local":
+        with naming_option(config, "cluster"):
+            if settings.gpus is not None:
+                raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
+            assert state.gangs
     if not settings.names_plugins:
         return
     try:

@@ -23,6 +23,7 @@ from pytest_llenergy.options.values import (
     auto_or,
     backend_python,
     carbon,
+    cluster,
     columns,
     floor,
     flops_switch,
@@ -225,6 +226,13 @@ class Settings:
         "GPUs to use regardless of the environment: all, indices in PCI order, or UUIDs of boards or MIG "
         "instances",
     )
+    cluster: str = option(
+        "local",
+        cluster,
+        "{local,ray[:HOST:PORT],slurm}",
+        "Where tests with the mark gpus get their GPUs: on this host (local), on hosts of a Ray cluster, or "
+        "on those of the Slurm job that pytest runs in",
+    )
     meter: tuple[str, ...] = option(
         "auto", meters, "NAME[,NAME]", "Meters to use; a meter with an argument, NAME:ARGUMENT, comes last"
     )
@@ -399,7 +407,7 @@ class Settings:
     @property
     def names_something(self) -> bool:
         """Whether the options name something to check before any test, such as GPUs or a model."""
-        return bool(self.gpus or self.prompts or self.names_plugins)
+        return bool(self.gpus or self.prompts or self.cluster != "local" or self.names_plugins)
 
     @property
     def names_plugins(self) -> bool:

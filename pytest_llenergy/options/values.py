@@ -122,6 +122,12 @@ def gpus(text: str) -> str:
     return ",".join(elements)
 
 
+def cluster(text: str) -> str:
+    if not re.fullmatch(r"local|slurm|ray(:[^:/\s]+:[0-9]{1,5})?", text.strip()):
+        raise ValueError("needs local, slurm, ray or ray:HOST:PORT")
+    return text.strip()
+
+
 def server_command(text: str) -> tuple[str, str]:
     """Parse ``NAME=COMMAND``, or a command alone, whose name is ``server``."""
     named = re.match(r"([A-Za-z][\w-]*)=\s*(?=\S)", text.strip())

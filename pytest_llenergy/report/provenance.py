@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the machine, the packages and the commit of a run, for runs that measured something."""
+"""Collect machine, packages, commit and Slurm job of a run, for runs that measured something."""
 
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
 from pytest_llenergy.model.environment import Environment, environment_key
-from pytest_llenergy.model.report import Source
+from pytest_llenergy.model.report import SlurmJob, Source
+from pytest_llenergy.model.text import escape_surrogates
 
 #: Time of one git command. A slow file system costs the commit, not the report.
 GIT_TIMEOUT_S = 10.0
@@ -70,6 +73,23 @@ def collect_source(directory: Path) -> Source:
         branch=None if branch == "HEAD" else branch,
         dirty=None if changes is None else bool(changes),
     )
+
+
+def find_slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
+    """Return the Slurm job of a process, or None outside of Slurm.
+
+    Slurm's variables also name the account and the user, which no report contains.
+
+    Args:
+        environment: Environment variables of the process.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    if not re.fullmatch("[0-9]{1,18}", job) or not nodes:
+        return None
+    tasks = environment.get("SLURM_NTASKS", "")
+    count = int(tasks) if re.fullmatch("[0-9]{1,9}", tasks) else None
+    return SlurmJob(id=job, nodes=escape_surrogates(nodes), tasks=count)
 
 
 def _version(name: str) -> str | None:

@@ -16,7 +16,7 @@ from pytest_llenergy.report.notes import SEVERITY_STYLES
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
 
 #: Parts of a round's uncertainty, by cause.
-UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
+UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j", "clock_j")
 
 
 def round_details(
@@ -40,7 +40,7 @@ def round_details(
     yield from split_into_tables(numbers, _round_columns(record.rounds), width)
     if with_terms:
         yield from split_into_tables(
-            numbers, [_term_column(term, record.rounds) for term in UNCERTAINTY_TERMS], width
+            numbers, [_term_column(term, record.rounds) for term in _terms(record.rounds)], width
         )
         yield from _uncertainty(record)
         yield from _flags(record, said)
@@ -68,6 +68,12 @@ def _energy_column(rounds: Sequence[Round]) -> TableColumn:
         for each in rounds
     ]
     return TableColumn("energy ± u", cells)
+
+
+def _terms(rounds: Sequence[Round]) -> list[str]:
+    """Return the terms to show. Clocks add nothing where one host was measured."""
+    hosts_differ = any(each.terms is not None and each.terms.clock_j for each in rounds)
+    return [name for name in UNCERTAINTY_TERMS if name != "clock_j" or hosts_differ]
 
 
 def _term_column(name: str, rounds: Sequence[Round]) -> TableColumn:

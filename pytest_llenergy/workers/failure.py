@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error reports of ranks: find the first cause, with the rank's output and the stacks of ranks that hang."""
+"""Error reports of ranks: find the first cause, and show it with the output of all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_llenergy import errors
@@ -17,11 +16,6 @@ from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.plan import RankPlan
-from pytest_llenergy.workers.proctree import PROC
-
-#: How much of a rank's output an error shows; enough for the stacks of its threads.
-TAIL_LINES = 120
-TAIL_BYTES = 16384
 
 #: How many characters of the messages of further failed ranks an error shows.
 OTHERS_CHARACTERS = 200
@@ -36,36 +30,17 @@ PEER_LOST = re.compile(
 #: Errors of Python and of torch, after which another attempt may succeed.
 OUT_OF_MEMORY = re.compile(r"MemoryError|OutOfMemoryError|out of memory")
 
-#: On this signal faulthandler writes a rank's stacks, also while one thread holds the interpreter's lock.
-STACKS_SIGNAL = signal.SIGUSR2
-
-#: What faulthandler writes above the frames of each thread, and how many bytes of a log are searched for it:
-#: a rank may be busy printing.
-STACKS_TITLE, STACKS_SEARCH_BYTES = b"(most recent call first):", 1 << 20
-
-#: Fields of a process's status with a mask of signals that it does not answer (proc_pid_status(5)).
-SIGNAL_MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
-
-#: States in which a process does not answer signals (proc_pid_stat(5)).
-PROCESS_STATES = {
-    "T": "is stopped, by SIGSTOP or the like",
-    "t": "is stopped by a debugger",
-    "D": "waits in the kernel",
-    "Z": "has ended",
-}
-
 Outputs = Sequence[tuple[RankPlan, list[str]]]
 """The recent output of each rank."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank: its plan and pid, its report (or how it died), and its output."""
+    """The failure of one rank: its plan and pid, and its report, or how it died."""
 
     plan: RankPlan
     pid: int
     report: dict[str, Any]
-    output: list[str]
 
     @property
     def is_outcome(self) -> bool:
@@ -79,6 +54,12 @@ class Failure:
         A report from the start of a rank lacks this field; such an error can only come from torch.
         """
         return bool(self.report.get("collective", True) and PEER_LOST.search(str(self.report["message"])))
+
+    @property
+    def host_lost(self) -> str | None:
+        """Why its host cannot be reached any more, if it is that which ended the rank."""
+        lost: str | None = self.report.get("host_lost")
+        return lost
 
     @property
     def first_line(self) -> str:
@@ -117,7 +98,7 @@ def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
             # Polled, since the supervisor only answers requests; nothing is measured any more.
             time.sleep(timeouts.EXIT_CODE_POLL_S)
     except WorkerError as error:
-        return {"time_ns": now_ns, "message": str(error)}
+        return {"time_ns": now_ns, "message": host.lost or str(error), "host_lost": host.lost}
     if code is None:
         return {"time_ns": now_ns, "message": "closed its connection"}
     if code < 0:
@@ -133,16 +114,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def read_tail(log: Path, start: int) -> list[str]:
-    """Return the last lines of a log after ``start`` bytes; empty if the log is gone."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-    except OSError:
-        return []
 
 
 def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
@@ -184,6 +155,8 @@ def raise_first_cause(
     if report.get("outcome") and report["outcome"] != "Failed":
         reason = f"{report['reason']}{_describe_silent(silent)}"
         raise OutcomeInRank(report["outcome"], reason, report.get("exit_code"))
+    if first.host_lost is not None:
+        raise _lost_host_error(failures, first, world_size, outputs)
     where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
@@ -199,6 +172,19 @@ def raise_first_cause(
     # A rank that has died has not reported anything.
     failed.is_transient = not traceback or bool(OUT_OF_MEMORY.search(first.first_line))
     raise failed
+
+
+def _lost_host_error(
+    failures: Sequence[Failure], first: Failure, world_size: int, outputs: Outputs
+) -> WorkerError:
+    """Return one error for all ranks of a host that is lost."""
+    there = [each for each in failures if each.host_lost == first.host_lost]
+    ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(str(each.plan.rank) for each in there)}"
+    others = _describe_others([each for each in failures if each not in there], first)
+    message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
+    error = WorkerError(message, others, sections=_sections(outputs))
+    error.is_transient = True
+    return error
 
 
 def _describe_silent(silent: Sequence[RankPlan]) -> str:
@@ -227,58 +213,3 @@ def _describe_alike(when: str, alike: Sequence[Failure]) -> str:
 
 def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:
     return tuple((f"output of rank {plan.rank}", "\n".join(lines)) for plan, lines in outputs if lines)
-
-
-def has_stacks(log: Path, start: int) -> bool:
-    """Return whether a rank's log contains stacks of its threads after ``start`` bytes."""
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            return STACKS_TITLE in file.read(STACKS_SEARCH_BYTES)
-    except OSError:
-        return False
-
-
-def may_write_stacks(pid: int | None) -> bool:
-    """Return whether a process may still answer ``STACKS_SIGNAL``; ``None`` is a process of another host."""
-    status = _read_status(pid)
-    if not status:
-        return pid is None or not PROC.is_dir()
-    # A process mostly waits in the kernel (D) for a moment only.
-    return status["State"][0] not in "TtZ" and not any(_masks(status, field) for field, _ in SIGNAL_MASKS)
-
-
-def explain_missing_stacks(pid: int | None) -> str:
-    """Return why a rank has not written its stacks; ``None`` is a process of another host."""
-    unknown = "it was asked for its stacks but wrote none"
-    if pid is None or not PROC.is_dir():
-        return unknown
-    status = _read_status(pid)
-    if not status:
-        return "no stacks: the process is gone"
-    state = status["State"]
-    if state[0] in PROCESS_STATES:
-        return f"no stacks: the process {PROCESS_STATES[state[0]]}; state {state[0]}"
-    for field, verb in SIGNAL_MASKS:
-        if _masks(status, field):
-            return f"no stacks: the process {verb} {STACKS_SIGNAL.name}, on which it would write them"
-    return f"{unknown}; state {state[0]}"
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by SIGSTOP or the like."""
-    return _read_status(pid).get("State", " ")[0] == "T"
-
-
-def _read_status(pid: int | None) -> dict[str, str]:
-    """Return the fields of a process's status; empty if it is gone. psutil has no signal masks."""
-    try:
-        # Name and value, one a line (proc_pid_status(5)).
-        text = (PROC / str(pid) / "status").read_text()
-    except OSError:
-        return {}
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-
-
-def _masks(status: dict[str, str], field: str) -> bool:
-    return bool(int(status[field], 16) >> (STACKS_SIGNAL - 1) & 1)

@@ -11,20 +11,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_llenergy.backends.interpreter import activated_environment
 from pytest_llenergy.errors import PlanError, WorkerError, warn_caller
 from pytest_llenergy.model.record import RankInfo
+from pytest_llenergy.model.timeline import RankTimeline, convert_times
 from pytest_llenergy.workers import failure, timeouts
 from pytest_llenergy.workers.host import Host, StartedRank
+from pytest_llenergy.workers.meeting import choose_address
 from pytest_llenergy.workers.plan import (
+    INTERFACES,
     LOCALHOST,
     ProcessPlan,
     RankPlan,
@@ -33,7 +37,9 @@ from pytest_llenergy.workers.plan import (
 )
 from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.timeouts import TimeLimit
-from pytest_llenergy.workers.transport import MOVED, MOVING, Channel, Spooled
+from pytest_llenergy.workers.transport import MOVED, MOVING, Spooled
+
+Result = TypeVar("Result")
 
 #: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
@@ -47,57 +53,24 @@ STOP = ("stop", None)
 class _Rank:
     """One rank as pytest controls it."""
 
-    def __init__(self, plan: RankPlan, host: Host, started: StartedRank, directory: Path) -> None:
+    def __init__(self, plan: RankPlan, host: Host, started: StartedRank) -> None:
         self.plan = plan
         self.host = host
         self.pid = started.pid
         self.forked = started.forked
         self.log = started.log
-        #: Whether the log outlives the group: then it must not be truncated.
-        self.keeps_log = not self.log.is_relative_to(directory)
-        #: Where the output of the current request begins, in bytes.
-        self.log_start = 0
-        self.channel = Channel(started.connection, directory)
+        self.channel = started.channel
 
     def make_failure(self, report: dict[str, Any]) -> failure.Failure:
-        """Combine the report of the rank with its output."""
-        return failure.Failure(self.plan, self.pid, report, self.output())
+        """Return the failure that the rank reports."""
+        return failure.Failure(self.plan, self.pid, report)
 
-    def mark_log(self) -> None:
-        """Mark the start of the output of the next request."""
-        # If the supervisor is gone, so is the log; the request will report it.
-        with suppress(FileNotFoundError):
-            self.log_start = self.log_size()
-            if self.log_start and not self.keeps_log:
-                # Otherwise the output of all tests that share these ranks would accumulate.
-                os.truncate(self.log, 0)
-                self.log_start = 0
 
-    def output(self) -> list[str]:
-        """Return the last lines that the rank printed since the current request began."""
-        return failure.read_tail(self.log, self.log_start)
-
-    def output_with_stacks(self, start: int) -> list[str]:
-        """Return the output with the stacks, or the reason why the log has none after ``start`` bytes."""
-        if failure.has_stacks(self.log, start):
-            return self.output()
-        return [*self.output(), f"({failure.explain_missing_stacks(self.local_pid)})"]
-
-    def owes_stacks(self, start: int) -> bool:
-        """Return whether the rank may still write its stacks."""
-        return not failure.has_stacks(self.log, start) and failure.may_write_stacks(self.local_pid)
-
-    @property
-    def local_pid(self) -> int | None:
-        """Its pid, or ``None`` on another host."""
-        return self.pid if self.plan.host == LOCALHOST else None
-
-    def log_size(self) -> int:
-        """Return the size of its log in bytes; 0 if it is gone together with the supervisor."""
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
+def _unless_it_fails(call: Callable[[str], Result], group: str, instead: Result) -> Result:
+    """Return the result of a call for a group, or something instead if its host is lost."""
+    with suppress(WorkerError):
+        return call(group)
+    return instead
 
 
 class RankGroup:
@@ -128,7 +101,7 @@ class RankGroup:
         self._owner = os.getpid()
         self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
-        self._hosts = [hosts[name] for name in plan.hosts]
+        self._hosts = {name: hosts[name] for name in plan.hosts}
         self._ranks: list[_Rank] = []
         start = time.monotonic()
         limit = TimeLimit(timeouts.START_TIMEOUT_S)
@@ -136,7 +109,7 @@ class RankGroup:
             with limit.counting():
                 try:
                     environment = inherited_environment() if environment is None else environment
-                    self._start(hosts, descriptors, environment, limit)
+                    self._start(descriptors, environment, limit)
                 except OSError as error:
                     failed = WorkerError(f"the ranks cannot be started: {error}")
                     failed.is_transient = True
@@ -194,7 +167,7 @@ class RankGroup:
             limit = limit if isinstance(limit, TimeLimit) else TimeLimit(limit)
             with limit.counting(), self._sending(limit) as send:
                 for rank, payload in zip(self._ranks, payloads, strict=True):
-                    rank.mark_log()
+                    rank.log.mark()
                     send(rank, verb, payload)
                 return self._collect_answers(limit)
         except BaseException as error:
@@ -217,6 +190,15 @@ class RankGroup:
             limit: As for ``request``.
         """
         return self.request(verb, [payload] * len(self._ranks), limit)
+
+    def to_local_times(self, timeline: RankTimeline) -> RankTimeline:
+        """Return the timeline of a rank with all times on the clock of pytest's host."""
+        name = self.plan.ranks[timeline.rank].host
+        return timeline if name == LOCALHOST else convert_times(timeline, self._hosts[name].to_local)
+
+    def all_hosts_have(self, path: str) -> bool:
+        """Return whether all hosts of the ranks have the same file as pytest's host."""
+        return all(host.has_file(path) for host in self._hosts.values())
 
     def close(self) -> None:
         """Ask the ranks to stop, then kill the remaining ones. Does nothing in a forked child of pytest."""
@@ -241,10 +223,8 @@ class RankGroup:
             return
         self.alive = False
         ranks, self._ranks = self._ranks, []
-        stuck = []
-        for host in self._hosts:
-            with suppress(WorkerError):
-                stuck += host.kill(self._name)
+        killed = self._on_hosts(lambda name: _unless_it_fails(self._hosts[name].kill, self._name, []))
+        stuck = [pid for pids in killed for pid in pids]
         # Only now: another thread that waits for an answer has seen the connections end.
         for rank in ranks:
             rank.channel.close()
@@ -268,7 +248,7 @@ class RankGroup:
             with suppress(BrokenPipeError, ConnectionResetError):
                 if key not in messages:
                     messages[key] = rank.channel.encode((verb, payload), note)
-                rank.channel.send(messages[key])
+                rank.channel.send(messages[key], note)
 
         try:
             yield send
@@ -276,21 +256,65 @@ class RankGroup:
             for message in messages.values():
                 message.remove()
 
-    def _start(
-        self,
-        hosts: Mapping[str, Host],
-        descriptors: Sequence[int],
-        environment: Mapping[str, str],
-        limit: TimeLimit,
-    ) -> None:
-        first, python = hosts[self.plan.hosts[0]], self.plan.python
+    def _start(self, descriptors: Sequence[int], environment: Mapping[str, str], limit: TimeLimit) -> None:
+        python = self.plan.python
         environment = activated_environment(environment, python)
-        environments = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
-        for each in self.plan.ranks:
+
+        def prepare(name: str) -> None:
             # Before any rank is started, since one supervisor serves all ranks of a host.
-            hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload, limit.left_s())
+            variables = {**environment, **self._plans_on(name)[0].environment()}
+            self._hosts[name].prepare(self._name, variables, self.plan.preload, limit.left_s())
+
+        self._on_hosts(prepare)
+        rendezvous, meeting = self._arrange_meeting(environment)
+        sys_path = None if python else [path for path in sys.path if isinstance(path, str)]
+
+        def start(name: str) -> list[_Rank]:
+            host, ranks = self._hosts[name], []
+            for each in self._plans_on(name):
+                own = {**each.environment(), **meeting[name]}
+                boot = {
+                    "environment": own,
+                    "sys_path": sys_path,
+                    "launch": self.plan.launch,
+                    "framework": self.plan.framework,
+                    "process_group": self.plan.process_group,
+                    "rendezvous": rendezvous,
+                    "rank": each.rank,
+                    "local_rank": each.local_rank,
+                    "world_size": each.world_size,
+                    "devices": each.devices,
+                    "parallel": msgspec.to_builtins(self.plan.parallel),
+                    "divided": self.plan.divided,
+                    "threads": each.threads,
+                    "cpus": each.cpus,
+                }
+                variables = {**environment, **own}
+                started = host.start(self._name, each.rank, variables, boot, descriptors, python)
+                ranks.append(_Rank(each, host, started))
+            return ranks
+
+        self._ranks = [rank for ranks in self._on_hosts(start) for rank in ranks]
         #: Private to pytest and the ranks of the first host.
-        self.directory: Path = first.directory(self._name)
+        self.directory: Path = self._ranks[0].channel.directory
+
+    def _plans_on(self, name: str) -> list[RankPlan]:
+        return [each for each in self.plan.ranks if each.host == name]
+
+    def _arrange_meeting(self, environment: Mapping[str, str]) -> tuple[str, dict[str, dict[str, str]]]:
+        """Return the URL at which all ranks meet, and the variables about it for the ranks of each host."""
+        names = list(self._hosts)
+        first = self._hosts[names[0]]
+        if len(names) > 1:
+            offer = first.offer_meeting(self._name)
+            routes = self._on_hosts(lambda name: self._hosts[name].find_routes(offer))
+            address, (port, master_port) = choose_address(offer, names, routes), offer.free_ports
+            master = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port)}
+            # An administrator may have chosen an interface for all hosts.
+            unset = [each for each in INTERFACES if each not in environment]
+            interfaces = [dict.fromkeys(unset, route[address]) for route in routes]
+            url = f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+            return url, {name: {**master, **each} for name, each in zip(names, interfaces, strict=True)}
         master = {}
         try:
             address, port = first.master_address(self._name)
@@ -299,32 +323,18 @@ class RankGroup:
             # Only ranks that communicate need it.
             if self.plan.process_group:
                 raise
-        for each in self.plan.ranks:
-            host = hosts[each.host]
-            variables = {**environments[each.rank], **master}
-            started = host.start(self._name, each.rank, variables, descriptors, python)
-            rank = _Rank(each, host, started, host.directory(self._name))
-            self._ranks.append(rank)
-            with suppress(BrokenPipeError, ConnectionResetError):
-                rank.channel.connection.send(
-                    {
-                        "environment": {**each.environment(), **master},
-                        "sys_path": None if python else [p for p in sys.path if isinstance(p, str)],
-                        "launch": self.plan.launch,
-                        "framework": self.plan.framework,
-                        "process_group": self.plan.process_group,
-                        "rendezvous": first.rendezvous_url(self._name),
-                        "directory": str(host.directory(self._name)),
-                        "rank": each.rank,
-                        "local_rank": each.local_rank,
-                        "world_size": each.world_size,
-                        "devices": each.devices,
-                        "parallel": msgspec.to_builtins(self.plan.parallel),
-                        "divided": self.plan.divided,
-                        "threads": each.threads,
-                        "cpus": each.cpus,
-                    }
-                )
+        return first.rendezvous_url(self._name), {names[0]: master}
+
+    def _on_hosts(self, work: Callable[[str], Result]) -> list[Result]:
+        """Return the result of ``work`` for the name of each host, at the same time for all."""
+        if len(self._hosts) == 1:
+            return [work(name) for name in self._hosts]
+        threads = ThreadPoolExecutor(len(self._hosts))
+        try:
+            return list(threads.map(work, self._hosts))
+        finally:
+            # After an error the others are not waited for. ``kill`` follows, and then nothing can start.
+            threads.shutdown(wait=False)
 
     def _await_start(self, limit: TimeLimit) -> list[dict[str, Any]]:
         try:
@@ -334,7 +344,7 @@ class RankGroup:
             raise
 
     def _sentinels(self) -> dict[int, Host]:
-        return {each: host for host in self._hosts for each in host.sentinels(self._name)}
+        return {each: host for host in self._hosts.values() for each in host.sentinels(self._name)}
 
     def _collect_answers(self, limit: TimeLimit) -> list[Any]:
         """Return one answer from each rank; blocks without polling, so that pytest uses no CPU meanwhile."""
@@ -371,7 +381,7 @@ class RankGroup:
             if failures:
                 others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
         if failures:
-            outputs = [(rank.plan, rank.output()) for rank in self._ranks]
+            outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
             failure.raise_first_cause(failures, len(self._ranks), outputs, silent)
         if waiting:
@@ -380,30 +390,26 @@ class RankGroup:
 
     def _receive(self, rank: _Rank, limit: TimeLimit) -> tuple[str, Any]:
         try:
-            return rank.channel.receive(partial(limit.note_transfer, PYTEST_SIDE), remove=True)
+            state, value = rank.channel.receive(partial(limit.note_transfer, PYTEST_SIDE), remove=True)
+        except WorkerError as error:
+            # This process has no room for the message.
+            return "error", {"time_ns": time.monotonic_ns(), "message": str(error)}
         except Exception:
             # The connection ended, or the message is incomplete or malformed.
             return "error", failure.describe_death(rank.host, self._name, rank.pid)
+        if state == "error":
+            value["time_ns"] = rank.host.to_local(value["time_ns"])
+        return state, value
 
     def _raise_hang(self, silent: Sequence[_Rank], timeout_s: float) -> None:
-        starts = [rank.log_size() for rank in self._ranks]
-        for host in self._hosts:
-            with suppress(WorkerError):
-                host.send_signal(self._name, failure.STACKS_SIGNAL)
-        self._await_stacks(starts)
-        outputs = [
-            (rank.plan, rank.output_with_stacks(start))
-            for rank, start in zip(self._ranks, starts, strict=True)
-        ]
+        nothing: Mapping[int, str] = {}
+        by_host = self._on_hosts(
+            lambda name: _unless_it_fails(self._hosts[name].write_stacks, self._name, nothing)
+        )
+        missing = {rank: reason for reasons in by_host for rank, reason in reasons.items()}
+        outputs = []
+        for rank in self._ranks:
+            number = rank.plan.rank
+            reasons = [f"({missing[number]})"] if number in missing else []
+            outputs.append((rank.plan, [*rank.log.tail(), *reasons]))
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
-
-    def _await_stacks(self, starts: Sequence[int]) -> None:
-        """Wait until the logs stop growing: a hanging rank cannot report when it has written its stacks."""
-        deadline = time.monotonic() + timeouts.STACKS_TIMEOUT_S
-        sizes: list[int] = []
-        while time.monotonic() < deadline:
-            before, sizes = sizes, [rank.log_size() for rank in self._ranks]
-            owed = any(rank.owes_stacks(start) for rank, start in zip(self._ranks, starts, strict=True))
-            if sizes == before and not owed:
-                return
-            time.sleep(timeouts.STACKS_POLL_S)

@@ -22,10 +22,13 @@ from typing import Any
 
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.scratch import ScratchDirectory
-from pytest_llenergy.workers import failure, guard, proctree, timeouts, transport
+from pytest_llenergy.workers import guard, meeting, proctree, rank_log, timeouts, transport
+from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import StartedRank
-from pytest_llenergy.workers.plan import LOOPBACK, PER_RANK_VARIABLES
+from pytest_llenergy.workers.plan import PER_RANK_VARIABLES
+from pytest_llenergy.workers.rank_log import LogFile, LoggedRank
 from pytest_llenergy.workers.start_method import StartMethod
+from pytest_llenergy.workers.transport import Channel
 
 #: What the forks of one supervisor share: modules, environment and search path. ``None`` without forks.
 ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
@@ -33,9 +36,6 @@ ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 #: How many supervisors stay: each has imported torch, and tests with one rank and with several, whose
 #: numbers of threads differ, alternate.
 MAX_SUPERVISORS = 3
-
-#: Addresses of the loopback interface; a container may have only one of them.
-LOOPBACK_ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 #: Not run with ``-m``, which would put another directory first on the search path.
 PROGRAM = """
@@ -166,8 +166,8 @@ class SupervisorClient:
         except TimeoutError:
             self._broken = self._silent = True
             why = (
-                failure.PROCESS_STATES["T"]
-                if failure.is_stopped(self.pid)
+                rank_log.PROCESS_STATES["T"]
+                if rank_log.is_stopped(self.pid)
                 else f"did not answer within {timeout_s:.3g} s"
             )
             raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
@@ -193,7 +193,7 @@ class SupervisorClient:
                 self._popen.wait(max(0.0, min(timeouts.STOPPED_POLL_S, deadline - time.monotonic())))
                 return
             except subprocess.TimeoutExpired:
-                stopped = stopped + 1 if any(map(failure.is_stopped, {self.pid, self._popen.pid})) else 0
+                stopped = stopped + 1 if any(map(rank_log.is_stopped, {self.pid, self._popen.pid})) else 0
                 if stopped >= timeouts.STOPPED_POLLS or time.monotonic() >= deadline:
                     raise
 
@@ -209,7 +209,7 @@ class SupervisorClient:
         while not poll.poll(timeouts.STOPPED_POLL_S * 1e3):
             if self._popen.poll() is not None and not poll.poll(0):
                 raise EOFError
-            stopped = stopped + 1 if failure.is_stopped(self.pid) else 0
+            stopped = stopped + 1 if rank_log.is_stopped(self.pid) else 0
             if stopped >= timeouts.STOPPED_POLLS or time.monotonic() > deadline:
                 raise TimeoutError
 
@@ -222,7 +222,7 @@ class SupervisorClient:
         if code is None:
             how = "has ended"
         else:
-            how = f"was ended by {failure.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
 
 
@@ -254,6 +254,21 @@ class LocalHost:
         self._supervisors: list[tuple[ForkKey, SupervisorClient]] = []
         self._supervisor_of: dict[str, SupervisorClient] = {}
         self._logs_of: dict[str, Path] = {}
+        self._ranks_of: dict[str, list[LoggedRank]] = {}
+        self._meetings: dict[str, socket.socket] = {}
+
+    @property
+    def lost(self) -> None:
+        """See ``Host``. pytest's own host is never lost to it."""
+        return None
+
+    def to_local(self, time_ns: int) -> int:
+        """See ``Host``. All processes of a host have one monotonic clock."""
+        return time_ns
+
+    def has_file(self, path: str) -> bool:
+        """See ``Host``."""
+        return True
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -280,26 +295,23 @@ class LocalHost:
         return f"file://{self.directory(group)}/rendezvous"
 
     def master_address(self, group: str) -> tuple[str, int]:
-        """Return an address of the loopback interface: all ranks are on this host."""
-        reasons = []
-        for family, address in LOOPBACK_ADDRESSES:
-            try:
-                with socket.socket(family) as probe, socket.socket(family) as peer:
-                    probe.bind((address, 0))
-                    probe.listen()
-                    peer.settimeout(timeouts.LOOPBACK_TIMEOUT_S)
-                    # An interface that is down has its address but carries nothing.
-                    peer.connect(probe.getsockname())
-                    return address, int(probe.getsockname()[1])
-            except OSError as error:
-                reasons.append(f"{address}: {error.strerror or error}")
-        raise WorkerError(
-            f"ranks meet at the loopback interface {LOOPBACK}, which does not work here "
-            f"({', '.join(reasons)}): bring it up, as with 'ip link set {LOOPBACK} up'"
-        )
+        """Return an address of the loopback interface, and a free port of it."""
+        return meeting.find_loopback_address()
+
+    def offer_meeting(self, group: str) -> meeting.Offer:
+        """See ``Host``. The socket is closed when the first rank of the group starts."""
+        self._meetings[group], offer = meeting.listen()
+        return offer
+
+    def find_routes(self, offer: meeting.Offer) -> meeting.Routes:
+        """See ``Host``."""
+        return meeting.find_routes(offer)
 
     def directory(self, group: str) -> Path:
-        """See ``Host``. The supervisor removes it if pytest cannot."""
+        """Return a private directory shared by pytest and the ranks of a group, removed with the group.
+
+        The supervisor removes it if pytest cannot.
+        """
         directory = self._supervisor_of[group].directory / group
         directory.mkdir(exist_ok=True)
         return directory
@@ -309,27 +321,34 @@ class LocalHost:
         group: str,
         rank: int,
         environment: Mapping[str, str],
+        boot: Mapping[str, Any],
         descriptors: Sequence[int] = (),
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
+        self._end_meeting(group)
         supervisor, log = self._supervisor_of[group], self._log(group, rank)
         ours, theirs = socket.socketpair()
         limit = struct.pack("ll", timeouts.PARTIAL_MESSAGE_TIMEOUT_S, 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         # Opened for appending, so that it can be truncated while the rank writes.
-        with theirs, log.open("ab") as file:
+        with theirs, log.path.open("ab") as file:
             directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 passed = [theirs.fileno(), file.fileno(), directory, *descriptors]
                 marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
-                pid = supervisor.request("start", passed, group=group, environment=marked, python=python)
+                pid = int(supervisor.request("start", passed, group=group, environment=marked, python=python))
             except BaseException:
                 ours.close()
                 raise
             finally:
                 os.close(directory)
-        return StartedRank(int(pid), supervisor.preloads, Connection(ours.detach()), log)
+        self._ranks_of.setdefault(group, []).append(LoggedRank(rank, pid, log))
+        channel = Channel(Connection(ours.detach()), self.directory(group))
+        # If the rank is gone, the next request reports it.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            channel.connection.send({**boot, "directory": str(channel.directory)})
+        return StartedRank(pid, supervisor.preloads, channel, log)
 
     def sentinels(self, group: str) -> list[int]:
         """See ``Host``."""
@@ -341,12 +360,23 @@ class LocalHost:
         return None if code is None else int(code)
 
     def send_signal(self, group: str, number: int) -> None:
-        """See ``Host``."""
+        """Send a signal to the running ranks of a group."""
         self._supervisor_of[group].request("signal", group=group, number=int(number))
+
+    def write_stacks(self, group: str) -> dict[int, str]:
+        """See ``Host``."""
+
+        def ask() -> None:
+            with suppress(WorkerError):
+                self.send_signal(group, rank_log.STACKS_SIGNAL)
+
+        return rank_log.write_stacks(self._ranks_of.get(group, ()), ask)
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``."""
+        self._end_meeting(group)
         self._logs_of.pop(group, None)
+        self._ranks_of.pop(group, None)
         supervisor = self._supervisor_of.get(group)
         if supervisor is None:
             return []
@@ -370,12 +400,16 @@ class LocalHost:
             self._supervisors.remove(each)
             each[1].close()
 
-    def _log(self, group: str, rank: int) -> Path:
+    def _end_meeting(self, group: str) -> None:
+        if (server := self._meetings.pop(group, None)) is not None:
+            server.close()
+
+    def _log(self, group: str, rank: int) -> LogFile:
         if self._logs is None:
-            return self.directory(group) / f"rank{rank}.log"
+            return LogFile(self.directory(group) / f"rank{rank}.log", kept=False)
         if group not in self._logs_of:
             self._logs_of[group] = _make_new_directory(self._logs, group)
-        return self._logs_of[group] / f"rank{rank}.log"
+        return LogFile(self._logs_of[group] / f"rank{rank}.log", kept=True)
 
 
 def _make_new_directory(parent: Path, name: str) -> Path:

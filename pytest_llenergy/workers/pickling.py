@@ -6,7 +6,7 @@ the code of their functions and classes:
 
 - the modules of the called function, and of functions and classes among its arguments,
 - any other module of the user that a rank could not import, such as a helper next to a test file under
-  ``--import-mode=importlib``.
+  ``--import-mode=importlib``, or one whose file another host does not have.
 
 Installed packages, and the user's modules that a rank can import, are pickled by name.
 """
@@ -55,8 +55,9 @@ REFUSAL = (
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Registers modules as it meets their definitions, and pickles types that cloudpickle cannot."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, is_everywhere: Callable[[str], bool]) -> None:
         super().__init__(file)
+        self._is_everywhere = is_everywhere
         self._registered: list[ModuleType] = []
 
     def dump_and_unregister(self, value: Any, modules: Iterable[ModuleType | None] = ()) -> None:
@@ -71,12 +72,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType):
-            if _needs_value(value):
+            if self._needs_value(value):
                 state = {name: each for name, each in vars(value).items() if name not in IMPORT_ATTRIBUTES}
                 return ModuleType, (value.__name__,), state
         elif isinstance(value, (type, FunctionType, CachedFunction)):
             module = _defining_module(value)
-            if _needs_value(module):
+            if self._needs_value(module):
                 self._register(module)
         if isinstance(value, CachedFunction) and not _is_picklable_by_name(value):
             # mypy does not know the type that has these attributes.
@@ -86,6 +87,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # It holds a lock before Python 3.12.
             return _make_cached_property, (value.func, value.attrname)
         return super().reducer_override(value)
+
+    def _needs_value(self, module: ModuleType | None) -> bool:
+        """Return whether a module is the user's own and ranks cannot import it."""
+        if module is None or not _is_users_own(module):
+            return False
+        return not (_can_be_imported(module) and self._is_everywhere(str(module.__file__)))
 
     def _register(self, module: ModuleType | None) -> None:
         if module is not None and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -107,12 +114,31 @@ class _ResultUnpickler(pickle.Unpickler):
         return lambda kind, state: kind if _lookup(kind) is kind else target(kind, state)
 
 
-def dump_call(file: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Pickle a function, or the name of one, with its arguments. Raises whatever these raise."""
+def exists_here(_path: str) -> bool:
+    """Return whether all hosts have a file, if pytest's host is the only one."""
+    return True
+
+
+def dump_call(
+    file: Any,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_everywhere: Callable[[str], bool] = exists_here,
+) -> None:
+    """Pickle a function, or the name of one, with its arguments. Raises whatever these raise.
+
+    Args:
+        file: Receives the pickle.
+        function: The function, or its name.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        is_everywhere: Returns whether all hosts have a file.
+    """
     arguments = [_unwrap(each) for each in (*args, *kwargs.values())]
     definitions = [each for each in arguments if isinstance(each, (type, FunctionType, MethodType))]
     modules = [_defining_module(each) for each in (_unwrap(function), *definitions)]
-    _Pickler(file).dump_and_unregister((function, args, kwargs), modules)
+    _Pickler(file, is_everywhere).dump_and_unregister((function, args, kwargs), modules)
 
 
 def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -123,7 +149,7 @@ def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def dump_result(file: Any, result: Any) -> None:
     """Pickle a result in a rank. Raises whatever the result raises."""
-    _Pickler(file).dump_and_unregister(result, ())
+    _Pickler(file, exists_here).dump_and_unregister(result, ())
 
 
 def load_result(file: Any) -> Any:
@@ -172,11 +198,6 @@ def _defining_module(definition: Any) -> ModuleType | None:
 def _is_users_own(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and not _is_installed(file)
-
-
-def _needs_value(module: ModuleType | None) -> bool:
-    """Return whether a module is the user's own and ranks cannot import it."""
-    return module is not None and _is_users_own(module) and not _can_be_imported(module)
 
 
 @functools.cache

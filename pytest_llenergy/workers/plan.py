@@ -20,12 +20,12 @@ from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
 from pytest_llenergy.model.record import Coordinates, Parallel, RankInfo
+from pytest_llenergy.workers.meeting import LOOPBACK
 
 #: Variables from which libraries take their number of threads on import.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-#: The network interface between ranks of one host; resolving names for others could only fail.
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+#: The variables that name the network interface between ranks.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 #: Variables that torchrun, Slurm, MPI and ``accelerate launch`` set. A rank that inherits them joins the
@@ -39,7 +39,7 @@ STALE_PREFIXES = (
 #: Variables that ranks do not inherit: pytest sets them for each phase of each test, and ranks outlive tests.
 PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
-#: The host of pytest itself, the only one today.
+#: The host of pytest itself, in runs without agents on other hosts.
 LOCALHOST = "localhost"
 
 #: Variables that differ between the ranks of a group; all others can be set before torch is imported.
@@ -136,6 +136,15 @@ def explain_degree_mismatch(degrees: Parallel, devices: int) -> str | None:
     )
 
 
+@dataclass(frozen=True)
+class HostDevices:
+    """What a test holds on one host: its devices, and the logical CPUs that ranks on the CPU share."""
+
+    host: str
+    lease: Lease
+    cpus: Sequence[int]
+
+
 def plan_processes(
     capabilities: Capabilities,
     parallel: Parallel | None,
@@ -144,20 +153,35 @@ def plan_processes(
     threads: int | None = None,
     python: str | None = None,
 ) -> ProcessPlan:
+    """Plan the ranks of a test on pytest's own host; see ``plan_on_hosts``."""
+    return plan_on_hosts(capabilities, parallel, [HostDevices(LOCALHOST, lease, cpus)], threads, python)
+
+
+def plan_on_hosts(
+    capabilities: Capabilities,
+    parallel: Parallel | None,
+    hosts: Sequence[HostDevices],
+    threads: int | None = None,
+    python: str | None = None,
+    *,
+    tensor_across_hosts: bool = False,
+) -> ProcessPlan:
     """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
 
     Args:
         capabilities: What the backend supports.
         parallel: The degrees that the test requests; data parallel by default.
-        lease: The devices.
-        cpus: Logical CPUs, which are divided between ranks.
+        hosts: The devices of each host, that of rank 0 first. Consecutive ranks are on one host.
         threads: Number of threads of each rank; by default one for each of its CPUs.
         python: Interpreter of the ranks, if it is not pytest's.
+        tensor_across_hosts: Whether the shards of one layer may be on several hosts, whose network they then
+            use several times for each token.
 
     Raises:
         PlanError: The degrees do not multiply to the devices, or the backend does not support them.
     """
-    n = len(lease.devices)
+    devices = [device for each in hosts for device in each.lease.devices]
+    n = len(devices)
     degrees = parallel or Parallel(data=n)
     if (wrong := explain_degree_mismatch(degrees, n)) is not None:
         raise PlanError(wrong)
@@ -165,45 +189,50 @@ def plan_processes(
     if lacking:
         hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
         raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{hint}")
-    if degrees.placement > 1 and lease.devices[0] == CPU:
+    if degrees.placement > 1 and devices[0] == CPU:
         raise PlanError(
             f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
         )
-    groups = _device_groups(capabilities, degrees, lease)
-    share = max(1, len(cpus) // len(groups))
+    groups = [_device_groups(capabilities, degrees, each) for each in hosts]
+    if capabilities.launch == "ranks" and not tensor_across_hosts:
+        _check_tensor_degree(degrees, hosts)
+    world_size = sum(map(len, groups))
     ranks: list[RankPlan] = []
-    for rank, devices in enumerate(groups):
-        assigned = tuple(cpus[(rank * share + i) % len(cpus)] for i in range(share))
-        ranks.append(
-            RankPlan(
-                host=LOCALHOST,
-                rank=rank,
-                local_rank=rank,
-                world_size=len(groups),
-                local_world_size=len(groups),
-                devices=devices,
-                threads=threads or share,
-                # Ranks on GPUs are not pinned: which cores are near a board is not known here.
-                cpus=assigned if devices == (CPU,) else (),
+    for each, on_host in zip(hosts, groups, strict=True):
+        cpus = each.cpus
+        share = max(1, len(cpus) // len(on_host))
+        for local_rank, own in enumerate(on_host):
+            assigned = tuple(cpus[(local_rank * share + i) % len(cpus)] for i in range(share))
+            ranks.append(
+                RankPlan(
+                    host=each.host,
+                    rank=len(ranks),
+                    local_rank=local_rank,
+                    world_size=world_size,
+                    local_world_size=len(on_host),
+                    devices=own,
+                    threads=threads or share,
+                    # Ranks on GPUs are not pinned: which cores are near a board is not known here.
+                    cpus=assigned if own == (CPU,) else (),
+                )
             )
-        )
     framework = capabilities.framework
     return ProcessPlan(
         launch=capabilities.launch,
         framework=framework,
         parallel=degrees,
         ranks=tuple(ranks),
-        divided=lease.divided,
+        divided=tuple(board for each in hosts for board in each.lease.divided),
         replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else 1,
-        process_group=framework is not None and (len(groups) > 1 or capabilities.process_group),
+        process_group=framework is not None and (world_size > 1 or capabilities.process_group),
         python=python,
         preload=() if python else (*([framework] if framework else []), *capabilities.preload),
     )
 
 
-def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) -> list[tuple[str, ...]]:
-    """Return the devices of each rank."""
-    size = degrees.placement
+def _device_groups(capabilities: Capabilities, degrees: Parallel, hold: HostDevices) -> list[tuple[str, ...]]:
+    """Return the devices of each rank of a host."""
+    size, lease = degrees.placement, hold.lease
     if capabilities.launch == "backend":
         size *= degrees.tensor * degrees.pipeline
         size *= degrees.data if capabilities.replicas == "backend" else 1
@@ -214,8 +243,24 @@ def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) 
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
     devices = lease.devices
+    if len(devices) % size:
+        raise PlanError(
+            f"one process needs {size} devices and host {hold.host} has {len(devices)}: a process cannot use "
+            "devices of several hosts; lower the degrees, or let per_host be a multiple of them"
+        )
     # There is one CPU, however many ranks share it.
     return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
+
+
+def _check_tensor_degree(degrees: Parallel, hosts: Sequence[HostDevices]) -> None:
+    """Raise ``PlanError`` if the shards of one layer would be on several hosts."""
+    for each in hosts:
+        count = len(each.lease.devices) // degrees.placement
+        if count % degrees.tensor:
+            raise PlanError(
+                f"parallel(tensor={degrees.tensor}) would cross hosts, since {each.host} has {count} ranks: "
+                f"use a divisor of {count} and pipeline for the rest, or gpus(..., tensor_across_hosts=True)"
+            )
 
 
 def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:

@@ -152,7 +152,8 @@ class RankPool:
     ) -> None:
         self._timeout_s = timeout_s
         self._isolation = isolation
-        self._hosts: dict[str, Host] = {LOCALHOST: LocalHost(start_method, logs)}
+        self._localhost = LocalHost(start_method, logs)
+        self._hosts: dict[str, Host] = {LOCALHOST: self._localhost}
         self._shared: _WarmGroup | None = None
         self._failed = _FailedAttempts()
         self._warned: set[str] = set()
@@ -163,11 +164,35 @@ class RankPool:
 
     @property
     def devices(self) -> frozenset[str]:
-        """The devices of living ranks."""
+        """The devices of living ranks on pytest's own host."""
         shared = self._shared
         if shared is None or not shared.group.alive:
             return frozenset()
-        return frozenset(device for rank in shared.plan.ranks for device in rank.devices)
+        here = [rank for rank in shared.plan.ranks if rank.host == LOCALHOST]
+        return frozenset(device for rank in here for device in rank.devices)
+
+    def uses(self, hosts: Collection[str]) -> bool:
+        """Return whether ranks live on these hosts.
+
+        Args:
+            hosts: Names of hosts.
+        """
+        shared = self._shared
+        return shared is not None and shared.group.alive and not set(hosts).isdisjoint(shared.plan.hosts)
+
+    def use_hosts(self, hosts: Mapping[str, Host]) -> None:
+        """Set the other hosts that plans may name. Closes ranks on hosts that are no longer among them.
+
+        Args:
+            hosts: Each host by its name. The caller closes them after the pool.
+        """
+        with self._lock:
+            shared, named = self._shared, {LOCALHOST: self._localhost, **hosts}
+            if shared is not None and any(
+                named.get(name) is not self._hosts[name] for name in shared.plan.hosts
+            ):
+                self._close_group()
+            self._hosts = named
 
     def get_ranks(self, plan: ProcessPlan, check: Callable[[], None] = _allow) -> RankGroup:
         """Return ranks without a backend. ``check`` raises if the caller may no longer use ranks."""
@@ -229,11 +254,10 @@ class RankPool:
                 self._shared = None
 
     def close(self) -> None:
-        """Close the ranks and their hosts."""
+        """Close the ranks, and what pytest's own host has started for them."""
         with self._lock:
             self._close_group()
-            for host in self._hosts.values():
-                host.close()
+            self._localhost.close()
 
     def close_on(self, devices: Collection[str]) -> None:
         """Close the ranks if they occupy one of these devices."""

@@ -31,7 +31,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     # The last lines of a rank that dies must be in its log.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # ``failure.STACKS_SIGNAL``: works also while one thread holds the interpreter's lock.
+    # ``rank_log.STACKS_SIGNAL``: works also while one thread holds the interpreter's lock.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         facts = set_up(boot, preloaded=preloaded)

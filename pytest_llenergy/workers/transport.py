@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between pytest and its supervisor (JSON with open files), and between pytest and a rank (pickles).
 
-Standard library only: the supervisor imports this module.
+A message to or from a rank is one pickle. A large pickle is in a file: its path goes first, or, between
+hosts, its content. Standard library only: the supervisor imports this module.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ MAX_SOCKET_BYTES = 1 << 16
 
 #: How messages beside requests and answers begin: one is in a file; a large one moves, or has moved.
 FILE, MOVING, MOVED = "file", "moving", "moved"
+
+#: The value of a message whose value is in a file.
+ATTACHED = "attached"
+
+#: How the frame that precedes a message with a file begins; no pickle begins so.
+FILE_FRAME = b"F"
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -105,7 +112,7 @@ class Spooled:
         if self.file is None:
             yield BytesIO(self.data)
         else:
-            with _Progress(note) as progress, Path(self.file).open("rb") as file:
+            with Progress(note) as progress, Path(self.file).open("rb") as file:
                 yield _Parts(file, progress)
 
     def remove(self) -> None:
@@ -149,15 +156,25 @@ class Channel:
 
     def encode(self, message: tuple[str, Any], note: Note) -> Spooled:
         """Pickle a verb or a state, and its value; raises as ``spool`` does."""
-        return spool(lambda file: pickle.dump(message, file, pickle.HIGHEST_PROTOCOL), self.directory, note)
+        word, value = message
+        if isinstance(value, Spooled) and value.file is not None:
+            return Spooled(pickle.dumps((word, ATTACHED)), value.file)
+        found = spool(lambda file: pickle.dump(message, file, pickle.HIGHEST_PROTOCOL), self.directory, note)
+        return found if found.file is None else Spooled(pickle.dumps((FILE, None)), found.file)
 
-    def send(self, message: Spooled) -> None:
+    def send(self, message: Spooled, note: Note = ignore_note) -> None:
         """Send an encoded message.
+
+        Args:
+            message: The message.
+            note: Called while a large message moves.
 
         Raises:
             OSError: The other side is gone.
         """
-        self.connection.send_bytes(pickle.dumps((FILE, message)) if message.file else message.data)
+        if message.file is not None:
+            self._send_file(message.file, note)
+        self.connection.send_bytes(message.data)
 
     def receive(self, note: Note, *, remove: bool) -> tuple[str, Any]:
         """Return the next message: a verb or a state, and its value.
@@ -169,18 +186,35 @@ class Channel:
         Raises:
             EOFError: If the other side is gone.
         """
-        word, value = pickle.loads(self.connection.recv_bytes())
-        if word == FILE:
-            with value.open(note) as file:
-                word, message = pickle.load(file)
-            if remove:
-                value.remove()
-            return word, message
+        encoded = self.receive_encoded(note)
+        word, value = pickle.loads(encoded.data)
+        if encoded.file is None:
+            return word, value
+        if word != FILE:
+            return word, Spooled(b"", encoded.file)
+        with encoded.open(note) as file:
+            word, value = pickle.load(file)
+        if remove:
+            encoded.remove()
         return word, value
+
+    def receive_encoded(self, note: Note) -> Spooled:
+        """Return the next message as it was encoded, to pass it on; raises as ``receive`` does."""
+        frame = self.connection.recv_bytes()
+        if frame.startswith(FILE_FRAME):
+            file = self._receive_file(frame[len(FILE_FRAME) :], note)
+            return Spooled(self.connection.recv_bytes(), file)
+        return Spooled(frame)
 
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
+
+    def _send_file(self, file: str, note: Note) -> None:
+        self.connection.send_bytes(FILE_FRAME + os.fsencode(file))
+
+    def _receive_file(self, frame: bytes, note: Note) -> str:
+        return os.fsdecode(frame)
 
 
 class RankChannel(Channel):
@@ -199,14 +233,22 @@ class RankChannel(Channel):
         self.send(self.encode(message, self.report_transfer))
 
 
-class _Progress:
+def no_room_error(directory: Path, size: int, error: OSError) -> WorkerError:
+    """Return the error for a message of ``size`` bytes or more that cannot be written."""
+    return WorkerError(
+        f"a message of {size} bytes or more to or from a rank goes by file, and {directory} has no room for "
+        f"it ({error.strerror}): set TMPDIR to a directory that has"
+    )
+
+
+class Progress:
     """Calls a ``Note`` at the start, at intervals while parts move, and at the end."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
         self._last_s = time.monotonic()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         self._note(0.0, True)
         return self
 
@@ -248,15 +290,12 @@ class _Outgoing:
         except FileNotFoundError:
             raise BrokenPipeError(f"{self._directory} is gone") from None
         except OSError as error:
-            raise WorkerError(
-                f"a message of {self._size} bytes or more to or from a rank goes by file, and "
-                f"{self._directory} has no room for it ({error.strerror}): set TMPDIR to a directory that has"
-            ) from None
+            raise no_room_error(self._directory, self._size, error) from None
         return len(view)
 
     def _open(self) -> FileIO:
         descriptor, self.path = tempfile.mkstemp(dir=self._directory, prefix="message-")
-        self._progress = self._end.enter_context(_Progress(self._note))
+        self._progress = self._end.enter_context(Progress(self._note))
         return self._end.enter_context(FileIO(descriptor, "wb"))
 
     def _write(self, file: FileIO, view: memoryview) -> None:
@@ -268,7 +307,7 @@ class _Outgoing:
 class _Parts:
     """Reads a file for the unpickler. Large values are read in parts, directly into their memory."""
 
-    def __init__(self, file: BinaryIO, progress: _Progress) -> None:
+    def __init__(self, file: BinaryIO, progress: Progress) -> None:
         self._file = file
         self._progress = progress
         self.readline = file.readline

@@ -17,7 +17,7 @@ from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.traffic.requests import Inputs, Request
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
+from pytest_llenergy.workers.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
 from pytest_llenergy.workers.timeouts import TimeLimit
 from pytest_llenergy.workers.transport import Spooled, ignore_note, spool
 
@@ -69,7 +69,8 @@ class RankWorkload:
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
         highest = zip(self.rank_peak_memory_bytes, (peak for _, peak in answers), strict=True)
         self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
-        ranks = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
+        reports = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
+        ranks = [self._group.to_local_times(report) for report in reports]
         if self._replica_size > 1:
             self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
         marked = (
@@ -152,7 +153,11 @@ def call_workload(
         timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
     """
     limit = TimeLimit(timeout_s)
-    call = spool(lambda file: pickle_call(file, function, args, kwargs), group.directory, ignore_note)
+    call = spool(
+        lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have),
+        group.directory,
+        ignore_note,
+    )
     try:
         group.request_all("prepare_call", call, limit)
     finally:
@@ -177,9 +182,20 @@ def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
 
 
 def pickle_call(
-    file: Any, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    file: Any,
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_everywhere: Callable[[str], bool] = exists_here,
 ) -> None:
     """Pickle a call for the ranks into a file.
+
+    Args:
+        file: Receives the pickle.
+        function: The function, or its name.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        is_everywhere: Returns whether all hosts have a file. Code in other files goes with the call.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -188,7 +204,7 @@ def pickle_call(
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        dump_call(file, function, args, kwargs)
+        dump_call(file, function, args, kwargs, is_everywhere)
     except (WorkerError, BrokenPipeError):
         # Of the file.
         raise

@@ -103,6 +103,18 @@ def test_meter_counts_by_kind_name_source_and_domain() -> None:
     assert device_differences(RECORD, package, HERE, HERE) == ["meter.domain: gpu -> cpu:package-0"]
 
 
+def test_the_name_of_a_host_in_a_domain_does_not_count() -> None:
+    def with_domain(domain: str) -> Record:
+        return msgspec.structs.replace(
+            RECORD, meters=[msgspec.structs.replace(RECORD.meters[0], domain=domain)]
+        )
+
+    assert device_differences(RECORD, with_domain("n2/gpu:GPU-a"), HERE, HERE) == []
+    one, other = with_domain("n1/cpu:package-0"), with_domain("n2/cpu:package-0")
+    assert device_differences(one, other, HERE, HERE) == []
+    assert device_differences(RECORD, one, HERE, HERE) == ["meter.domain: gpu -> cpu:package-0"]
+
+
 def test_unknown_host_is_not_comparable() -> None:
     assert device_differences(RECORD, RECORD, None, HERE) == ["host: unknown"]
     assert device_differences(RECORD, RECORD, None, None) == ["host: unknown"]

@@ -196,8 +196,9 @@ def test_power_cap_is_part_of_the_workload() -> None:
     assert verdict_against(record).verdict == "unchanged"
 
 
-def test_other_processes_do_not_matter_to_a_gpu() -> None:
-    record = with_flag("contended", "other processes used 1.50 cores", 6, domain="gpu:GPU-1")
+@pytest.mark.parametrize("domain", ["gpu:GPU-1", "n2/gpu:GPU-1"])
+def test_other_processes_do_not_matter_to_a_gpu(domain: str) -> None:
+    record = with_flag("contended", "other processes used 1.50 cores", 6, domain=domain)
     assert verdict_against(record).verdict == "unchanged"
 
 

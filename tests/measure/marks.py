@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builders of timelines and measured rounds with given timestamps."""
+"""Builders of timelines and measured rounds with given timestamps, and of what a host finds in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.domain_rounds import account_domains
+from pytest_llenergy.measure.host_meters import HostRound
+from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.attribution import CpuUse
+from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.meters.trace import Trace
+from pytest_llenergy.meters.uncertainty import Power
+from pytest_llenergy.model.record import Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS
@@ -56,3 +64,28 @@ def measured_round(
         own_cpu_s=own_cpu_s,
         gap_cpu=gap_cpu,
     )
+
+
+class ReadBefore(LocalMeters):
+    """Meters of this host whose readings were made before."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(Selection((), ()))
+        self._given = trace
+
+    @property
+    def trace(self) -> Trace:
+        return self._given
+
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
+        return lambda: account_domains(measured, self._given)
+
+
+def account_here(
+    measured: MeasuredRound,
+    trace: Trace,
+    reasons: Sequence[str] = (),
+    rest: dict[str, Power] | None = None,
+) -> Round:
+    """Return the record of a round with the meters of this host alone."""
+    return account_round(measured, [account_domains(measured, trace, reasons, rest)])

@@ -12,7 +12,6 @@ import pytest
 from pytest_llenergy.measure.accounting import (
     RESOLVED_WELL,
     _required_length,
-    account_round,
     inter_token_latency_s,
     required_lengths,
     time_to_first_token_s,
@@ -25,7 +24,7 @@ from pytest_llenergy.meters.window_arithmetic import energy_between
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
-from .marks import iteration, measured_round, rank_of
+from .marks import ReadBefore, account_here, iteration, measured_round, rank_of
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 WAVE = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
@@ -43,7 +42,7 @@ def constant(name: str, watts: float, period_ns: int = MS) -> Series:
 
 
 def test_phase_energies_add_up_to_that_of_the_round() -> None:
-    result = account_round(measured_round(ROUND), [read_at(Sensor(WAVE, LATCH), READS)])
+    result = account_here(measured_round(ROUND), [read_at(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert (prefill.duration_s, decode.duration_s, result.duration_s) == (0.4, 0.6, 1.0)
@@ -81,7 +80,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
     steps = [step for start in starts for step in ((start, 500.0), (start + 100 * MS, 200.0))]
     wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
     parts = [iteration(start, start + 250 * MS, start + 100 * MS) for start in starts]
-    result = account_round(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)])
+    result = account_here(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)])
     prefill, decode = result.phases
     assert result.iterations == 4
     assert (prefill.duration_s, decode.duration_s) == pytest.approx((0.4, 0.6))
@@ -95,7 +94,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
 
 def test_a_phase_too_short_to_resolve_has_its_uncertainty_and_no_metric() -> None:
     border = START + 2 * MS
-    result = account_round(
+    result = account_here(
         measured_round(iteration(START, END, border)), [read_at(Sensor(WAVE, LATCH), READS)]
     )
     prefill, decode = result.phases
@@ -126,7 +125,7 @@ def test_decode_without_a_second_token_needs_nothing(tokens: int, names: set[str
     request = RequestTimeline(input_tokens=5, output_tokens=tokens, first_token_ns=START + 300 * MS)
     part = Iteration(start_ns=START, end_ns=END, requests=(request,))
     trace = [read_at(Sensor(WAVE, LATCH), READS)]
-    found = required_lengths(measured_round(part), trace, {"prefill", "decode"}, rounds=3)
+    found = required_lengths(measured_round(part), [ReadBefore(trace)], {"prefill", "decode"}, rounds=3)
     assert set(found) == names
     assert all(0 < length < 1 for length in found.values())
 
@@ -136,7 +135,7 @@ def test_a_phase_below_a_twentieth_of_a_tick_has_no_energy_however_often_it_is_r
     steps = [step for start in starts for step in ((start, 500.0), (start + short_ns, 200.0))]
     wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
     parts = [iteration(start, start + 50 * MS, start + short_ns) for start in starts]
-    prefill, decode = account_round(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)]).phases
+    prefill, decode = account_here(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)]).phases
     assert prefill.energy_j is None
     assert prefill.reason == "not resolvable: 0.9 ms phase, 20 ms tick"
     assert decode.energy_j == pytest.approx(20 * 0.0491 * 200, rel=0.05)
@@ -144,7 +143,7 @@ def test_a_phase_below_a_twentieth_of_a_tick_has_no_energy_however_often_it_is_r
 
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
 def test_a_gap_with_too_few_ticks_gives_a_reason_instead_of_energy(gaps: tuple[int, int]) -> None:
-    result = account_round(measured_round(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])
+    result = account_here(measured_round(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])
     reason = (
         "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; it stands still, or --energy-gap is too "
         "short"
@@ -161,7 +160,7 @@ def test_a_counter_that_never_moves_gives_a_reason_instead_of_zero() -> None:
     series = Series("nvml", domain())
     for moment in READS:
         series.add(moment, moment, 1234.5)
-    result = account_round(measured_round(iteration(START, END)), [series])
+    result = account_here(measured_round(iteration(START, END)), [series])
     assert result.energy_j is None
     assert result.by_domain["gpu:GPU-a"].energy_j is None
     assert result.reason is not None
@@ -174,14 +173,14 @@ def test_a_counter_that_runs_backwards_gives_a_reason_instead_of_energy() -> Non
     series.add(START + 310 * MS, START + 310 * MS, 7.0)
     for moment in range(START + 320 * MS, 12 * S, MS):
         series.add(moment, moment, Sensor(WAVE, LATCH).counter_j(moment) - 100)
-    result = account_round(measured_round(iteration(START, END)), [series])
+    result = account_here(measured_round(iteration(START, END)), [series])
     assert result.energy_j is None
     assert (result.reason or "").startswith("nvml: the counter of gpu:GPU-a went backwards, from ")
 
 
 def test_domains_are_summed_with_their_uncertainties() -> None:
     trace = [constant("cpu:package-0", 30.0), constant("dram:package-0", 12.0)]
-    result = account_round(measured_round(iteration(START, END)), trace)
+    result = account_here(measured_round(iteration(START, END)), trace)
     assert result.energy_j == pytest.approx(42)
     assert result.idle_power_w == pytest.approx(42)
     parts = [result.by_domain[name] for name in ("cpu:package-0", "dram:package-0")]
@@ -201,7 +200,7 @@ def test_one_domain_without_energy_leaves_the_sum_without_energy() -> None:
             bad.begin_outage(moment, "rapl: dram:package-0 cannot be read")
         else:
             bad.add(moment, moment, 12 * moment / 1e9)
-    result = account_round(measured_round(ROUND), [good, bad])
+    result = account_here(measured_round(ROUND), [good, bad])
     assert result.by_domain["cpu:package-0"].energy_j == pytest.approx(30)
     assert result.energy_j is None
     assert result.reason == "rapl: dram:package-0 cannot be read"
@@ -212,7 +211,7 @@ def test_one_domain_without_energy_leaves_the_sum_without_energy() -> None:
 
 
 def test_without_a_meter_the_round_has_the_reasons() -> None:
-    result = account_round(measured_round(ROUND), [], ["nvml: no driver", "rapl: no counter"])
+    result = account_here(measured_round(ROUND), [], ["nvml: no driver", "rapl: no counter"])
     assert result.energy_j is None
     assert result.reason == "nvml: no driver; rapl: no counter"
     assert result.duration_s == 1.0
@@ -221,7 +220,7 @@ def test_without_a_meter_the_round_has_the_reasons() -> None:
 
 def test_idle_power_that_changed_during_the_round_is_uncertain() -> None:
     warm = Wave(((9 * S, 50.0), (START, 500.0), (END, 80.0)))
-    result = account_round(measured_round(iteration(START, END)), [read_at(Sensor(warm, LATCH), READS)])
+    result = account_here(measured_round(iteration(START, END)), [read_at(Sensor(warm, LATCH), READS)])
     assert result.idle_power_w == pytest.approx(65, abs=1)
     assert result.idle_power_u_w == pytest.approx(30 / math.sqrt(12), rel=0.1)
 
@@ -229,7 +228,7 @@ def test_idle_power_that_changed_during_the_round_is_uncertain() -> None:
 def test_tokens_are_summed_over_requests() -> None:
     requests = tuple(RequestTimeline(input_tokens=i, output_tokens=o) for i, o in ((3, 16), (9, 2), (5, 1)))
     part = Iteration(start_ns=START, end_ns=END, requests=requests)
-    result = account_round(measured_round(part), [constant("cpu:package-0", 30.0)])
+    result = account_here(measured_round(part), [constant("cpu:package-0", 30.0)])
     assert result.tokens is not None
     assert (result.tokens.input, result.tokens.output, result.requests) == (17, 19, 3)
 
@@ -300,7 +299,7 @@ def test_work_in_this_process_is_counted_in_full_however_late_it_is_read(work_ns
         series.add(moment_ns, moment_ns + 20_000, energy_j)
     series.late.append((end_ns - 200 * MS, end_ns + late_ns))
     measured = replace(measured_round(iteration(START, end_ns)), in_reader=True)
-    result = account_round(measured, [series])
+    result = account_here(measured, [series])
     assert result.energy_j is not None
     assert result.energy_u_j is not None
     assert result.energy_j == pytest.approx(work_j, rel=0.1)
@@ -318,7 +317,7 @@ def test_power_that_still_falls_after_the_work_widens_the_round_and_flags_it(lat
     for phase in range(5):
         sensor = Sensor(wave, latch_ms * MS, phase * latch_ms * MS // 5)
         series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=latch_ms / 1e3))
-        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        result = account_here(measured_round(ROUND, gaps=gaps), [series])
         assert result.energy_j is not None
         assert result.energy_u_j is not None
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
@@ -334,7 +333,7 @@ def test_short_gaps_show_that_power_still_falls(gap_ms: int) -> None:
     for phase in range(5):
         sensor = Sensor(wave, 100 * MS, phase * 20 * MS)
         series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
-        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        result = account_here(measured_round(ROUND, gaps=gaps), [series])
         if result.energy_j is None or result.energy_u_j is None:
             continue
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
@@ -367,13 +366,13 @@ def test_idle_power_that_fluctuates_is_part_of_the_uncertainty() -> None:
 def test_quiet_gaps_of_steady_power_are_not_doubted() -> None:
     for phase in range(10):
         series = read_at(Sensor(WAVE, LATCH, phase * LATCH // 10), READS)
-        result = account_round(measured_round(ROUND), [series])
+        result = account_here(measured_round(ROUND), [series])
         assert "edge-not-quiet" not in [flag.name for flag in result.flags]
 
 
 def test_a_decode_of_no_length_is_no_error() -> None:
     """With one output token, the first token is the last."""
-    result = account_round(measured_round(iteration(START, END, END)), [read_at(Sensor(WAVE, LATCH), READS)])
+    result = account_here(measured_round(iteration(START, END, END)), [read_at(Sensor(WAVE, LATCH), READS)])
     assert result.energy_j == pytest.approx(320, abs=1)
     assert [phase.duration_s for phase in result.phases] == [1.0, 0.0]
 
@@ -386,6 +385,6 @@ def test_prefill_at_the_start_of_a_round_is_no_doubt() -> None:
     for phase in range(10):
         sensor = Sensor(wave, 100 * MS, phase * 10 * MS)
         series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
-        result = account_round(measured_round(ROUND, gaps=gaps), [series])
+        result = account_here(measured_round(ROUND, gaps=gaps), [series])
         assert result.energy_j == pytest.approx(wave.joules(START, END), rel=0.01)
         assert "edge-not-quiet" not in [flag.name for flag in result.flags]

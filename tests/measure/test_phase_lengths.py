@@ -17,7 +17,7 @@ from pytest_llenergy.options.rounds import plan_rounds
 from pytest_llenergy.options.table import Settings
 
 from ..meters.waves import MS, S, domain
-from .marks import iteration, measured_round
+from .marks import ReadBefore, iteration, measured_round
 from .plans import round_plan
 
 START, ITERATION, PREFILL = 10 * S, 100 * MS, 20 * MS
@@ -50,7 +50,9 @@ def read_every(period_ns: int) -> Series:
 def test_rounds_stay_as_they_are_if_the_phases_are_known() -> None:
     made: list[int] = []
     plan = round_plan(phases=frozenset({"prefill", "decode"}))
-    found = lengthen_for_phases(trial(series := read_every(MS), made), 5, plan, 0.1, 10.0, [series])
+    found = lengthen_for_phases(
+        trial(series := read_every(MS), made), 5, plan, 0.1, 10.0, [ReadBefore([series])]
+    )
     assert found == (5, {})
     assert made == [5]
 
@@ -60,7 +62,9 @@ def test_rounds_become_longer_until_the_phase_is_known() -> None:
     made: list[int] = []
     plan = round_plan(rounds=1, phases=frozenset({"prefill"}))
     series = read_every(19 * MS)
-    iterations, unresolved = lengthen_for_phases(trial(series, made), 1, plan, 0.1, 100.0, [series])
+    iterations, unresolved = lengthen_for_phases(
+        trial(series, made), 1, plan, 0.1, 100.0, [ReadBefore([series])]
+    )
     assert iterations == TRIED_LENGTH
     assert unresolved == {}
     assert made == [1, TRIED_LENGTH]
@@ -69,7 +73,7 @@ def test_rounds_become_longer_until_the_phase_is_known() -> None:
 def test_a_budget_that_is_too_small_is_the_reason() -> None:
     plan = round_plan(rounds=1, budget_s=0.5, phases=frozenset({"prefill"}))
     series = read_every(19 * MS)
-    iterations, unresolved = lengthen_for_phases(trial(series, []), 1, plan, 0.1, 0.3, [series])
+    iterations, unresolved = lengthen_for_phases(trial(series, []), 1, plan, 0.1, 0.3, [ReadBefore([series])])
     assert iterations == 1
     assert list(unresolved) == ["prefill"]
     assert unresolved["prefill"] == (

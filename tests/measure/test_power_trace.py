@@ -9,7 +9,6 @@ from random import Random
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.power_trace import MAX_SPANS, MAX_STEPS, median_round_index, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
@@ -17,7 +16,7 @@ from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 
 from ..compare.runs import SPOILED, round_of
 from ..meters.waves import MS, SHAPES, S, Sensor, Wave, domain, read_at
-from .marks import iteration, measured_round
+from .marks import ReadBefore, account_here, iteration, measured_round
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 WAVE = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
@@ -27,7 +26,7 @@ ROUND = measured_round(iteration(START, END, BORDER))
 
 
 def trace_of(round_: MeasuredRound, *trace: Series) -> PowerTrace:
-    found = power_trace(round_, trace)
+    found = power_trace(round_, [ReadBefore(trace)])
     assert found is not None
     return found
 
@@ -48,7 +47,7 @@ def test_the_trace_adds_up_to_the_measured_and_the_true_energy(shape: object, la
     meter_domain = domain(max_age_s=1e-9) if latch_ms == 0 else domain()
     series = read_at(sensor, range(8 * S + 5 * MS, 13 * S, 7 * MS if latch_ms == 0 else MS), meter_domain)
     round_ = measured_round(iteration(START, END), gaps=(9 * S, 12 * S))
-    result = account_round(round_, [series])
+    result = account_here(round_, [series])
     course = trace_of(round_, series).by_domain["gpu:GPU-a"]
     assert result.energy_j is not None
     assert result.energy_u_j is not None
@@ -77,7 +76,7 @@ def test_a_running_average_is_dated_back() -> None:
         series.add(moment, moment, sum(WAVE.energy_j(part) for part in parts) / 100)
     round_ = measured_round(iteration(START, END), gaps=(9 * S + 500 * MS, 11 * S + 500 * MS))
     course = trace_of(round_, series).by_domain["gpu:GPU-a"]
-    result = account_round(round_, [series])
+    result = account_here(round_, [series])
     assert energy_of(course, 0.0, 1.0) == pytest.approx(result.energy_j, rel=1e-5)
     middle = next(
         w for (a, b), w in zip(pairwise(course.edges_s), course.power_w, strict=True) if a <= 0.3 < b
@@ -113,8 +112,8 @@ def test_many_ticks_are_merged_and_many_phases_are_left_out() -> None:
 def test_without_quiet_gaps_there_is_no_trace() -> None:
     gaps = (START - 15 * MS, END + 250 * MS)
     series = read_at(Sensor(WAVE, LATCH), READS)
-    assert power_trace(measured_round(iteration(START, END), gaps=gaps), [series]) is None
-    assert power_trace(ROUND, []) is None
+    assert power_trace(measured_round(iteration(START, END), gaps=gaps), [ReadBefore([series])]) is None
+    assert power_trace(ROUND, [ReadBefore([])]) is None
 
 
 def test_the_traced_round_is_the_valid_one_with_median_energy() -> None:

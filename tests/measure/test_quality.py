@@ -14,9 +14,14 @@ import pytest
 
 from pytest_llenergy.devices.condition import BoardProcess, Condition
 from pytest_llenergy.measure import quality
-from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.measure.quality import add_comparison_flags, drift_flags, round_flags
+from pytest_llenergy.measure.quality import (
+    add_comparison_flags,
+    clocks_mhz,
+    drift_flags,
+    energy_flags,
+    host_flags,
+)
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.trace import Series
@@ -25,7 +30,7 @@ from pytest_llenergy.model.record import Flag, Round, Terms
 from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import MS, domain
-from .marks import iteration, measured_round
+from .marks import account_here, iteration, measured_round
 
 WORK = iteration(1_000 * MS, 2_000 * MS)
 GOOD = Energy(100.0, Variances(edges=1.0))
@@ -42,7 +47,7 @@ def ticking(period_ms: int = 10, meter_domain: Domain | None = None) -> Series:
 def flags(
     energy: Energy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
 ) -> list[str]:
-    found = round_flags(round_ or measured_round(WORK), [series or ticking()], energy)
+    found = [*energy_flags(energy), *host_flags(round_ or measured_round(WORK), [series or ticking()])]
     return [f"{flag.severity}: {flag.name}: {flag.detail}" for flag in found]
 
 
@@ -90,7 +95,7 @@ def test_rounds_below_zero_count_in_the_mean_and_the_median(dithered: bool) -> N
             by_domain={},
             terms=terms,
             phase=index / 28,
-            flags=round_flags(measured_round(WORK), [ticking()], energy(joules, 1.0)),
+            flags=energy_flags(energy(joules, 1.0)),
         )
         for index, joules in enumerate(read_j)
     ]
@@ -196,7 +201,7 @@ class TestTheBoard:
         plain = measured_round(WORK, before=observed, after=observed)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
         round_ = replace(plain, timeline=Timeline(ranks=(rank,)))
-        assert [flag.name for flag in account_round(round_, [ticking()]).flags] == names
+        assert [flag.name for flag in account_here(round_, [ticking()]).flags] == names
 
     def test_unlisted_processes_are_flagged_as_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
@@ -212,9 +217,9 @@ def trust_every_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
 
 
-def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[MeasuredRound]]:
+def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[dict[str, float]]]:
     marked = [measured_round(WORK, before=each, after=each) for each in conditions]
-    return [account_round(each, [ticking()]) for each in marked], marked
+    return [account_here(each, [ticking()]) for each in marked], [clocks_mhz(each) for each in marked]
 
 
 class TestComparedWithOtherRounds:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_llenergy.measure.rounds import PhaseDither, required_strata, slowest_series, tick_phase
+from pytest_llenergy.measure.rounds import (
+    PhaseDither,
+    required_strata,
+    slowest_series,
+    tick_phase,
+    tick_reference,
+)
 from pytest_llenergy.meters.trace import Series, Tick
 
 from ..meters.waves import EPOCH, MS, domain
@@ -50,7 +56,7 @@ def starts(clock: Clock, series: Series, rounds: int, strata: int = 6, seed: int
     """Return the phases at which ``rounds`` rounds of 23 ms start."""
     dither, phases = PhaseDither(strata, seed), []
     for _ in range(rounds):
-        dither.wait([series])
+        dither.wait(tick_reference([series]))
         phases.append((clock.now_ns - EPOCH) / PERIOD_NS % 1)
         clock.now_ns += 23 * MS
     return phases
@@ -105,7 +111,7 @@ def test_the_slowest_ticking_counter_sets_the_phase() -> None:
 @pytest.mark.parametrize("trace", [[], [Series("rapl", domain(max_age_s=0.001))]])
 def test_without_ticks_there_is_no_wait(trace: list[Series], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "sleep")
-    PhaseDither(6).wait(trace)
+    PhaseDither(6).wait(tick_reference(trace))
     assert tick_phase(trace, time.monotonic_ns()) is None
 
 

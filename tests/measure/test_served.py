@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.backends.load_phases import phase_spans
-from pytest_llenergy.measure.accounting import account_round, token_gaps
+from pytest_llenergy.measure.accounting import token_gaps
 from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.record import Flag, Round
@@ -20,7 +20,7 @@ from pytest_llenergy.model.served import TokenGaps
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, Timeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at
-from .marks import iteration, measured_round
+from .marks import account_here, iteration, measured_round
 
 START, END = 10 * S, 12 * S
 #: The steady state: from the end of the first request (500 ms) to the sending of the last (1500 ms).
@@ -57,7 +57,7 @@ def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) 
 
 
 def round_of(part: Iteration) -> Round:
-    return account_round(measured_round(part), [read_at(Sensor(WAVE, LATCH), READS)])
+    return account_here(measured_round(part), [read_at(Sensor(WAVE, LATCH), READS)])
 
 
 def test_a_served_load_has_ramp_up_steady_and_ramp_down_phases() -> None:
@@ -101,7 +101,7 @@ def test_the_steady_states_of_two_iterations_are_summed() -> None:
     steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
     steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]
     series = read_at(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
-    round_ = account_round(measured_round(served(), again), [series])
+    round_ = account_here(measured_round(served(), again), [series])
     assert round_.phases[1].output_tokens == 8
     assert round_.phases[1].duration_s == pytest.approx(2.0)
     assert sum(phase.duration_s for phase in round_.phases) == pytest.approx(round_.duration_s)
@@ -251,7 +251,7 @@ def test_flags_of_the_backend_become_flags_of_the_round() -> None:
     flag = Flag(name="late-request", severity="warning", detail="a request was sent 90 ms after its time")
     plain = measured_round(served())
     rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
-    round_ = account_round(
+    round_ = account_here(
         replace(plain, timeline=Timeline(ranks=(rank,))), [read_at(Sensor(WAVE, LATCH), READS)]
     )
     assert round_.flags == [flag]

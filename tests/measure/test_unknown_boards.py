@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.local_meters import domain_facts
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.quality import widen_by_scatter
 from pytest_llenergy.meters.trace import Series
@@ -22,7 +22,7 @@ from ..meters.watching import Spell, simulate_reader
 from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
-from .marks import iteration, measured_round
+from .marks import account_here, iteration, measured_round
 
 GAP_NS = 400 * MS
 
@@ -45,7 +45,7 @@ def rounds_on(
             Spell(end_ns, gaps[1], False),
         ]
         series = simulate_reader([sensor], rng, gaps[0] - S, gaps[1] + S, unknown, spells)
-        rounds.append(account_round(measured_round(iteration(start_ns, end_ns), gaps=gaps), [series]))
+        rounds.append(account_here(measured_round(iteration(start_ns, end_ns), gaps=gaps), [series]))
     return rounds, series
 
 
@@ -70,7 +70,7 @@ def test_scatter_far_above_the_width_widens_rounds_and_metric() -> None:
     """If a sensor sees even less than assumed, only the scatter of the rounds shows it."""
     rounds, series = rounds_on(25, 350, seed=3, n=8, assumed=0.95)
     assert fmean(score(round_, 175) <= 2 for round_ in rounds) < 0.5
-    wide = widen_by_scatter(rounds, [series])
+    wide = widen_by_scatter(rounds, [domain_facts(series)])
     assert fmean(score(round_, 175) <= 2 for round_ in wide) == 1
     for round_ in wide:
         (gpu,) = round_.by_domain.values()
@@ -86,7 +86,7 @@ def test_scatter_far_above_the_width_widens_rounds_and_metric() -> None:
 def test_scatter_of_a_known_sensor_or_within_the_width_changes_nothing(known: bool) -> None:
     rounds, series = rounds_on(25, 350, seed=3, assumed=0.95 if known else 0.2)
     series.domain = series.domain._replace(coverage_known=known)
-    assert widen_by_scatter(rounds, [series]) == rounds
+    assert widen_by_scatter(rounds, [domain_facts(series)]) == rounds
 
 
 def test_real_pytest_flags_and_widens_a_board_outside_the_table(

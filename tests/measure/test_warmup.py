@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
@@ -19,12 +17,11 @@ from pytest_llenergy.measure.warmup import (
     required_round_s,
     warm_up,
 )
-from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import Timeline
 
 from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
-from .marks import iteration, rank_of
+from .marks import ReadBefore, iteration, rank_of
 
 
 @dataclass
@@ -51,7 +48,7 @@ def run_warm_up(
 ) -> tuple[Timed, WarmUp]:
     endless = [*durations_ms, *[durations_ms[-1]] * 20] if durations_ms else []
     workload = Timed(iter(endless))
-    return workload, warm_up(workload, given, budget_s, Sampler([]))
+    return workload, warm_up(workload, given, budget_s, [ReadBefore([])])
 
 
 def test_warm_up_ends_once_two_iterations_in_a_row_agree() -> None:
@@ -91,18 +88,7 @@ def test_a_given_number_of_warm_up_iterations_is_used() -> None:
 def test_without_warm_up_rounds_have_one_iteration() -> None:
     _, found = run_warm_up([], given=0)
     assert found.iteration_s is None
-    assert calibrate_iterations(found, 6, 0.1, 0.02, 20.0, Sampler([])) == 1
-
-
-@dataclass
-class ReadSeries:
-    """In place of a sampler: series that were read before."""
-
-    series: list[Series]
-
-    @contextmanager
-    def reading_closely(self) -> Iterator[None]:
-        yield
+    assert calibrate_iterations(found, 6, 0.1, 0.02, 20.0, [ReadBefore([])]) == 1
 
 
 class TestCalibration:
@@ -147,15 +133,15 @@ class TestCalibration:
     def test_a_phase_shorter_than_two_ticks_is_repeated_twenty_times(
         self, phases_s: tuple[float, ...], rounds: int, iterations: int
     ) -> None:
-        sampler = cast(Sampler, ReadSeries([self.series()]))
+        hosts = [ReadBefore([self.series()])]
         # Three ticks take 0.3 s.
         warmed_up = WarmUp(5, True, CRITERION, 0.2, 500.0, phases_s)
-        assert calibrate_iterations(warmed_up, rounds, 0.0, 0.02, 60.0, sampler) == iterations
+        assert calibrate_iterations(warmed_up, rounds, 0.0, 0.02, 60.0, hosts) == iterations
 
     def test_repetitions_of_a_short_phase_stay_within_the_budget(self) -> None:
-        sampler = cast(Sampler, ReadSeries([self.series()]))
+        hosts = [ReadBefore([self.series()])]
         warmed_up = WarmUp(5, True, CRITERION, 1.0, 500.0, (0.04,))
-        assert calibrate_iterations(warmed_up, 5, 0.0, 0.02, 10.0, sampler) == 2
+        assert calibrate_iterations(warmed_up, 5, 0.0, 0.02, 10.0, hosts) == 2
 
     def test_more_rounds_may_be_shorter(self) -> None:
         part_time = self.series(0.25)

@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.experiment import Experiment, NoBoards, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
+from pytest_llenergy.measure.host_meters import TickReference
+from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import CallWorkload, PhaseDither, run_round
 from pytest_llenergy.meters import attribution
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.cpu_time import CpuTime, ProcessTree, read_cpu_time
+from pytest_llenergy.meters.cpu_time import CpuTime, read_cpu_time
 from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
-from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
@@ -32,7 +30,7 @@ from pytest_llenergy.model.record import MeterInfo, Record, Round
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.workload import call_workload
 
-from ..measure.marks import iteration, measured_round
+from ..measure.marks import account_here, iteration, measured_round
 from ..workers.groups import PLAIN, start
 from .test_cpu_time import neighbours
 from .test_rapl import Machine
@@ -74,7 +72,7 @@ def account(
         own_cpu_s=2 * own,
         gap_cpu=(use(0, before, 0.25), use(0, after, 0.25)),
     )
-    return account_round(marks, [series], rest=rest)
+    return account_here(marks, [series], rest=rest)
 
 
 def split_part(use_: CpuUse, whole_j: float, idle: Power | None, ratio: float = PACKAGE_RATIO) -> Attributed:
@@ -271,19 +269,16 @@ def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Waiting(PhaseDither):
-        def wait(self, trace: Sequence[Series]) -> None:
+        def wait(self, reference: TickReference | None) -> None:
             time.sleep(0.2)
 
     monkeypatch.setattr(
         attribution, "read_cpu_time", lambda: CpuTime(time.process_time() + 3 * time.monotonic(), 0.0)
     )
-    with (
-        Sampler(open_package().meters) as sampler,
-        closing(ProcessTree({os.getpid()})) as processes,
-    ):
-        workload = CallWorkload(lambda: time.sleep(0.2))
-        round_ = run_round(workload, 1, 0.1, Waiting(1), sampler, NoBoards(), processes)
-    assert round_.other_cpu_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
+    with LocalMeters(open_package()) as host:
+        round_ = run_round(CallWorkload(lambda: time.sleep(0.2)), 1, 0.1, Waiting(1), [host])
+        found = host.account(round_)()
+    assert found.other_cpu_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
 
 
 def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:

@@ -384,6 +384,40 @@ class TestLauncher:
             monkeypatch.setenv(name, value)
         pytester.runpytest("--energy-report").assert_outcomes(passed=1)
 
+    def test_several_nodes(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        step = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+        for name, value in step.items():
+            monkeypatch.setenv(name, value)
+        refused = refusal(pytester, "--energy-report")
+        assert "; run srun -N1 -n1 pytest --energy-cluster=slurm, and " in refused
+
+    @pytest.mark.parametrize("runner", ["symmetric_run.py", "launch.py"])
+    def test_ray_runs_pytest_on_one_node(self, quick: pytest.Pytester, runner: str) -> None:
+        """``srun -N2 ray symmetric-run … -- pytest``: two tasks, of which one runs pytest."""
+        quick.makepyfile("def test_it(energy): energy(sum, [1])")
+        script = quick.path / runner
+        script.write_text("import subprocess, sys\nsys.exit(subprocess.call(sys.argv[1:]))\n")
+        step = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0", "PMI_SIZE": "2"}
+        done = subprocess.run(
+            [sys.executable, str(script), sys.executable, "-m", "pytest", "--energy-report"],
+            env={**os.environ, **step},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        refused = "ERROR: srun has started 2 pytest processes" in done.stderr
+        assert (done.returncode, refused) == ((0, False) if runner == "symmetric_run.py" else (4, True))
+
+    def test_workers_of_xdist(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A wrapper sets the variables for one process, and the workers inherit them."""
+        pytest.importorskip("xdist")
+        quick.makepyfile("def test_it(energy): energy(sum, [1])")
+        one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **SRUN, "SLURM_STEP_NUM_TASKS": "1"}
+        for name, value in one.items():
+            monkeypatch.setenv(name, value)
+        quick.runpytest_subprocess("-n2", "--energy-report").assert_outcomes(passed=1)
+
     def test_torchrun(self, quick: pytest.Pytester) -> None:
         pytest.importorskip("torch")
         quick.makepyfile("def test_it(energy): energy(sum, [1])")

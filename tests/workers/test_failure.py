@@ -126,8 +126,8 @@ class TestFailures:
         with pytest.raises(WorkerError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
             run(RankGroup(two, forking), work)
         report = json.loads((tmp_path / "report").read_text())
-        assert Failure(two.ranks[0], 1, report, []).is_echo, report
-        assert not Failure(two.ranks[0], 1, {**report, "collective": False}, []).is_echo
+        assert Failure(two.ranks[0], 1, report).is_echo, report
+        assert not Failure(two.ranks[0], 1, {**report, "collective": False}).is_echo
 
     @pytest.mark.parametrize("broken", ["text", "message", "source", "kind of text"])
     def test_an_error_without_a_usable_text_is_still_the_first_cause(

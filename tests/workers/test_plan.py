@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import PlanError
+from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.meeting import Offer, choose_address
+from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts, plan_processes
 from pytest_llenergy.workers.workload import split_prompts
 
 from .groups import (
@@ -49,3 +51,76 @@ class TestPlan:
     def test_prompts_are_split_as_accelerate_does(self) -> None:
         assert split_prompts(list("abcdefg"), 2) == [list("abcd"), list("efg")]
         assert split_prompts(list("abc"), 3) == [["a"], ["b"], ["c"]]
+
+
+def hold(*hosts: str, each: int = 4) -> list[HostDevices]:
+    """Hold GPUs on each of these hosts."""
+    return [
+        HostDevices(host, Lease(devices=tuple(f"GPU-{host}{number}" for number in range(each))), [0, 1])
+        for host in hosts
+    ]
+
+
+class TestSeveralHosts:
+    def test_ranks_are_numbered_host_by_host(self) -> None:
+        plan = plan_on_hosts(TORCH, None, hold("n1", "n2", each=2))
+        seen = [(rank.host, rank.rank, rank.local_rank, rank.local_world_size) for rank in plan.ranks]
+        assert seen == [("n1", 0, 0, 2), ("n1", 1, 1, 2), ("n2", 2, 0, 2), ("n2", 3, 1, 2)]
+        assert [rank.device for rank in plan.ranks] == ["GPU-n10", "GPU-n11", "GPU-n20", "GPU-n21"]
+        environment = plan.ranks[2].environment()
+        assert [environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == [
+            *"2042"
+        ]
+        assert "GLOO_SOCKET_IFNAME" not in environment
+        assert plan.hosts == ("n1", "n2")
+        assert plan.process_group
+
+    def test_one_host_elsewhere_uses_its_loopback_interface(self) -> None:
+        plan = plan_on_hosts(TORCH, None, hold("n2", each=2))
+        assert {rank.environment()["GLOO_SOCKET_IFNAME"] for rank in plan.ranks} == {"lo"}
+
+    def test_cpus_are_those_of_each_host(self) -> None:
+        cpus = Lease(devices=("cpu", "cpu"))
+        plan = plan_on_hosts(
+            TORCH, None, [HostDevices("n1", cpus, [0, 1, 2, 3]), HostDevices("n2", cpus, [6, 7])]
+        )
+        assert [rank.cpus for rank in plan.ranks] == [(0, 1), (2, 3), (6,), (7,)]
+        assert [rank.threads for rank in plan.ranks] == [2, 2, 1, 1]
+
+    def test_shards_of_a_layer_stay_on_one_host_unless_asked(self) -> None:
+        row = Capabilities(data=True, tensor=True, pipeline=True, framework="torch")
+        hosts = hold("n1", "n2")
+        within = plan_on_hosts(row, Parallel(tensor=4, pipeline=2), hosts)
+        assert within.replica_size == 8
+        with pytest.raises(
+            PlanError, match=r"^parallel\(tensor=8\) would cross hosts, since n1 has 4 ranks: .*pipeline"
+        ):
+            plan_on_hosts(row, Parallel(tensor=8), hosts)
+        assert len(plan_on_hosts(row, Parallel(tensor=8), hosts, tensor_across_hosts=True).ranks) == 8
+
+    @pytest.mark.parametrize("row", ["placement", "backend"])
+    def test_a_process_has_devices_of_one_host(self, row: str) -> None:
+        rows = {
+            "placement": Capabilities(data=True, placement=True, framework="torch"),
+            "backend": Capabilities(tensor=True, launch="backend"),
+        }
+        degrees = Parallel(placement=8) if row == "placement" else Parallel(tensor=8)
+        with pytest.raises(PlanError, match=r"one process needs 8 devices and host n1 has 4: .*per_host"):
+            plan_on_hosts(rows[row], degrees, hold("n1", "n2"))
+
+
+class TestMeeting:
+    OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713), "boot")
+
+    def test_ranks_meet_at_the_first_address_that_all_hosts_reach(self) -> None:
+        everywhere = dict.fromkeys(self.OFFER.addresses, "eth0")
+        assert choose_address(self.OFFER, ["n1", "n2"], [everywhere, everywhere]) == "10.0.0.1"
+        some = {"172.17.0.1": "docker0", "127.0.0.1": "lo"}
+        assert choose_address(self.OFFER, ["n1", "n2"], [everywhere, some]) == "172.17.0.1"
+
+    def test_a_host_that_reaches_no_address_is_named(self) -> None:
+        with pytest.raises(
+            WorkerError,
+            match=r"^n2 reaches none of the addresses of n1, .*10\.0\.0\.1, 172.*: open",
+        ):
+            choose_address(self.OFFER, ["n1", "n2"], [{"10.0.0.1": "eth0"}, {}])

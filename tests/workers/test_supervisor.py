@@ -174,7 +174,7 @@ def kill_supervisor_and_guard(pid: int) -> None:
 
 def test_ranks_without_supervisor_and_guard_are_not_waited_for(host: LocalHost, mark: str) -> None:
     ranks = start(host)
-    log = ranks._ranks[1].log
+    log = host.directory(ranks._name) / "rank1.log"
     supervisor = psutil.Process(ranks.ranks[0].pid).ppid()
 
     def kill_both() -> None:

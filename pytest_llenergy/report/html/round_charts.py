@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Record, domain_kind
 from pytest_llenergy.model.report import SideName
 from pytest_llenergy.report.html.cases import Case, OrderedRound
 from pytest_llenergy.report.html.labels import axis_unit
@@ -221,7 +221,7 @@ def power_curves(case: Case) -> list[PowerCurve]:
 def _side_curves(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
     kinds: dict[str, list[str]] = {}
     for name in (name for name, power in trace.by_domain.items() if _can_be_drawn(power)):
-        kinds.setdefault(name.partition(":")[0], []).append(name)
+        kinds.setdefault(domain_kind(name), []).append(name)
     curves = []
     for kind, names in kinds.items():
         label = names[0] if len(names) == 1 else f"{kind} ({len(names)} domains)"

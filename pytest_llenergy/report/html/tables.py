@@ -252,6 +252,8 @@ def _machine(side: LabelledReport) -> list[tuple[str, str]]:
         ("command", " ".join(redact_urls(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
+    if run.slurm is not None:
+        facts.append(("Slurm job", f"{run.slurm.id} on {run.slurm.nodes}"))
     environment = report.environment
     if environment is None:
         return facts

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launcher provides: hosts that exist, and gangs of hosts with an agent on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from pytest_llenergy.cluster.client import AgentClient
+from pytest_llenergy.errors import DeviceError
+
+#: Hosts that gangs must not use, if there are none.
+NONE_LOST: Mapping[str, str] = MappingProxyType({})
+
+
+class NeverError(DeviceError):
+    """The cluster has no such hosts, busy or not; the message says which it has. The test is skipped."""
+
+
+class BusyError(DeviceError):
+    """The hosts exist but did not become free in time; the message names who holds them."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a test asks for: this many hosts, and this many devices on each (0 for the CPU alone)."""
+
+    hosts: int
+    per_host: int
+
+    def __str__(self) -> str:
+        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
+        return f"{hosts} with {self.per_host} GPU{'s' * (self.per_host != 1)} each"
+
+
+@dataclass(frozen=True)
+class HostOffer:
+    """A host of the cluster.
+
+    Attributes:
+        name: Its name in the cluster.
+        devices: Number of its GPUs that tests may use.
+        busy_with: Who uses it, as far as the launcher knows; None if it is free.
+    """
+
+    name: str
+    devices: int
+    busy_with: str | None = None
+
+
+class Gang(Protocol):
+    """Hosts that one test uses, all or none of them."""
+
+    @property
+    def hosts(self) -> Sequence[AgentClient]:
+        """The agents in the order of the ranks: the ranks of the first host come first."""
+
+    def lost(self) -> Mapping[str, str]:
+        """Return the reason for each host that was lost, by name: its agent's, or a better one."""
+
+    def close(self) -> None:
+        """End the agents with everything that they run, and free the hosts."""
+
+
+class Cluster(Protocol):
+    """A launcher."""
+
+    def offers(self) -> Sequence[HostOffer]:
+        """Return the hosts that exist, for the reasons of skips and for ``llenergy doctor``."""
+
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> Gang:
+        """Start a gang, once all its hosts are free.
+
+        Args:
+            shape: Hosts and devices.
+            wait_s: How long to wait for busy hosts (seconds).
+            on_wait: Called while it waits, with a line that names the holders.
+            avoid: Hosts that are not used, and why, by name.
+
+        Raises:
+            NeverError: The cluster can never provide it.
+            BusyError: It did not become free in time.
+            WorkerError: An agent does not start, or its host differs from the others.
+        """
+
+    def close(self) -> None:
+        """End all gangs and the launcher."""
+
+
+def open_cluster(name: str, environment: Mapping[str, str]) -> Cluster:
+    """Return a launcher.
+
+    Args:
+        name: ``slurm``, ``ray`` or ``ray:HOST:PORT``.
+        environment: Environment variables with which the run began.
+
+    Raises:
+        PlanError: It is not available here.
+        WorkerError: It does not answer.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "slurm":
+        from pytest_llenergy.cluster.slurm import SlurmCluster
+
+        return SlurmCluster(environment)
+    from pytest_llenergy.cluster.ray import RayCluster
+
+    return RayCluster(address or environment.get("RAY_ADDRESS"))

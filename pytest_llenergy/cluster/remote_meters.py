@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The meters of another host, as measuring uses them.
+
+Moments are mapped to the clock of that host, whose agent computes the joules between them. A host that has no
+meter, or that is lost, leaves the sum over all hosts without a value but with its reason; the domains of the
+others keep theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.cluster import timeouts
+from pytest_llenergy.cluster.client import AgentClient, Pending
+from pytest_llenergy.cluster.meter_service import RoundMoments
+from pytest_llenergy.errors import LLEnergyError, MeterError
+from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
+from pytest_llenergy.measure.phases import phase_spans
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.uncertainty import Energy
+from pytest_llenergy.model.power_trace import DomainPower
+from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
+
+
+def open_remote_meters(
+    hosts: Sequence[tuple[AgentClient, Sequence[str]]],
+    names: Sequence[str] = (),
+    *,
+    require_measured: bool = False,
+) -> list[RemoteMeters]:
+    """Open the meters of several hosts at the same time.
+
+    A host on which none can be opened has no domains and the reason, unless meters were asked for.
+
+    Args:
+        hosts: Each host with the UUIDs of its leased boards; without any, the meters are those of its CPU.
+        names: As for ``meters.select.open_meters``.
+        require_measured: Whether estimates are not accepted.
+
+    Raises:
+        MeterError: A host lacks a meter that ``names`` or ``require_measured`` ask for.
+        WorkerError: A host is lost.
+    """
+    opened = [RemoteMeters(client, prefixed=len(hosts) > 1) for client, _ in hosts]
+    try:
+        pending = [
+            client.begin(
+                "meters.open", boards=list(boards), names=list(names), require_measured=require_measured
+            )
+            for client, boards in hosts
+        ]
+        for meters, each in zip(opened, pending, strict=True):
+            try:
+                meters.note_opened(each.result(timeouts.METERS_TIMEOUT_S))
+            except MeterError as error:
+                if names or require_measured:
+                    raise
+                meters.note_missing(str(error))
+    except BaseException:
+        for meters in opened:
+            meters.close()
+        raise
+    return opened
+
+
+class RemoteMeters:
+    """The ``HostMeters`` of another host, which ``open_remote_meters`` makes.
+
+    Args:
+        client: The agent of the host.
+        prefixed: Whether the names of domains begin with that of the host.
+    """
+
+    def __init__(self, client: AgentClient, *, prefixed: bool) -> None:
+        self.load_average: float | None = None
+        self._client = client
+        self._prefix = f"{client.name}/" if prefixed else ""
+        self._reasons: list[str] = []
+        self._missing: str | None = None
+        self._pending: list[Pending] = []
+        self._domains: list[DomainFacts] = []
+        self._infos: list[MeterInfo] = []
+
+    def note_opened(self, reasons: Sequence[str]) -> None:
+        """Keep why some meters could not be opened."""
+        self._reasons = [f"{self._client.name}: {reason}" for reason in reasons]
+
+    def note_missing(self, reason: str) -> None:
+        """Keep why the host has no energies from now on."""
+        self._missing = self._missing or reason
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return [*self._reasons, *([] if self._missing is None else [self._missing])]
+
+    def __enter__(self) -> RemoteMeters:
+        self.load_average = self._ask("start")
+        # Known even if the host is lost later.
+        self.infos()
+        self.domains()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the meters, if the host is not lost."""
+        with suppress(LLEnergyError):
+            self._client.call("meters.close", timeouts.METER_ANSWER_TIMEOUT_S)
+
+    def domains(self) -> Sequence[DomainFacts]:
+        found = self._ask("domains")
+        if found is not None:
+            facts = msgspec.convert(found, list[DomainFacts])
+            self._domains = [msgspec.structs.replace(each, name=self._prefix + each.name) for each in facts]
+        return self._domains
+
+    def infos(self) -> Sequence[MeterInfo]:
+        found = self._ask("infos")
+        if found is not None:
+            infos = msgspec.convert(found, list[MeterInfo])
+            self._infos = [msgspec.structs.replace(each, domain=self._prefix + each.domain) for each in infos]
+        return self._infos
+
+    def await_ticks(self, after_ns: int, timeout_s: float) -> None:
+        waits_s = timeout_s + timeouts.METER_ANSWER_TIMEOUT_S
+        self._ask("await_ticks", waits_s, after_ns=self._to_remote(after_ns), timeout_s=timeout_s)
+
+    @contextmanager
+    def reading_closely(self) -> Iterator[None]:
+        self._ask("read_closely", on=True)
+        try:
+            yield
+        finally:
+            self._send("read_closely", on=False)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._ask("spare_work", on=True)
+        try:
+            yield
+        finally:
+            self._send("spare_work", on=False)
+
+    def tick_reference(self) -> TickReference | None:
+        found: TickReference | None = msgspec.convert(self._ask("tick_reference"), TickReference | None)
+        return None if found is None else found._replace(time_ns=self._client.clock.to_local(found.time_ns))
+
+    def block_power(self, start_ns: int, end_ns: int) -> BlockPower | None:
+        moments = {"start_ns": self._to_remote(start_ns), "end_ns": self._to_remote(end_ns)}
+        found: BlockPower | None = msgspec.convert(self._ask("block_power", **moments), BlockPower | None)
+        return found
+
+    def required_round_s(
+        self, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
+    ) -> float:
+        found = self._ask(
+            "required_round_s",
+            start_ns=self._to_remote(start_ns),
+            end_ns=self._to_remote(end_ns),
+            busy_w=busy_w,
+            rounds=rounds,
+            target=target,
+        )
+        return 0.0 if found is None else float(found)
+
+    def begin_gap(self) -> None:
+        self._compare_clocks()
+        self._send("begin_gap")
+
+    def prepare_work(self) -> None:
+        self._send("begin_work")
+
+    def begin_work(self) -> None:
+        self._settle()
+
+    def end_work(self) -> None:
+        self._send("end_work")
+
+    def end_gap(self) -> int:
+        self._send("end_gap")
+        return time.monotonic_ns()
+
+    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
+        self._compare_clocks()
+        self._send("account", moments=self._moments(measured), trial=trial)
+        return partial(self._await_round, measured)
+
+    def _await_round(self, measured: MeasuredRound) -> HostRound:
+        answer = self._settle()
+        if answer is None:
+            return self._round_without_energy(measured)
+        found = self._name_host(msgspec.convert(answer, HostRound))
+        fault = self._client.clock.fault(measured.gap_start_ns, measured.gap_end_ns)
+        if fault is None:
+            return found
+        flag = Flag(name="clock", severity="invalid", detail=f"{self._client.name} {fault}")
+        return replace(found, flags=[*found.flags, flag])
+
+    def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
+        found = self._ask("power_steps", moments=self._moments(measured)) or {}
+        steps = msgspec.convert(found, dict[str, DomainPower])
+        return {self._prefix + name: each for name, each in steps.items()}
+
+    def _ask(self, verb: str, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S, **arguments: Any) -> Any:
+        """Return the answer of the agent; ``None`` if the host is lost or has no meter."""
+        self._send(verb, **arguments)
+        return self._settle(timeout_s)
+
+    def _send(self, verb: str, **arguments: Any) -> None:
+        """Send a request whose answer ``_settle`` awaits. Hosts serve it at the same time."""
+        if self._missing is None:
+            pending = self._guard(partial(self._client.begin, f"meters.{verb}", **arguments))
+            self._pending += [] if pending is None else [pending]
+
+    def _settle(self, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:
+        """Wait for the answers to all requests. Returns the last one."""
+        pending, self._pending = self._pending, []
+        answer = None
+        for each in pending:
+            answer = self._guard(partial(each.result, timeout_s))
+        return answer if self._missing is None else None
+
+    def _compare_clocks(self) -> None:
+        # First, so that the agent has nothing else to do.
+        self._settle()
+        if self._missing is None:
+            self._guard(self._client.exchange)
+
+    def _guard(self, function: Callable[[], Any]) -> Any:
+        """Call a function. If the host cannot answer, it has no energies from now on."""
+        try:
+            return function()
+        except LLEnergyError as error:
+            self.note_missing(self._client.lost or str(error))
+            return None
+
+    def _to_remote(self, local_ns: int) -> int:
+        return self._client.clock.to_remote(local_ns)
+
+    def _moments(self, measured: MeasuredRound) -> Any:
+        """Return the moments of a round on the clock of the host."""
+        timeline, clock = measured.timeline, self._client.clock
+        spans = phase_spans(timeline)
+        parts = sorted((start, end, name) for name, several in spans.items() for start, end in several)
+        moments = RoundMoments(
+            gap_start_ns=clock.to_remote(measured.gap_start_ns),
+            start_ns=clock.to_remote(timeline.start_ns),
+            end_ns=clock.to_remote(timeline.end_ns),
+            gap_end_ns=clock.to_remote(measured.gap_end_ns),
+            phases=[(name, clock.to_remote(start), clock.to_remote(end)) for start, end, name in parts],
+            u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (timeline.start_ns, timeline.end_ns)),
+        )
+        return msgspec.to_builtins(moments)
+
+    def _name_host(self, found: HostRound) -> HostRound:
+        """Return what the host found, with its name wherever a reader would miss it."""
+        return replace(
+            found,
+            domains=[self._name_host_of(domain) for domain in found.domains],
+            reasons=list(self.reasons),
+            flags=[
+                msgspec.structs.replace(flag, detail=f"{self._client.name}: {flag.detail}")
+                for flag in found.flags
+            ],
+            clocks_mhz={self._prefix + uuid: mhz for uuid, mhz in found.clocks_mhz.items()},
+        )
+
+    def _name_host_of(self, domain: DomainRound) -> DomainRound:
+        def named(energy: Energy) -> Energy:
+            return energy if energy.reason is None else replace(energy, reason=name_reason(energy.reason))
+
+        def name_reason(reason: str) -> str:
+            return f"{self._client.name}: {reason}"
+
+        record = domain.record
+        if record.reason is not None:
+            record = msgspec.structs.replace(record, reason=name_reason(record.reason))
+        phases = {name: named(energy) for name, energy in domain.phases.items()}
+        return DomainRound(self._prefix + domain.name, named(domain.whole), phases, domain.idle, record)
+
+    def _round_without_energy(self, measured: MeasuredRound) -> HostRound:
+        nothing = Energy(None, reason=self._missing)
+        phases = dict.fromkeys(phase_spans(measured.timeline), nothing)
+        domains = [
+            DomainRound(
+                each.name,
+                nothing,
+                phases,
+                None,
+                DomainEnergy(energy_j=None, energy_u_j=None, kind=each.kind, reason=self._missing),
+            )
+            for each in self._domains
+        ]
+        return HostRound(domains, list(self.reasons))

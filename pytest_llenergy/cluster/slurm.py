@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of a Slurm allocation. Slurm only starts agents there; a gang is one step of the job."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO
+
+from pytest_llenergy.cluster.agent import agent_command
+from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.model.text import one_line, shorten
+
+#: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
+AGENTS_TIMEOUT_S = 60.0
+#: Time limit for Slurm's controller to answer, and for a step to end after its agents (seconds).
+ANSWER_TIMEOUT_S, END_TIMEOUT_S = 30.0, 5.0
+#: How much of the output of ``srun`` is read (bytes), and how much of it a message quotes (characters).
+TAIL_BYTES, QUOTED = 4000, 600
+
+#: State of a job in its details.
+STATE = re.compile(r" JobState=(\S+)")
+#: Nodes in the details of a job, with the generic resources that it has on each of them.
+NODES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+#: GPUs among these resources, such as the 2 and the 4 of ``gpu:a100:2(IDX:0-1),gpu:h100:4(IDX:2-5)``.
+GPUS = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:([0-9]+)")
+
+#: What ``srun`` reports when a task has failed, while others run.
+TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? [0-9,-]+: ", re.MULTILINE)
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without variables that change what ``srun`` does.
+
+    Most options of ``srun`` have one. In a step or job they describe it, and not the step to be started.
+    """
+    prefixes = ("SLURM_", "SBATCH_", "SRUN_")
+    kept = {name: value for name, value in environment.items() if not name.startswith(prefixes)}
+    return kept | {name: environment[name] for name in ("SLURM_CONF",) if name in environment}
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes with the same number of GPUs of the job: as Slurm lists them, and by name."""
+
+    listing: str
+    names: Sequence[str]
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{Shape(len(self.names), self.gpus)} ({self.listing})"
+
+
+class SlurmCluster:
+    """The nodes of the allocation in which pytest runs. Implements ``Cluster``.
+
+    For Slurm its GPUs are free while the job runs, so no gang waits. Leases on each host keep several runs in
+    one allocation apart.
+
+    Args:
+        environment: Environment variables with which the run began.
+
+    Raises:
+        PlanError: pytest does not run inside an allocation, or Slurm's commands are not on the path.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._job = environment.get("SLURM_JOB_ID", "")
+        if not self._job:
+            raise PlanError(
+                "SLURM_JOB_ID is not set; start pytest inside a Slurm allocation, such as salloc --nodes=2 "
+                "--gres=gpu:8 pytest"
+            )
+        for program in ("srun", "scontrol"):
+            if shutil.which(program, path=environment.get("PATH")) is None:
+                raise PlanError(
+                    f"{program} is not on PATH in Slurm job {self._job}; load Slurm's module, or bind its "
+                    "commands into the container"
+                )
+        self._environment = clean_environment(environment)
+        self._partition = environment.get("SLURM_JOB_PARTITION", "")
+        self._gangs: list[SlurmGang] = []
+
+    def offers(self) -> Sequence[HostOffer]:
+        """See ``Cluster``."""
+        return [HostOffer(name, group.gpus) for group in self._nodes for name in group.names]
+
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> SlurmGang:
+        """See ``Cluster``."""
+        fitting = [
+            offer for offer in self.offers() if offer.devices >= shape.per_host and offer.name not in avoid
+        ]
+        if len(fitting) < shape.hosts:
+            left_out = "".join(f"; not used again: {reason}" for reason in avoid.values())
+            raise NeverError(self._explain_never(shape) + left_out)
+        chosen = fitting[: shape.hosts]
+        gpus = min(offer.devices for offer in chosen)
+        gang = SlurmGang(self._job, [offer.name for offer in chosen], gpus, self._environment)
+        self._gangs.append(gang)
+        return gang
+
+    def close(self) -> None:
+        """See ``Cluster``."""
+        for gang in self._gangs:
+            gang.close()
+
+    @cached_property
+    def _nodes(self) -> list[NodeGroup]:
+        """The nodes of the job in Slurm's order, which do not change while it runs."""
+        details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
+        groups = [
+            NodeGroup(
+                listing,
+                self._query("scontrol", "show", "hostnames", listing).split(),
+                sum(map(int, GPUS.findall(resources))),
+            )
+            for listing, resources in NODES.findall(details)
+        ]
+        if not groups:
+            state = "".join(STATE.findall(details))
+            raise WorkerError(f"Slurm job {self._job} is {state}; start pytest in a job that runs")
+        return groups
+
+    def _explain_never(self, shape: Shape) -> str:
+        """Describe what the job has, and whether a larger job could have what a test needs."""
+        present = " and ".join(map(str, self._nodes))
+        gpus = [f"--gres=gpu:{shape.per_host}"] if shape.per_host else []
+        partition = [f"--partition={self._partition}"] if self._partition else []
+        request = [*partition, f"--nodes={shape.hosts}", *gpus]
+        try:
+            self._query("srun", "--test-only", *request, "true")
+        except WorkerError as error:
+            larger = f"nor is there a larger job ({error})"
+        else:
+            larger = f"a larger job can: salloc {' '.join(request)}"
+        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {larger}"
+
+    def _query(self, *command: str) -> str:
+        """Return the output of one of Slurm's commands.
+
+        Raises:
+            WorkerError: It failed, or did not end in time.
+        """
+        try:
+            done = subprocess.run(
+                command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=ANSWER_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            reason = f"no answer from Slurm within {ANSWER_TIMEOUT_S:g} s"
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            reason = quote(done.stderr) or f"exit code {done.returncode}"
+        raise WorkerError(f"{' '.join(command)}: {reason}")
+
+
+class SlurmGang:
+    """Nodes on each of which a task of one step is an agent. Implements ``Gang``.
+
+    Args:
+        job: Number of the job.
+        nodes: Names of its nodes, in Slurm's order.
+        gpus: How many of the job's GPUs the agents see on each node.
+        environment: Environment variables without those of the job.
+
+    Raises:
+        WorkerError: An agent does not start, or its host differs from the others.
+    """
+
+    def __init__(self, job: str, nodes: Sequence[str], gpus: int, environment: Mapping[str, str]) -> None:
+        self.listener = Listener()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
+        self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
+        self._step = subprocess.Popen(
+            [*step_command(job, nodes, gpus), *agent_command("SLURM_PROCID")],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            # Ctrl-C at a terminal is pytest's business.
+            start_new_session=True,
+        )
+        self.hosts: Sequence[AgentClient] = ()
+        try:
+            assert self._step.stdin is not None
+            with suppress(BrokenPipeError), self._step.stdin as invitation:
+                invitation.write(f"{self.listener.invitation.encode()}\n".encode())
+            self.hosts = accept_agents(self.listener, nodes, math.inf, self._explain_start)
+        except BaseException:
+            self.close()
+            raise
+
+    def lost(self) -> Mapping[str, str]:
+        """See ``Gang``."""
+        found = {client.name: client.lost for client in self.hosts if client.lost is not None}
+        reason = self._explain() if found else None
+        return {name: f"{lost}; {reason}" if reason else lost for name, lost in found.items()}
+
+    def close(self) -> None:
+        """See ``Gang``."""
+        close_all(self.hosts)
+        self.listener.close()
+        try:
+            self._step.wait(END_TIMEOUT_S if self.hosts else 0)
+        except subprocess.TimeoutExpired:
+            # Slurm kills the tasks of a step without srun.
+            self._step.kill()
+            self._step.wait()
+        self._log.close()
+
+    def _explain_start(self) -> str | None:
+        """Return why agents cannot come any more, or do not come in time; None while they may."""
+        reason = self._explain()
+        if reason is None and time.monotonic() > self._deadline_s:
+            printed = f"; srun printed: {quote(self._output)}" if self._output else ""
+            reason = f"no connection within {AGENTS_TIMEOUT_S:g} s{printed}"
+        return reason
+
+    def _explain(self) -> str | None:
+        """Return what Slurm says about tasks that have ended; None while all run."""
+        code = self._step.poll()
+        if code is None and not TASK_ENDED.search(self._output):
+            return None
+        return quote(self._output) or f"srun ended with exit code {code}"
+
+    @property
+    def _output(self) -> str:
+        """The end of what ``srun`` and the agents have printed."""
+        size = os.fstat(self._log.fileno()).st_size
+        output = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
+        return output.decode(errors="replace")
+
+
+def step_command(job: str, nodes: Sequence[str], gpus: int) -> list[str]:
+    """Return the command line that starts a program once on each node, beside other steps of the job.
+
+    Args:
+        job: Number of the job.
+        nodes: Names of its nodes.
+        gpus: How many GPUs the program sees on each node.
+    """
+    return [
+        *("srun", f"--jobid={job}", "--overlap", "--job-name=llenergy"),
+        *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        f"--nodelist={','.join(nodes)}",
+        # Otherwise a task has the GPUs that the job assigned to one of its own tasks, which may be fewer.
+        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        *("--export=ALL", "--cpu-bind=none", "--mpi=none"),
+        # When one host is lost, pytest asks the others for what they have measured, and ends them itself.
+        *("--kill-on-bad-exit=0", "--wait=0"),
+    ]
+
+
+def quote(output: str) -> str:
+    """Return the output of a program on one line, without its end if it is long."""
+    return shorten(one_line(output), QUOTED)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on the hosts of a cluster (``--energy-cluster``), for one test of this run after the other.
+
+Agents, leases and ranks stay for the next test if it asks for the same. An idle gang is given back soon,
+since other runs may wait for its hosts; a worker of pytest-xdist gives it back at once, as the others do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from pytest_llenergy.cluster.base import Cluster, Gang, HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.client import AgentClient
+from pytest_llenergy.cluster.remote_host import RemoteHost
+from pytest_llenergy.devices.lease import Lease, join_leases
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errors import DeviceError, WorkerError
+from pytest_llenergy.model.record import Flag
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.scratch import ScratchDirectory
+from pytest_llenergy.workers.plan import HostDevices
+from pytest_llenergy.workers.pool import RankPool
+
+#: How long an idle gang is kept for the next test (seconds).
+IDLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class GangLease:
+    """What a test holds on the hosts of a cluster.
+
+    Attributes:
+        lease: All its devices, in the order of the ranks.
+        hosts: Its devices on each host.
+        clients: The agents of these hosts.
+        flags: What a reader of the record must know of the hosts.
+    """
+
+    lease: Lease
+    hosts: Sequence[HostDevices]
+    clients: Sequence[AgentClient]
+    flags: Sequence[Flag] = ()
+
+    @property
+    def boards(self) -> list[tuple[AgentClient, Sequence[str]]]:
+        """Each host with the UUIDs of its leased boards."""
+        return [(client, each.lease.uuids) for client, each in zip(self.clients, self.hosts, strict=True)]
+
+
+@dataclass
+class _Held:
+    """A gang with its hosts, and what the last test leased on them."""
+
+    shape: Shape
+    gang: Gang
+    hosts: Mapping[str, RemoteHost]
+    request: GpuRequest | None = None
+    lease: GangLease | None = field(default=None)
+
+
+class GangKeeper:
+    """Leases hosts for one test after the other.
+
+    Args:
+        cluster: The launcher.
+        pool: The ranks.
+        settings: Options of the run.
+        keeps: Whether a gang is kept for the next test.
+    """
+
+    def __init__(self, cluster: Cluster, pool: RankPool, settings: Settings, *, keeps: bool) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._settings = settings
+        self._keeps = keeps
+        self._owner = os.getpid()
+        self._scratch = ScratchDirectory()
+        self._held: _Held | None = None
+        #: Why hosts that were lost are not used again, by name.
+        self._lost: dict[str, str] = {}
+        # Held while a gang is given back, so that no test gets it meanwhile.
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def lease(
+        self, request: GpuRequest, test: str, *, exclusive: bool, on_wait: Callable[[str], None]
+    ) -> GangLease:
+        """Lease the hosts and devices of a test.
+
+        Args:
+            request: What it requests.
+            test: Its name, which other waiting processes show.
+            exclusive: Whether it needs each host for itself.
+            on_wait: Called with a line about the holders while it waits.
+
+        Raises:
+            NeverError: The cluster can never provide them; the test is skipped.
+            DeviceError: They did not become free in time.
+            WorkerError: An agent does not start, or a host was lost.
+        """
+        with self._lock:
+            self._stop_timer()
+            held = self._held
+            same = held is not None and held.request == request
+            shape = held.shape if held is not None and same else choose_shape(request, self._offers())
+            if held is not None and (held.shape != shape or self._note_lost(held)):
+                self._give_back()
+            if self._held is None:
+                self._held = self._start(shape, on_wait)
+            try:
+                return self._lease_devices(self._held, request, test, exclusive)
+            except BaseException:
+                self._note_lost(self._held)
+                self._give_back()
+                raise
+
+    def finish_test(self) -> None:
+        """Keep hosts and ranks for the next test, for a while."""
+        with self._lock:
+            held = self._held
+            if held is None:
+                return
+            if not self._keeps or self._note_lost(held):
+                self._give_back()
+                return
+            if not self._pool.uses(held.hosts):
+                self._release(held)
+            self._timer = threading.Timer(IDLE_S, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Give everything back, after the ranks were closed."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._stop_timer()
+            self._give_back()
+            self._cluster.close()
+            self._scratch.remove()
+
+    def _offers(self) -> list[HostOffer]:
+        return [each for each in self._cluster.offers() if each.name not in self._lost]
+
+    def _start(self, shape: Shape, on_wait: Callable[[str], None]) -> _Held:
+        settings = self._settings
+        gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, self._lost)
+        hosts = {
+            client.name: RemoteHost(client, self._scratch.path, settings.start_method, settings.rank_logs)
+            for client in gang.hosts
+        }
+        return _Held(shape, gang, hosts)
+
+    def _lease_devices(self, held: _Held, request: GpuRequest, test: str, exclusive: bool) -> GangLease:
+        """Lease the devices on each host, in an order in which no two runs wait for each other."""
+        if held.lease is not None and held.request == request:
+            return held.lease
+        self._pool.use_hosts({})
+        self._release(held)
+        held.request = request
+        own, settings = replace(request, n=held.shape.per_host, per_host=None), self._settings
+        leases: dict[str, Lease] = {}
+        flags: list[Flag] = []
+        for name in sorted(held.hosts):
+            answer = held.hosts[name].lease(
+                own,
+                exclusive=exclusive,
+                wait_s=settings.lease_timeout,
+                busy_timeout_s=settings.busy_timeout,
+                test=test,
+            )
+            if answer.shortage is not None:
+                raise NeverError(f"{request}: {name}: {answer.shortage}")
+            if answer.busy is not None:
+                raise DeviceError(f"{name}: {answer.busy}")
+            assert answer.lease is not None
+            leases[name] = answer.lease
+            flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in answer.flags]
+        clients = held.gang.hosts
+        for client in clients:
+            if client.unlike_pytest:
+                detail = f"{client.name}: {'; '.join(client.unlike_pytest)}"
+                flags.append(Flag(name="process-settings", severity="warning", detail=detail))
+        devices = [
+            HostDevices(client.name, leases[client.name], held.hosts[client.name].usable_cpus())
+            for client in clients
+        ]
+        self._pool.use_hosts(held.hosts)
+        held.lease = GangLease(join_leases([each.lease for each in devices]), devices, clients, flags)
+        return held.lease
+
+    def _note_lost(self, held: _Held) -> bool:
+        """Remember hosts that were lost. Returns whether there are any."""
+        lost = held.gang.lost()
+        self._lost.update(lost)
+        return bool(lost)
+
+    def _release(self, held: _Held) -> None:
+        held.lease = held.request = None
+        for host in held.hosts.values():
+            host.release()
+
+    def _give_back(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            # The ranks first.
+            self._pool.use_hosts({})
+            for host in held.hosts.values():
+                with suppress(WorkerError):
+                    host.close()
+            held.gang.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        with self._lock:
+            # A test may have begun just before.
+            if self._timer is threading.current_thread():
+                self._timer = None
+                self._give_back()
+
+
+def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
+    """Return how many hosts a request needs: without ``per_host`` as few as can hold it in equal shares.
+
+    If no hosts can, the result is the smallest shape whose share fits on the largest host; the cluster then
+    explains why it cannot provide it.
+    """
+    if request.per_host is not None:
+        return Shape(request.n // request.per_host, request.per_host)
+    shapes = [Shape(hosts, request.n // hosts) for hosts in range(1, request.n + 1) if request.n % hosts == 0]
+    for shape in shapes:
+        if sum(offer.devices >= shape.per_host for offer in offers) >= shape.hosts:
+            return shape
+    largest = max((offer.devices for offer in offers), default=1)
+    return next((shape for shape in shapes if shape.per_host <= largest), shapes[-1])

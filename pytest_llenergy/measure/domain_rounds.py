@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energies of one host's domains in one round, from the trace of its counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pytest_llenergy.measure.host_meters import DomainRound, HostRound
+from pytest_llenergy.measure.phases import phase_energies, phase_spans, solve_round, solved_together
+from pytest_llenergy.measure.quality import clocks_mhz, host_flags
+from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
+from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
+from pytest_llenergy.meters.edges import mean_powers
+from pytest_llenergy.meters.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
+from pytest_llenergy.meters.trace import Series, Trace
+from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power, Variances, domain_energy
+from pytest_llenergy.meters.window_arithmetic import energy_between, energy_between_readings
+from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Energy of one domain in one round.
+
+    If others used the host, ``attributed`` has the energy of the whole domain, and ``split`` tells how it was
+    split. ``doubt`` is what speaks against a quiet gap that reaches up to the work.
+    """
+
+    series: Series
+    whole: Energy
+    phases: dict[str, Energy]
+    idle: Power | None
+    attributed: Attributed | None = None
+    split: Split | None = None
+    doubt: str | None = None
+
+
+def account_domains(
+    measured: MeasuredRound,
+    trace: Trace,
+    reasons: Sequence[str] = (),
+    rest: dict[str, Power] | None = None,
+) -> HostRound:
+    """Return what this host found in a round.
+
+    Args:
+        measured: The round.
+        trace: One series for each domain.
+        reasons: Why meters could not be opened.
+        rest: Power of each domain in the last gap in which others were quiet. It is updated.
+    """
+    timeline, rest = measured.timeline, {} if rest is None else rest
+    found = [_domain_round(measured, series, rest) for series in trace]
+    leader = slowest_series(trace)
+    return HostRound(
+        domains=[_to_plain_data(each, timeline.duration_s) for each in found],
+        reasons=list(reasons),
+        flags=[
+            *host_flags(measured, trace),
+            *attribution_flags([each.split for each in found if each.split is not None]),
+            *_doubts(found),
+        ],
+        own_cpu_s=measured.own_cpu_s,
+        other_cpu_s=measured.other_cpu_s,
+        stolen_cpu_s=measured.stolen_cpu_s,
+        temperature_start_c=measured.temperature_start_c,
+        clocks_mhz=clocks_mhz(measured),
+        tick_s=(leader.period_s or 0.0) if leader is not None else 0.0,
+        phase=tick_phase(trace, timeline.start_ns),
+    )
+
+
+def _to_plain_data(found: _Found, duration_s: float) -> DomainRound:
+    record = domain_energy(found.whole, found.series, duration_s, found.attributed)
+    return DomainRound(found.series.domain.name, found.whole, found.phases, found.idle, record)
+
+
+def _doubts(domains: Sequence[_Found]) -> list[Flag]:
+    details = [f"{each.series.domain.name}: {each.doubt}" for each in domains if each.doubt is not None]
+    return [Flag(name="edge-not-quiet", severity="warning", detail=detail) for detail in details]
+
+
+def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> _Found:
+    timeline = measured.timeline
+    spans = phase_spans(timeline)
+    if series.domain.rests:
+        return _resting_domain_round(measured, series, spans)
+    before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
+    after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
+    gaps = ((measured.gap_start_ns, timeline.start_ns), (timeline.end_ns, measured.gap_end_ns))
+    reason = next(filter(None, (series.reason_between(*gap) for gap in gaps)), None)
+    # A counter that was wrong in a quiet gap shows a wrong idle power there. Power that was not read for a
+    # while is not wrong.
+    if before is None or after is None or (reason is not None and not series.domain.integrated):
+        reason = reason or (
+            f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
+            "it stands still, or --energy-gap is too short"
+        )
+        nothing = Energy(None, reason=reason)
+        return _Found(series, nothing, dict.fromkeys(spans, nothing), None)
+    whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
+    spread = abs(after.watts - before.watts) / math.sqrt(12)
+    watts = (before.watts + after.watts) / 2
+    idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
+    doubt = None
+    # A part-time sensor shows an edge elsewhere within its tick.
+    if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
+        edges = (timeline.start_ns, timeline.end_ns)
+        doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
+        if doubt is not None:
+            whole = solve_round(series, *edges, before, after)
+    phases = phase_energies(series, spans, timeline, whole, before, after)
+    found = _Found(series, whole, phases, idle, doubt=doubt)
+    found = _widen_by_clock(found, measured, before.watts, after.watts)
+    if measured.gap_cpu is None or whole.energy_j is None:
+        return found
+    loaded = list(zip((before, after), measured.gap_cpu, strict=True))
+    use = measured.cpu
+    split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
+    if split is not None:
+        return _split_round(found, split, timeline)
+    if series.domain.cpu_ratio is not None and measured.has_busy_gap:
+        return replace(found, idle=rest.get(series.domain.name))
+    return found
+
+
+def _split_round(found: _Found, split: Split, timeline: Timeline) -> _Found:
+    """Return the test's part of the energy of a domain."""
+    phases: dict[str, Energy] = {}
+    for name, parts in phase_spans(timeline).items():
+        part = split.part(found.phases[name], sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9)
+        phases[name] = part.energy if part is not None else found.phases[name]
+    attributed = split.part(found.whole, timeline.duration_s)
+    whole = attributed.energy if attributed is not None else found.whole
+    return _Found(found.series, whole, phases, split.idle, attributed, split, found.doubt)
+
+
+def _resting_domain_round(
+    measured: MeasuredRound, series: Series, spans: Mapping[str, list[tuple[int, int]]]
+) -> _Found:
+    """Return the energy of a domain that counts only the work, so that its idle power is zero."""
+    timeline = measured.timeline
+    between = energy_between_readings if measured.in_reader else energy_between
+    whole = between(series, timeline.start_ns, timeline.end_ns)
+    phases = phase_energies(series, spans, timeline, whole)
+    return _widen_by_clock(_Found(series, whole, phases, Power(0.0, 0.0)), measured, 0.0, 0.0)
+
+
+def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, after_w: float) -> _Found:
+    """Return energies whose uncertainty includes that of the clock on which the moments were taken.
+
+    An edge that is moved by u exchanges the power on its one side for that on the other, for as long. The two
+    edges of a round add up in quadrature, and the edges of a phase in all iterations linearly.
+
+    Args:
+        found: Energies of a domain in one round.
+        measured: The round.
+        before_w: Power before the round (W).
+        after_w: Power after the round (W).
+    """
+    timeline, u_s = measured.timeline, measured.clock_u_ns / 1e9
+    if not u_s or found.whole.energy_j is None:
+        return found
+    mean_w = found.whole.energy_j / timeline.duration_s
+    inside_w = mean_powers(found.series, timeline.start_ns, timeline.end_ns) or [mean_w]
+    whole = _add_clock(found.whole, u_s, [inside_w[0] - before_w], [inside_w[-1] - after_w])
+    spans = phase_spans(timeline)
+    powers_w: dict[str, float] = {}
+    for name, parts in spans.items():
+        energy_j, length_ns = found.phases[name].energy_j, sum(end - start for start, end in parts)
+        powers_w[name] = mean_w if energy_j is None or not length_ns else energy_j * 1e9 / length_ns
+    order = [name for _, name in sorted((start, name) for name, parts in spans.items() for start, _ in parts)]
+    steps_w = [b - a for a, b in pairwise([before_w, *(powers_w[name] for name in order), after_w])]
+    phases = {
+        name: _add_clock(
+            energy,
+            u_s,
+            [step_w for step_w, follows in zip(steps_w, order, strict=False) if follows == name],
+            [step_w for step_w, precedes in zip(steps_w[1:], order, strict=True) if precedes == name],
+        )
+        for name, energy in found.phases.items()
+    }
+    return replace(found, whole=whole, phases=phases)
+
+
+def _add_clock(energy: Energy, u_s: float, starts_w: Sequence[float], ends_w: Sequence[float]) -> Energy:
+    """Return an energy with the steps of power (W) at the starts and ends of its parts, moved by ``u_s``."""
+    if energy.energy_j is None:
+        return energy
+    clock = sum((u_s * sum(map(abs, steps_w))) ** 2 for steps_w in (starts_w, ends_w))
+    return replace(energy, variances=energy.variances + Variances(clock=clock))

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters on this machine."""
+
+from .ray_cluster import ray_cluster
+from .runs import cluster_runs
+from .slurm import slurm_cluster
+
+__all__ = ["cluster_runs", "ray_cluster", "slurm_cluster"]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs of pytest with ``--energy-cluster``, on a real Slurm and a real Ray of two hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.store import Location, read_report
+
+from ..nvml_sim.world import World
+from .agents import ROOT, SHIFT_S
+
+#: Long enough for a machine with many other tests.
+RUN_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class ClusterHost:
+    """A host with its boards, whose clock is ``shift_ns`` ahead of this process's."""
+
+    name: str
+    world: World
+    shift_ns: int
+
+
+@dataclass(frozen=True)
+class ClusterRuns:
+    """Runs pytest on a cluster.
+
+    Attributes:
+        name: Value of ``--energy-cluster``.
+        hosts: Its hosts, the first of which is that of pytest.
+        launcher: Command that starts pytest.
+        environment: Its environment.
+        directory: Where it runs.
+    """
+
+    name: str
+    hosts: Sequence[ClusterHost]
+    launcher: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+
+    def command(self, source: str, *options: str) -> list[str]:
+        """Write a test file, and return the command that runs it."""
+        (self.directory / "test_it.py").write_text(source)
+        report = f"--energy-report={self.directory / 'energy.json'}"
+        run = [sys.executable, "-m", "pytest", "test_it.py", "-p", "no:cacheprovider", "-rs"]
+        return [*self.launcher, *run, report, f"--energy-cluster={self.name}", *options]
+
+    def run(self, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a test file to its end."""
+        return subprocess.run(
+            self.command(source, *options),
+            env={**self.environment, "PYTHONPATH": str(ROOT)},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+
+    @property
+    def report(self) -> Report:
+        """The report of the latest run."""
+        return load_report(self.directory / "energy.json")
+
+
+@pytest.fixture(params=["slurm", "ray"])
+def cluster_runs(request: pytest.FixtureRequest, tmp_path: Path) -> ClusterRuns:
+    """Runs on a Slurm and on a Ray."""
+    if request.param == "slurm":
+        slurm = request.getfixturevalue("slurm_cluster")
+        worlds = list(slurm.worlds.items())
+        hosts = [
+            ClusterHost(name, world, shift_s * 10**9)
+            for (name, world), shift_s in zip(worlds, (0, SHIFT_S), strict=True)
+        ]
+        job = ["salloc", "--quiet", "--nodes=2", "--gres=gpu:4"]
+        return ClusterRuns("slurm", hosts, job, slurm.environment, tmp_path)
+    nodes = request.getfixturevalue("ray_cluster")
+    hosts = [
+        ClusterHost(host.name, host.world, shift_s * 10**9)
+        for host, shift_s in zip(nodes.hosts, (0, SHIFT_S), strict=True)
+    ]
+    return ClusterRuns("ray", hosts, (), {**os.environ, **nodes.environment}, tmp_path)

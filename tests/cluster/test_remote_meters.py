@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy of other hosts: real agents with stand-ins of NVML, whose true energy is known on pytest's clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
+from pytest_llenergy.cluster.meter_service import RoundMoments
+from pytest_llenergy.cluster.remote_meters import open_remote_meters
+from pytest_llenergy.errors import MeterError, WorkerError
+from pytest_llenergy.measure.domain_rounds import account_domains
+from pytest_llenergy.measure.host_meters import HostRound
+from pytest_llenergy.measure.phases import phase_spans
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, Span, Timeline
+
+from ..measure.marks import iteration, measured_round
+from ..meters.waves import MS, S, Sensor, Wave, read_at
+from .agents import needs_another_host
+from .metered import MeteredHost, measure_surges, metered_hosts, scores_of, share_within
+
+#: What the two stand-ins are called in records.
+FIRST, SECOND = "n1/gpu:GPU-n1", "n2/gpu:GPU-n2"
+
+START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
+
+#: How wrong, or how uncertain, the clock of n2 is made (nanoseconds).
+WRONG_NS = 10 * MS
+
+
+class WrongLine(ClockLine):
+    """Exchanges whose remote readings are 10 ms too late."""
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        return super().add([replace(each, remote_ns=each.remote_ns + WRONG_NS) for each in exchanges])
+
+
+class SlowLine(ClockLine):
+    """Exchanges over a network that takes 20 ms for both ways, of which either takes any part."""
+
+    random = Random(5)
+    last_ns = 0
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        best = min(exchanges, key=lambda each: each.round_trip_ns)
+        if best.sent_ns < self.last_ns + 4 * WRONG_NS:
+            return self.offset(best.sent_ns)
+        self.last_ns = best.sent_ns
+        there_ns = self.random.randrange(2 * WRONG_NS)
+        back_ns = 2 * WRONG_NS - there_ns
+        slow = replace(best, sent_ns=best.sent_ns - there_ns, received_ns=best.received_ns + back_ns)
+        return super().add([slow])
+
+
+def give_line(host: MeteredHost, line: ClockLine) -> None:
+    host.client.clock = line
+    host.client.exchange()
+
+
+def require_coverage(
+    good_rounds: int, slow_rounds: int, wrong_rounds: int, tmp_path: Path, nvml_library: Path, least: float
+) -> None:
+    """Require 2u to cover the truth in that share of rounds, with the true clock and with an uncertain one.
+
+    With a wrong clock, and with an uncertain one without its term, 2u must not cover it.
+    """
+    with metered_hosts(tmp_path, nvml_library) as hosts:
+        found, work = measure_surges(hosts, good_rounds, seed=1)
+        good = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
+        give_line(hosts[1], SlowLine())
+        found, work = measure_surges(hosts, slow_rounds, seed=2)
+        slow = scores_of(found.rounds, work, SECOND)
+        give_line(hosts[1], WrongLine())
+        found, work = measure_surges(hosts, wrong_rounds, seed=3)
+        wrong = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
+    shares = {
+        name or "sum": share_within([each.with_clock for each in scores]) for name, scores in good.items()
+    }
+    with_clock = share_within([each.with_clock for each in slow])
+    without_clock = share_within([each.without_clock for each in slow])
+    off = {
+        name or "sum": share_within([each.with_clock for each in scores]) for name, scores in wrong.items()
+    }
+    print(f"{good_rounds} windows within 2u: {shares}")
+    print(f"n2 with an offset known to ±10 ms: {with_clock:.3f}, without clock_j {without_clock:.3f}")
+    print(f"with an offset that is wrong by 10 ms: {off}")
+    assert min(shares.values()) >= least
+    assert with_clock >= least
+    assert without_clock <= 0.9
+    assert max(off[SECOND], off["sum"]) <= 0.5
+    for scores in (*good.values(), wrong[FIRST]):
+        assert all(each.with_clock <= 4 for each in scores)
+
+
+@needs_another_host
+@pytest.mark.clock
+def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    """Two standard uncertainties cover 95 %; of few windows, more may be outside by chance."""
+    require_coverage(6, 10, 4, tmp_path, nvml_library, 0.65)
+
+
+@needs_another_host
+@pytest.mark.slow
+@pytest.mark.clock
+def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> None:
+    require_coverage(200, 100, 20, tmp_path, nvml_library, 0.95)
+
+
+@pytest.mark.clock
+def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvml_library: Path) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        found, work = measure_surges(hosts, 3, longest_s=0.3)
+    for round_, truths in zip(found.rounds, work.truths, strict=True):
+        assert list(round_.by_domain) == [FIRST, SECOND]
+        assert [flag.name for flag in round_.flags if flag.severity == "invalid"] == []
+        assert round_.energy_j == pytest.approx(sum(true for true, _ in truths), rel=0.05)
+        prefill, decode = round_.phases
+        assert prefill.energy_j == pytest.approx(sum(true for _, true in truths), rel=0.05)
+        assert (prefill.energy_j or 0.0) + (decode.energy_j or 0.0) == pytest.approx(round_.energy_j)
+        assert round_.idle_power_w == pytest.approx(160, rel=0.05)
+        assert round_.temperature_start_c == 40
+        assert round_.phase is not None
+        assert round_.terms is not None
+        assert 0 < round_.terms.clock_j < 0.1
+    assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
+    assert found.power_trace is not None
+    assert list(found.power_trace.by_domain) == [FIRST, SECOND]
+    assert found.load_average is not None
+
+
+def test_a_single_host_keeps_the_names_of_its_domains(tmp_path: Path, nvml_library: Path) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        found, _ = measure_surges(hosts[1:], 1)
+    assert list(found.rounds[0].by_domain) == ["gpu:GPU-n2"]
+
+
+def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False, without_meter=["n2"]) as hosts:
+        found, work = measure_surges(hosts, 1)
+        with pytest.raises(MeterError, match=r"^n2: .*GPU-none"):
+            open_remote_meters([(host.client, [host.uuid]) for host in hosts], ["nvml"])
+    (round_,) = found.rounds
+    assert list(round_.by_domain) == [FIRST]
+    assert round_.by_domain[FIRST].energy_j == pytest.approx(work.truths[0][0][0], rel=0.1)
+    assert (round_.energy_j, round_.energy_u_j, round_.idle_power_w) == (None, None, None)
+    assert (round_.reason or "").startswith("n2: no meter for GPUs GPU-none: ")
+    assert {(phase.energy_j, phase.reason) for phase in round_.phases} == {(None, round_.reason)}
+    assert [flag.name for flag in round_.flags] == ["unmeasured"]
+    assert [(flag.name, flag.detail) for flag in found.flags if flag.name == "unread-meter"] == [
+        ("unread-meter", round_.reason)
+    ]
+
+
+def test_a_lost_host_leaves_no_sum_but_the_other_domains(tmp_path: Path, nvml_library: Path) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        lost = hosts[1].client
+
+        def kill(number: int) -> None:
+            if number == 1:
+                os.kill(lost.facts.pid, signal.SIGKILL)
+
+        found, work = measure_surges(hosts, 3, during=kill)
+        assert lost.lost is not None
+        with pytest.raises(WorkerError, match=r"^n2: "):
+            open_remote_meters([(lost, [])])
+    assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
+    first, *others = found.rounds
+    assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
+    for round_, truths in zip(others, work.truths[1:], strict=True):
+        assert (round_.energy_j, round_.reason) == (None, lost.lost)
+        assert round_.by_domain[FIRST].energy_j == pytest.approx(truths[0][0], rel=0.1)
+        assert (round_.by_domain[SECOND].energy_j, round_.by_domain[SECOND].reason) == (None, lost.lost)
+
+
+def test_clocks_that_contradict_each_other_make_the_round_invalid(tmp_path: Path, nvml_library: Path) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+
+        def jump(number: int) -> None:
+            now_ns = time.monotonic_ns()
+            if number == 1:
+                hosts[1].client.clock.add([Exchange(now_ns - 1000, now_ns + 50 * MS, now_ns)])
+
+        found, _ = measure_surges(hosts, 3, during=jump)
+    flags = [[flag for flag in round_.flags if flag.name == "clock"] for round_ in found.rounds]
+    assert [len(each) for each in flags] == [0, 1, 0]
+    assert flags[1][0].severity == "invalid"
+    assert flags[1][0].detail.startswith("n2 has a clock that moved by 50 ms against pytest's")
+
+
+def cpu_time_ns(pid: int) -> int:
+    """Return the CPU time of all threads of a process: see clock_getcpuclockid(3)."""
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+@pytest.mark.clock
+def test_an_agent_hardly_uses_the_cpu_while_work_runs(tmp_path: Path, nvml_library: Path) -> None:
+    """The limit for a real board, which ticks ten times a second, is 1 % of a core."""
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        for host in hosts:
+            assert host.world is not None
+            host.world.update(0, latch_ns=100 * MS, latch_jitter_ns=0)
+        with_work: list[float] = []
+
+        def work(number: int) -> None:
+            pids = [host.client.facts.pid for host in hosts]
+            before, begin_ns = [cpu_time_ns(pid) for pid in pids], time.monotonic_ns()
+            time.sleep(2.0)
+            elapsed_ns = time.monotonic_ns() - begin_ns
+            used = [cpu_time_ns(pid) - each for pid, each in zip(pids, before, strict=True)]
+            with_work.extend(each / elapsed_ns for each in used)
+
+        measure_surges(hosts, 2, longest_s=2.2, during=work)
+    print(f"shares of a core: {', '.join(f'{share:.3%}' for share in with_work)}")
+    assert max(with_work) <= 0.02
+    assert sorted(with_work)[len(with_work) // 2] <= 0.01
+
+
+def served(start_ns: int, border_ns: int, end_ns: int) -> Timeline:
+    spans = (
+        Span(name="ramp-up", start_ns=start_ns, end_ns=border_ns, output_tokens=3),
+        Span(name="steady", start_ns=border_ns, end_ns=end_ns, output_tokens=9),
+    )
+    part = Iteration(start_ns=start_ns, end_ns=end_ns, spans=spans)
+    return Timeline(ranks=(RankTimeline(rank=0, iterations=(part,), cpu_time_s=0.0),))
+
+
+BATCHES = [
+    iteration(START + i * 250 * MS, START + (i + 1) * 250 * MS, START + (i * 250 + 100) * MS)
+    for i in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        measured_round(iteration(START, END)),
+        measured_round(iteration(START, END, BORDER)),
+        measured_round(*BATCHES),
+        replace(measured_round(iteration(START, END)), timeline=served(START, BORDER, END)),
+    ],
+    ids=["no phases", "a batch", "batches", "a load"],
+)
+def test_a_host_that_gets_only_moments_finds_the_same_numbers(measured: MeasuredRound) -> None:
+    """Requests, tokens and timelines of ranks stay with pytest, and traces with the host."""
+    wave = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
+    trace = [read_at(Sensor(wave, 20 * MS), range(9 * S + 5 * MS, 12 * S, MS))]
+    spans = phase_spans(measured.timeline)
+    parts = sorted(
+        ((name, part) for name, several in spans.items() for part in several), key=lambda each: each[1]
+    )
+    sent = RoundMoments(
+        gap_start_ns=measured.gap_start_ns,
+        start_ns=measured.timeline.start_ns,
+        end_ns=measured.timeline.end_ns,
+        gap_end_ns=measured.gap_end_ns,
+        phases=[(name, *part) for name, part in parts],
+        u_ns=0.0,
+    )
+    primitives = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(sent)))
+    asked = msgspec.convert(primitives, RoundMoments).as_round()
+    assert phase_spans(asked.timeline) == spans
+    expected, answer = account_domains(measured, trace), account_domains(asked, trace)
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(answer)))
+    assert msgspec.convert(received, HostRound) == expected

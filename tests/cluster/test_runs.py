@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests with the mark ``gpus`` on the hosts of a real Slurm and a real Ray, through the whole plugin."""
+
+from __future__ import annotations
+
+import pytest
+
+from .runs import ClusterRuns
+
+SUM = """
+import os, platform, time
+import pytest
+
+def add(seconds):
+    import torch
+    import torch.distributed as dist
+    tensor = torch.full((4,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    time.sleep(seconds)
+    return tensor[0].item(), platform.node(), os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+@pytest.mark.gpus(4, per_host=2)
+def test_sum(workers, energy):
+    found = energy(workers.call(add, 0.3)).result
+    assert [each[0] for each in found] == [10.0] * 4
+    assert [each[2] for each in found] == ["0", "1", "0", "1"]
+    assert len({each[1] for each in found}) == 2
+    assert len({each[3] for each in found}) == 4
+
+@pytest.mark.gpus(8)
+def test_all(workers):
+    assert len(workers.run(add, 0.0)) == 8
+
+@pytest.mark.gpus(16, per_host=8)
+def test_too_many(workers):
+    workers.run(add, 0.0)
+
+@pytest.mark.gpus(2)
+def test_meter_of_this_host(workers, energy_meter):
+    with pytest.raises(Exception, match="the test uses"), energy_meter("window"):
+        pass
+
+def test_here(energy):
+    energy(sum, range(10000))
+"""
+
+
+def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) -> None:
+    done = cluster_runs.run(SUM, "--energy-rounds=3", "--energy-warmup=0")
+    assert "4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "cannot provide 2 hosts with 8 GPUs each" in done.stdout
+    record = next(each for each in cluster_runs.report.records if each.id.endswith("::test_sum"))
+    names = [host.name for host in cluster_runs.hosts]
+    assert [(rank.rank, rank.host, rank.local_rank) for rank in record.ranks] == [
+        (0, names[0], 0),
+        (1, names[0], 1),
+        (2, names[1], 0),
+        (3, names[1], 1),
+    ]
+    powers_w = {
+        f"{host.name}/gpu:{uuid}": host.world.board(number).power_w
+        for host in cluster_runs.hosts
+        for number in range(4)
+        if (uuid := host.world.board(number).uuid) in record.devices
+    }
+    assert len(powers_w) == 4
+    assert record.rounds
+    for round_ in record.rounds:
+        assert set(round_.by_domain) == set(powers_w)
+        assert round_.energy_j is not None, round_.reason
+        assert round_.energy_u_j is not None
+        assert abs(round_.energy_j - sum(powers_w.values()) * round_.duration_s) <= 4 * round_.energy_u_j

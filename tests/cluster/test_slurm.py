@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents in a real Slurm of two nodes: their start, what they see, and what remains when something ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.cluster.slurm import GPUS as GPU_COUNTS
+from pytest_llenergy.cluster.slurm import SlurmCluster, clean_environment
+from pytest_llenergy.errors import PlanError
+
+from .agents import SHIFT_S
+from .slurm import GPUS, NODES, Slurm
+
+#: Runs in the allocation as pytest would.
+START = """
+import json, os, select, time
+from pytest_llenergy.cluster import slurm
+from pytest_llenergy.cluster.base import NeverError, Shape
+from pytest_llenergy.errors import WorkerError
+
+def out(value):
+    print(json.dumps(value), flush=True)
+
+cluster = slurm.SlurmCluster(os.environ)
+"""
+GANG = """
+began = time.monotonic()
+gang = cluster.gang(Shape(2, 4), 0.0, print)
+took = time.monotonic() - began
+"""
+
+#: Names the processes of one test in the environment that they inherit.
+MARK = "LLENERGY_TEST_MARK"
+
+
+def in_job(slurm: Slurm, code: str, *options: str, step: bool = False) -> list[Any]:
+    """Run a script in an allocation, or in a step of one; return what it prints, a JSON value per line."""
+    job = ["salloc", "--quiet", "--nodes=2", f"--gres=gpu:{GPUS}", *options]
+    inside = ["srun", "--nodes=1", "--ntasks=1"] if step else []
+    done = slurm.run(*job, *inside, sys.executable, "-c", START + code, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Return pid and command of each process whose environment contains the mark."""
+    found = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in (each / "environ").read_bytes():
+                found[int(each.name)] = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+@contextmanager
+def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a script in an allocation that outlives it; yield ``salloc`` and the mark of all processes."""
+    mark = uuid.uuid4().hex
+    # The shell keeps the allocation, so that only the end of the script can end the step.
+    shell = ["sh", "-c", '"$@" & echo $!; wait $!; sleep 60', "sh", sys.executable, "-c", START + code]
+    process = subprocess.Popen(
+        ["salloc", "--quiet", "--nodes=2", f"--gres=gpu:{GPUS}", *shell],
+        env={**slurm.environment, MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, mark
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def read(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+@pytest.mark.parametrize("step", [False, True], ids=["job", "step"])
+def test_an_agent_on_each_node_sees_the_gpus_of_the_job(slurm_cluster: Slurm, step: bool) -> None:
+    """In a step, variables and GPUs of the step must not limit the agents."""
+    code = """
+for each in gang.hosts:
+    uuids = [board.uuid for board in each.facts.devices]
+    out([each.name, each.facts.host, uuids, each.exchange(8).offset_ns / 1e9])
+out(took)
+gang.close()
+out(gang.lost())
+"""
+    *hosts, took, lost = in_job(slurm_cluster, GANG + code, step=step)
+    expected = [
+        [name, host, [world.board(number).uuid for number in range(GPUS)], pytest.approx(shift_s, abs=0.1)]
+        for (name, world), host, shift_s in zip(
+            slurm_cluster.worlds.items(), (platform.node(), "n2"), (0, SHIFT_S), strict=True
+        )
+    ]
+    assert hosts == expected
+    assert set(lost) == set(NODES)
+    print(f"agents started in {took:.3f} s")
+
+
+def test_a_gang_that_no_job_or_only_a_larger_job_can_have(slurm_cluster: Slurm) -> None:
+    code = """
+out([[offer.name, offer.devices] for offer in cluster.offers()])
+for shape in (Shape(2, 3), Shape(1, 5)):
+    try:
+        cluster.gang(shape, 0.0, print)
+    except NeverError as error:
+        out(str(error))
+"""
+    offers, larger, never = in_job(slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu")
+    assert offers == [["n1", 2]]
+    assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs each (n1); " in larger
+    assert larger.endswith("; a larger job can: salloc --partition=gpu --nodes=2 --gres=gpu:3")
+    assert "; nor is there a larger job (srun --test-only --partition=gpu --nodes=1 --gres=gpu:5 " in never
+    assert never.endswith("Requested node configuration is not available)")
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("cluster._job = '999999'", " 999999: slurm_load_jobs error: Invalid job id specified"),
+        ("cluster._nodes; cluster._job = '999999'", "Invalid job id specified"),
+        (
+            "slurm.agent_command = lambda slot: ['sh', '-c', 'test $SLURM_PROCID = 0 && sleep 60']",
+            "n2: task 1: Exited with exit code 1",
+        ),
+        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
+        (
+            "slurm.AGENTS_TIMEOUT_S = 1; slurm.agent_command = lambda slot: ['sh', '-c', 'echo hm; sleep 9']",
+            "no connection within 1 s; srun printed: hm hm",
+        ),
+    ],
+)
+def test_agents_that_do_not_start(slurm_cluster: Slurm, before: str, message: str) -> None:
+    code = f"""
+{before}
+began = time.monotonic()
+try:
+    cluster.gang(Shape(2, 4), 0.0, print)
+except WorkerError as error:
+    out([str(error), time.monotonic() - began])
+"""
+    ((text, took),) = in_job(slurm_cluster, code)
+    assert message in text
+    assert "\n" not in text
+    assert took < 30
+
+
+def test_outside_of_slurm() -> None:
+    with pytest.raises(PlanError, match=r"^SLURM_JOB_ID is not set; start pytest inside a Slurm "):
+        SlurmCluster({"PATH": "/usr/bin"})
+    with pytest.raises(PlanError, match=r"^srun is not on PATH in Slurm job 7; "):
+        SlurmCluster({"PATH": "/no/such/directory", "SLURM_JOB_ID": "7"})
+
+
+def test_variables_of_a_job_do_not_reach_srun() -> None:
+    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "MY_SLURM_ID": "1"}
+    assert clean_environment({**kept, "SLURM_NTASKS": "1", "SBATCH_GRES": "gpu:1", "SRUN_DEBUG": "3"}) == kept
+
+
+@pytest.mark.parametrize(
+    ("resources", "counts"),
+    [
+        ("gpu:4(IDX:0-3)", ["4"]),
+        ("gpu:a100:2(IDX:0,1),gpu:h100:4(IDX:2-5)", ["2", "4"]),
+        ("shard:8(0/8),gpu:1(IDX:0)", ["1"]),
+        ("", []),
+    ],
+)
+def test_gpus_of_a_node(resources: str, counts: list[str]) -> None:
+    assert GPU_COUNTS.findall(resources) == counts
+
+
+def test_nothing_remains_when_pytest_is_killed(slurm_cluster: Slurm) -> None:
+    with running(slurm_cluster, GANG + "out(os.getpid()); time.sleep(600)") as (process, mark):
+        shell = read(process)
+        assert read(process) == shell
+        before = processes(mark)
+        assert sum("SLURM_PROCID" in command for command in before.values()) >= 2, before
+        os.kill(shell, signal.SIGKILL)
+        seconds = wait_until_gone(mark)
+    print(f"gone after {seconds:.3f} s")
+
+
+def wait_until_gone(mark: str) -> float:
+    """Wait until only the shell of the allocation runs; return the time that it took (seconds)."""
+    began = time.monotonic()
+    while left := {pid: text for pid, text in processes(mark).items() if not is_of_allocation(text)}:
+        # Longer than five seconds only on a machine with many other tests.
+        assert time.monotonic() - began < 20, left
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def is_of_allocation(command: str) -> bool:
+    return command.startswith(("salloc ", "sh -c ", "sleep "))
+
+
+def test_a_lost_host_leaves_the_other_one(slurm_cluster: Slurm) -> None:
+    code = """
+out(None)
+select.select([gang.hosts[1].sentinel], [], [], 30)
+while "srun" not in str(gang.lost()) and time.monotonic() - began < 30:
+    time.sleep(0.01)
+out([gang.lost(), gang.hosts[0].exchange(1).offset_ns])
+gang.close()
+"""
+    with running(slurm_cluster, GANG + code) as (process, mark):
+        read(process)
+        read(process)
+        for pid in processes(mark):
+            if is_agent_of(pid, task=1):
+                os.kill(pid, signal.SIGKILL)
+        lost, _ = read(process)
+    assert list(lost) == ["n2"]
+    assert lost["n2"].startswith("n2: its agent has closed its connection; srun: error: n2: task 1: ")
+
+
+def is_agent_of(pid: int, task: int) -> bool:
+    process = Path("/proc") / str(pid)
+    environment, command = ((process / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
+    return f"SLURM_PROCID={task}".encode() in environment and b"SLURM_PROCID" in command
+
+
+def test_several_pytest_processes_of_a_step(slurm_cluster: Slurm, quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-report"]
+    both = slurm_cluster.run("srun", "-N2", *run, check=False, cwd=quick.path)
+    refusal = (
+        "ERROR: srun has started 2 pytest processes (SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=2), which would "
+    )
+    assert both.stderr.count(refusal) == 1
+    assert both.stderr.count("run srun -N1 -n1 pytest --energy-cluster=slurm, and ") == 2
+    assert not (quick.path / "energy.json").exists()
+    one = slurm_cluster.run(
+        "salloc", "--quiet", "-N2", "srun", "-N1", "-n1", *run, check=False, cwd=quick.path
+    )
+    assert one.returncode == 0, one.stdout + one.stderr
+    run_info = json.loads((quick.path / "energy.json").read_text())["run"]
+    assert run_info["slurm"]["nodes"] == "n[1-2]"
+    assert run_info["slurm"]["tasks"] == 1
