@@ -194,7 +194,7 @@ def required_lengths(
     return {name: _required_length(_phase_energy(found, name), rounds, limit) for name in wanted}
 
 
-def _required_length(energy: Energy, rounds: int, limit: float) -> float:
+def _required_length(energy: Energy, rounds: int, limit: float = RESOLVABLE) -> float:
     if energy.energy_j is None or energy.energy_j <= 0:
         return math.inf
     # These grow with the energy; the others with the root of the number of iterations.

@@ -118,6 +118,10 @@ def test_longer_rounds_help_a_phase_whose_uncertainties_are_independent() -> Non
     assert _required_length(Energy(2.0, Variances(shape=1.0)), rounds=9) == math.inf
     assert _required_length(Energy(0.0, Variances(edges=1.0)), rounds=9) == math.inf
     assert _required_length(Energy(None, reason="lost"), rounds=9) == math.inf
+    # A trial of few iterations may show a part that rounds share as a quarter, and the rounds more of it.
+    quarter = Energy(2.0, Variances(shape=0.25))
+    assert _required_length(quarter, rounds=9) <= 1
+    assert _required_length(quarter, rounds=9, limit=RESOLVED_WELL) == math.inf
 
 
 @pytest.mark.parametrize(("tokens", "names"), [(1, {"prefill"}), (2, {"prefill", "decode"})])

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -17,7 +18,9 @@ from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, Meter, within
 from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.model.timeline import Timeline
 
+from .marks import iteration, rank_of
 from .plans import round_plan
 
 pytestmark = pytest.mark.clock
@@ -261,3 +264,73 @@ def test_the_times_add_up_to_the_whole_measurement() -> None:
     assert times.gaps_s >= 2 * len(result.rounds) * result.procedure.gap_s
     assert times.warmup_s >= 0.2 * result.procedure.warmup_iterations
     assert times.warmup_s + times.rounds_s + times.gaps_s == pytest.approx(taken_s, abs=0.3)
+
+
+class AtWork:
+    """An estimate of 10 W while work runs, and of nothing otherwise."""
+
+    name = "at-work"
+    poll_period_s = 0.05
+    domains = Resting.domains
+
+    def __init__(self) -> None:
+        self._worked_s = 0.0
+        self._since_s: float | None = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count the time of the block."""
+        self._since_s = time.monotonic()
+        yield
+        self._worked_s, self._since_s = self._worked_s + time.monotonic() - self._since_s, None
+
+    def read(self) -> list[float | str]:
+        since_s = self._since_s
+        return [10 * (self._worked_s + (0.0 if since_s is None else time.monotonic() - since_s))]
+
+    def close(self) -> None:
+        """Do nothing: the meter holds no resources."""
+
+
+@dataclass
+class FasterLater:
+    """Iterations of prefill and decode that are long in the warm-up and the trial, and short afterwards."""
+
+    meter: AtWork
+    peak_memory_bytes: int | None = None
+    counts: list[int] = field(default_factory=list)
+
+    def prepare_round(self) -> None:
+        """Do nothing."""
+
+    def work(self, iterations: int = 1) -> None:
+        half_s = 0.3 if len(self.counts) < 2 else 0.06
+        self.counts.append(iterations)
+        made = []
+        with self.meter.working():
+            for _ in range(iterations):
+                start_ns = time.monotonic_ns()
+                time.sleep(half_s)
+                border_ns = time.monotonic_ns()
+                time.sleep(half_s)
+                made.append(iteration(start_ns, time.monotonic_ns(), border_ns))
+        self._rank = rank_of(*made)
+
+    def timeline(self) -> Timeline:
+        return Timeline(ranks=(self._rank,))
+
+
+def test_rounds_that_do_not_resolve_a_phase_after_all_are_made_longer() -> None:
+    """A busy machine may be quiet again after the trial."""
+    meter = AtWork()
+    workload = FasterLater(meter)
+    plan = round_plan(rounds=4, floor=3, warmup=1, budget_s=7.0, phases=frozenset({"prefill"}))
+    result = measure(workload, plan, Selection((meter,), ()), Lease(devices=("cpu",)))
+    prefill = result.metrics["prefill_energy_j"]
+    assert prefill.value is not None, prefill.reason
+    assert prefill.uncertainty is not None
+    assert abs(prefill.value - 0.6) <= 3 * prefill.uncertainty
+    # The warm-up, the trial and rounds of one iteration, and at last the rounds of the record.
+    assert workload.counts[0] == 1
+    assert workload.counts[-1] == result.procedure.iterations > 1
+    assert len(result.rounds) >= 3
