@@ -40,6 +40,9 @@ GPUS = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:([0-9]+)")
 #: What ``srun`` reports when a task has failed, while others run.
 TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? [0-9,-]+: ", re.MULTILINE)
 
+#: What ``srun`` prints where CPUs are never bound.
+NO_BINDING = "srun: cluster configuration lacks support for cpu binding\n"
+
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables that change what ``srun`` does.
@@ -218,7 +221,7 @@ class SlurmGang:
     def lost(self) -> Mapping[str, str]:
         """See ``Gang``."""
         found = {client.name: client.lost for client in self.hosts if client.lost is not None}
-        reason = self._explain() if found else None
+        reason = self._explain() if found and not self._log.closed else None
         return {name: f"{lost}; {reason}" if reason else lost for name, lost in found.items()}
 
     def close(self) -> None:
@@ -253,7 +256,7 @@ class SlurmGang:
         """The end of what ``srun`` and the agents have printed."""
         size = os.fstat(self._log.fileno()).st_size
         output = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
-        return output.decode(errors="replace")
+        return output.decode(errors="replace").replace(NO_BINDING, "")
 
 
 def step_command(job: str, nodes: Sequence[str], gpus: int) -> list[str]:

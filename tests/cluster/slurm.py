@@ -27,7 +27,7 @@ import pytest
 
 from ..nvml_sim.boards import Board
 from ..nvml_sim.world import World
-from .agents import can_shift, own_host
+from .agents import another_host, can_be_another_host
 
 __all__ = ["GPUS", "NODES", "Slurm", "slurm_cluster"]
 
@@ -100,7 +100,7 @@ def missing() -> str | None:
     absent = [name for name in PROGRAMS if shutil.which(name, path=search_path()) is None]
     if absent:
         return f"no {', '.join(absent)}; install slurmctld, slurmd, munge and slurm-client"
-    return None if can_shift() else "the clock of the second node needs a time namespace, which needs root"
+    return None if can_be_another_host() else "the second node needs a time namespace, which needs root"
 
 
 def search_path() -> str:
@@ -200,12 +200,17 @@ class Slurm:
         munge += [f"--{name}-file={root}/munge/{name}" for name in ("key", "pid", "log", "seed")]
         # Slurm looks up the host name of the second node.
         second = f"mount --bind '{root}/hosts' /etc/hosts && exec slurmd -D -N n2 -f '{configuration}'"
+        namespace = [*another_host("n2"), "unshare", "--mount", "sh", "-c"]
         # Each with a file to wait for before the next is started.
         commands = [
             (f"{root}/log/munged.out", f"{root}/munge/socket", [*munge, f"--socket={root}/munge/socket"]),
             (f"{root}/log/ctld.out", f"{root}", ["slurmctld", "-D", "-f", configuration]),
             (f"{root}/log/n1.out", f"{root}", ["slurmd", "-D", "-N", "n1", "-f", configuration]),
-            (f"{root}/log/n2.out", f"{root}", [*own_host("n2"), "unshare", "--mount", "sh", "-c", second]),
+            (
+                f"{root}/log/n2.out",
+                f"{root}",
+                [*namespace, second],
+            ),
         ]
         with (root / "log" / "init").open("ab") as log:
             return subprocess.Popen(

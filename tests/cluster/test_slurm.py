@@ -73,7 +73,7 @@ def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], st
     # The shell keeps the allocation, so that only the end of the script can end the step.
     shell = ["sh", "-c", '"$@" & echo $!; wait $!; sleep 60', "sh", sys.executable, "-c", START + code]
     process = subprocess.Popen(
-        ["salloc", "--quiet", "--nodes=2", f"--gres=gpu:{GPUS}", *shell],
+        ["salloc", "--quiet", f"--job-name={mark}", "--nodes=2", f"--gres=gpu:{GPUS}", *shell],
         env={**slurm.environment, MARK: mark},
         stdout=subprocess.PIPE,
         text=True,
@@ -82,9 +82,11 @@ def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], st
     try:
         yield process, mark
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        slurm.run("scancel", f"--name={mark}")
+        for pid in processes(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
 
 
 def read(process: subprocess.Popen[str]) -> Any:
@@ -228,6 +230,7 @@ gang.close()
         for pid in processes(mark):
             if is_agent_of(pid, task=1):
                 os.kill(pid, signal.SIGKILL)
+                break
         lost, _ = read(process)
     assert list(lost) == ["n2"]
     assert lost["n2"].startswith("n2: its agent has closed its connection; srun: error: n2: task 1: ")
@@ -249,9 +252,8 @@ def test_several_pytest_processes_of_a_step(slurm_cluster: Slurm, quick: pytest.
     assert both.stderr.count(refusal) == 1
     assert both.stderr.count("run srun -N1 -n1 pytest --energy-cluster=slurm, and ") == 2
     assert not (quick.path / "energy.json").exists()
-    one = slurm_cluster.run(
-        "salloc", "--quiet", "-N2", "srun", "-N1", "-n1", *run, check=False, cwd=quick.path
-    )
+    job = ["salloc", "--quiet", "-N2", "srun", "-N1", "-n1"]
+    one = slurm_cluster.run(*job, *run, "--energy-meter=ten-watts", check=False, cwd=quick.path)
     assert one.returncode == 0, one.stdout + one.stderr
     run_info = json.loads((quick.path / "energy.json").read_text())["run"]
     assert run_info["slurm"]["nodes"] == "n[1-2]"
