@@ -275,7 +275,7 @@ def connect(
     what proves the identity of this process.
 
     Raises:
-        WorkerError: No address answers in time, or none knows the secret.
+        WorkerError: No address answers in time, none knows the secret, or pytest has ended: its host refuses.
     """
     deadline_s = time.monotonic() + timeout_s
     foreign = invitation.boot_id != read_boot_id()
@@ -284,9 +284,9 @@ def connect(
     if not addresses:
         tried = ", ".join(invitation.addresses)
         raise WorkerError(f"pytest's host has no address but those of this host, too ({tried})")
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Exception] = {}
     while (left_s := deadline_s - time.monotonic()) > 0:
-        found: queue.SimpleQueue[Connection | tuple[str, str]] = queue.SimpleQueue()
+        found: queue.SimpleQueue[Connection | tuple[str, Exception]] = queue.SimpleQueue()
         decided = threading.Lock()
         for address in addresses:
             arguments = (invitation, address, left_s, found, decided)
@@ -302,16 +302,18 @@ def connect(
                     return answer
             else:
                 reasons.update([answer])
+        if any(isinstance(reason, ConnectionRefusedError) for reason in reasons.values()):
+            break
         time.sleep(timeouts.CONNECT_RETRY_S)
-    tried = "; ".join(f"{each}: {reasons.get(each, 'no answer')}" for each in addresses)
-    raise WorkerError(f"pytest cannot be reached at port {invitation.port} within {timeout_s:g} s ({tried})")
+    tried = "; ".join(f"{each}: {str(reasons.get(each) or '') or 'no answer'}" for each in addresses)
+    raise WorkerError(f"pytest cannot be reached at port {invitation.port} ({tried})")
 
 
 def _try_address(
     invitation: Invitation,
     address: str,
     timeout_s: float,
-    found: queue.SimpleQueue[Connection | tuple[str, str]],
+    found: queue.SimpleQueue[Connection | tuple[str, Exception]],
     decided: threading.Lock,
 ) -> None:
     """Report a connection, or an address and the reason; a later connection than the first is closed."""
@@ -323,7 +325,7 @@ def _try_address(
         deliver_challenge(connection, invitation.secret)
         set_time_limit(connection, 0.0)
     except Exception as error:
-        found.put((address, str(error) or type(error).__name__))
+        found.put((address, error))
         return
     if decided.acquire(blocking=False):
         found.put(connection)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_when_pytest_is_stopped_its_agents_end_after_three_missed_beats(mark: st
     assert passed_s >= timeouts.MISSED_S - timeouts.BEAT_S - 0.1
     holder.kill()
     holder.communicate()
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment_leave_nothing(mark: str) -> None:
+    generator, slowest_s = random.Random(24), 0.0
+    for _ in range(30):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER], stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+        time.sleep(generator.uniform(0.0, 1.0))
+        holder.kill()
+        holder.wait()
+        slowest_s = max(slowest_s, seconds_until_nothing_is_left(mark))
+    print(f"nothing left after {slowest_s:.2f} s")
 
 
 def launch(listener: Listener) -> subprocess.Popen[bytes]:
