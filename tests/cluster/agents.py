@@ -29,6 +29,12 @@ agent.SERVICES["trial"] = "tests.cluster.trial:TrialService"
 """
 
 
+def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
+    """Return the beginning of a command line that runs on a host with this name and its own clock."""
+    namespace = ["unshare", "--time", "--monotonic", str(shift_s), "--uts", "--fork", "--kill-child"]
+    return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', name]
+
+
 @cache
 def can_be_another_host() -> bool:
     """Return whether this process may make hosts with a clock and a name of their own."""
@@ -41,12 +47,6 @@ def can_be_another_host() -> bool:
 needs_another_host = pytest.mark.skipif(
     not can_be_another_host(), reason="a clock of its own needs a time namespace (root, unshare)"
 )
-
-
-def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
-    """Return the beginning of a command line that runs on a host with this name and its own clock."""
-    namespace = ["unshare", "--time", "--monotonic", str(shift_s), "--uts", "--fork", "--kill-child"]
-    return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', name]
 
 
 def start_agent(
