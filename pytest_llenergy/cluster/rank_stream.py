@@ -50,6 +50,13 @@ class StreamChannel(Channel):
         # A host that is lost within a message must not block this process.
         set_time_limit(connection, timeouts.PARTIAL_MESSAGE_TIMEOUT_S)
 
+    def send(self, message: Spooled, note: Note = ignore_note) -> None:
+        """See ``Channel``."""
+        try:
+            super().send(message, note)
+        except BlockingIOError:
+            raise BrokenPipeError("the other host does not read") from None
+
     def _send_file(self, file: str, note: Note) -> None:
         with Path(file).open("rb") as source, Progress(note) as progress:
             left = os.fstat(source.fileno()).st_size
