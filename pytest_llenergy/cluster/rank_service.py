@@ -138,7 +138,7 @@ class RankService:
         group: str,
         environment: bytes,
         preload: list[str],
-        timeout_s: float,
+        limit_s: float,
         start_method: StartMethod,
         logs: str | None,
         directory: str,
@@ -151,7 +151,7 @@ class RankService:
             os.chdir(directory)
         own = [path for path in self._search_path if path not in sys_path]
         sys.path[:] = [*filter(os.path.exists, sys_path), *own]
-        self._host.prepare(group, _decode_environment(environment), preload, timeout_s)
+        self._host.prepare(group, _decode_environment(environment), preload, limit_s)
 
     def _start(
         self, group: str, rank: int, environment: bytes, boot: dict[str, Any], python: str | None

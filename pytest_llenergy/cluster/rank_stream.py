@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from io import FileIO
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pytest_llenergy.cluster.wire import set_time_limit
@@ -49,6 +49,13 @@ class StreamChannel(Channel):
         self._lost = lost
         # A host that is lost within a message must not block this process.
         set_time_limit(connection, timeouts.PARTIAL_MESSAGE_TIMEOUT_S)
+
+    def send(self, message: Spooled, note: Note = ignore_note) -> None:
+        """See ``Channel``."""
+        try:
+            super().send(message, note)
+        except BlockingIOError:
+            raise BrokenPipeError("the other host does not read") from None
 
     def _send_file(self, file: str, note: Note) -> None:
         with Path(file).open("rb") as source, Progress(note) as progress:
@@ -123,16 +130,20 @@ def relay(near: Channel, far: Channel, sentinels: Sequence[int], mark_log: Calla
         mark_log: Called before each request.
     """
     request = Spooled(b"")
+    poll = select.poll()
+    ends = near.connection.fileno(), far.connection.fileno()
+    for each in (*ends, *sentinels):
+        poll.register(each, select.POLLIN)
     try:
         while True:
-            ready = wait([near.connection, far.connection, *sentinels])
-            if near.connection in ready:
+            ready = {each for each, _ in poll.poll()}
+            if ends[0] in ready:
                 answer = near.receive_encoded(ignore_note)
                 try:
                     far.send(answer)
                 finally:
                     answer.remove()
-            elif far.connection in ready:
+            elif ends[1] in ready:
                 # The rank has answered the request before, and so has read its file.
                 request.remove()
                 request = _receive_request(far)

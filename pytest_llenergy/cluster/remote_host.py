@@ -143,7 +143,7 @@ class RemoteHost:
             group=group,
             environment=_encode_environment(environment),
             preload=list(preload),
-            timeout_s=timeout_s,
+            limit_s=timeout_s,
             start_method=self._start_method,
             logs=None if self._logs is None else str(self._logs),
             directory=_current_directory(),

@@ -179,7 +179,8 @@ def _lost_host_error(
 ) -> WorkerError:
     """Return one error for all ranks of a host that is lost."""
     there = [each for each in failures if each.host_lost == first.host_lost]
-    ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(str(each.plan.rank) for each in there)}"
+    numbers = sorted(each.plan.rank for each in there)
+    ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
     others = _describe_others([each for each in failures if each not in there], first)
     message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
     error = WorkerError(message, others, sections=_sections(outputs))

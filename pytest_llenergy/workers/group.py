@@ -223,7 +223,8 @@ class RankGroup:
             return
         self.alive = False
         ranks, self._ranks = self._ranks, []
-        killed = self._on_hosts(lambda name: _unless_it_fails(self._hosts[name].kill, self._name, []))
+        nothing: list[int] = []
+        killed = self._on_hosts(lambda name: _unless_it_fails(self._hosts[name].kill, self._name, nothing))
         stuck = [pid for pids in killed for pid in pids]
         # Only now: another thread that waits for an answer has seen the connections end.
         for rank in ranks:
