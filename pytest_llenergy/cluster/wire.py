@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -275,7 +275,7 @@ def connect(
     what proves the identity of this process.
 
     Raises:
-        WorkerError: No address answers in time, or none knows the secret.
+        WorkerError: No address answers in time, none knows the secret, or pytest has ended: its host refuses.
     """
     deadline_s = time.monotonic() + timeout_s
     foreign = invitation.boot_id != read_boot_id()
@@ -284,9 +284,9 @@ def connect(
     if not addresses:
         tried = ", ".join(invitation.addresses)
         raise WorkerError(f"pytest's host has no address but those of this host, too ({tried})")
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Exception] = {}
     while (left_s := deadline_s - time.monotonic()) > 0:
-        found: queue.SimpleQueue[Connection | tuple[str, str]] = queue.SimpleQueue()
+        found: queue.SimpleQueue[Connection | tuple[str, Exception]] = queue.SimpleQueue()
         decided = threading.Lock()
         for address in addresses:
             arguments = (invitation, address, left_s, found, decided)
@@ -302,16 +302,18 @@ def connect(
                     return answer
             else:
                 reasons.update([answer])
+        if any(isinstance(reason, ConnectionRefusedError) for reason in reasons.values()):
+            break
         time.sleep(timeouts.CONNECT_RETRY_S)
-    tried = "; ".join(f"{each}: {reasons.get(each, 'no answer')}" for each in addresses)
-    raise WorkerError(f"pytest cannot be reached at port {invitation.port} within {timeout_s:g} s ({tried})")
+    tried = "; ".join(f"{each}: {str(reasons.get(each) or '') or 'no answer'}" for each in addresses)
+    raise WorkerError(f"pytest cannot be reached at port {invitation.port} ({tried})")
 
 
 def _try_address(
     invitation: Invitation,
     address: str,
     timeout_s: float,
-    found: queue.SimpleQueue[Connection | tuple[str, str]],
+    found: queue.SimpleQueue[Connection | tuple[str, Exception]],
     decided: threading.Lock,
 ) -> None:
     """Report a connection, or an address and the reason; a later connection than the first is closed."""
@@ -323,7 +325,7 @@ def _try_address(
         deliver_challenge(connection, invitation.secret)
         set_time_limit(connection, 0.0)
     except Exception as error:
-        found.put((address, str(error) or type(error).__name__))
+        found.put((address, error))
         return
     if decided.acquire(blocking=False):
         found.put(connection)
@@ -378,18 +380,14 @@ class Control:
                 self.shut_down()
                 raise
 
-    def receive(self, watched: Sequence[int] = ()) -> Iterator[tuple[int, Request | Answer]]:
+    def receive(self) -> Iterator[tuple[int, Request | Answer]]:
         """Send beats, and yield messages with the moment of their arrival (monotonic nanoseconds).
-
-        Args:
-            watched: Descriptors that end the loop when they become readable.
 
         Raises:
             WorkerError: The other side is gone. The message continues a sentence that begins with its name.
         """
         poll = select.poll()
-        for each in (self._connection.fileno(), *watched):
-            poll.register(each, select.POLLIN)
+        poll.register(self._connection.fileno(), select.POLLIN)
         number, heard_s = 0, time.monotonic()
         next_s = heard_s
         try:
@@ -399,16 +397,14 @@ class Control:
                     self._send_beat(number)
                     number, next_s = number + 1, now_s + timeouts.BEAT_S
                 wake_s = min(next_s, heard_s + timeouts.MISSED_S)
-                readable = {each for each, _ in poll.poll(max(0.0, wake_s - now_s) * 1e3)}
+                readable = poll.poll(max(0.0, wake_s - now_s) * 1e3)
                 arrival_ns = time.monotonic_ns()
-                if self._connection.fileno() in readable:
+                if readable:
                     message = DECODER.decode(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    heard_s = arrival_ns / 1e9
+                    heard_s = time.monotonic()
                     if not isinstance(message, Beat):
                         yield arrival_ns, message
-                elif readable:
-                    return
-                elif arrival_ns / 1e9 - heard_s >= timeouts.MISSED_S:
+                elif time.monotonic() - heard_s >= timeouts.MISSED_S:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise WorkerError(f"has not answered for {timeouts.MISSED_S:g} s") from None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_when_pytest_is_stopped_its_agents_end_after_three_missed_beats(mark: st
     assert passed_s >= timeouts.MISSED_S - timeouts.BEAT_S - 0.1
     holder.kill()
     holder.communicate()
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment_leave_nothing(mark: str) -> None:
+    generator, slowest_s = random.Random(24), 0.0
+    for _ in range(30):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER], stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+        time.sleep(generator.uniform(0.0, 1.0))
+        holder.kill()
+        holder.wait()
+        slowest_s = max(slowest_s, seconds_until_nothing_is_left(mark))
+    print(f"nothing left after {slowest_s:.2f} s")
 
 
 def launch(listener: Listener) -> subprocess.Popen[bytes]:
@@ -225,9 +241,9 @@ def test_what_an_agent_may_not_undo_is_reported() -> None:
 def test_a_host_with_other_versions_is_refused_and_all_agents_end(
     mark: str, program: str, difference: str
 ) -> None:
-    with pytest.raises(WorkerError, match=f"^host0 has {difference} .*install the same on all hosts"):
-        with gang(None, program=program):
-            pytest.fail("it was accepted")
+    refused = pytest.raises(WorkerError, match=f"^host0 has {difference} .*install the same on all hosts")
+    with refused, gang(None, program=program):
+        pytest.fail("it was accepted")
     assert await_none(mark) == {}
 
 

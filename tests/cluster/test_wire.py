@@ -78,7 +78,7 @@ def test_connections_are_told_apart_by_their_hello(listener: Listener) -> None:
 def test_a_connection_that_does_not_come_is_an_error(listener: Listener) -> None:
     with pytest.raises(WorkerError, match=r"^no connection of rank 2 within 0\.1 s$"):
         listener.accept(Hello("rank", 0, "group", 2), 0.1)
-    with pytest.raises(WorkerError, match="^srun has ended$"):
+    with pytest.raises(WorkerError, match=r"^srun has ended$"):
         listener.accept(AGENT, 60.0, lambda: "srun has ended")
 
 
@@ -121,7 +121,7 @@ def test_a_stranger_that_asks_for_a_proof_first_gets_none(listener: Listener) ->
 
 def test_an_agent_sends_nothing_to_a_listener_without_the_secret(listener: Listener) -> None:
     wrong = msgspec.structs.replace(listener.invitation, secret=b"another secret")
-    with pytest.raises(WorkerError, match=r"^pytest cannot be reached at port \d+ within 0\.5 s .*rejected"):
+    with pytest.raises(WorkerError, match=r"^pytest cannot be reached at port \d+ \(.*digest .* rejected"):
         connect(wrong, AGENT, 0.5)
 
 
@@ -177,8 +177,8 @@ def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener
 
 
 def test_one_address_that_answers_is_enough(listener: Listener) -> None:
-    # The first swallows packets (RFC 5737), the second refuses.
-    addresses = ("192.0.2.1", "127.0.0.9", "127.0.0.1")
+    # The first swallows packets (RFC 5737).
+    addresses = ("192.0.2.1", "127.0.0.1")
     begin_s = time.monotonic()
     connect(msgspec.structs.replace(listener.invitation, addresses=addresses), AGENT)
     listener.accept(AGENT, 60.0)
@@ -190,8 +190,9 @@ def test_a_closed_listener_accepts_nobody(listener: Listener) -> None:
     kept = connect(listener.invitation, Hello("agent", 1))
     accepted = listener.accept(Hello("agent", 1), 60.0)
     listener.close()
-    with pytest.raises(WorkerError, match="cannot be reached"):
-        connect(listener.invitation, AGENT, 0.5)
+    # At once: this is what an agent finds when pytest was killed before it has connected.
+    with pytest.raises(WorkerError, match=r"cannot be reached .*127\.0\.0\.1: .*refused"):
+        connect(listener.invitation, AGENT, 3600.0)
     accepted.send("still open")
     assert kept.recv() == "still open"
 
@@ -257,9 +258,13 @@ def test_three_missed_beats_end_a_control_connection(
 def test_a_side_that_does_not_read_blocks_nobody(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "MISSED_S", 0.6)
     control, _theirs = pair(listener)
+
+    def send_without_end() -> None:
+        while True:
+            control.send(Request(1, "trial.echo", {"value": b"x" * 10_000_000}))
+
     with pytest.raises(BlockingIOError):
-        for number in range(100):
-            control.send(Request(number, "trial.echo", {"value": b"x" * 10_000_000}))
+        send_without_end()
     with pytest.raises(WorkerError, match="has closed its connection"):
         next(control.receive())
 
