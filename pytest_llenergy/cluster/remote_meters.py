@@ -130,8 +130,8 @@ class RemoteMeters:
         return self._infos
 
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
-        waits_s = timeout_s + timeouts.METER_ANSWER_TIMEOUT_S
-        self._ask("await_ticks", waits_s, after_ns=self._to_remote(after_ns), timeout_s=timeout_s)
+        self._send("await_ticks", after_ns=self._to_remote(after_ns), timeout_s=timeout_s)
+        self._settle(timeout_s + timeouts.METER_ANSWER_TIMEOUT_S)
 
     @contextmanager
     def reading_closely(self) -> Iterator[None]:
@@ -209,10 +209,10 @@ class RemoteMeters:
         steps = msgspec.convert(found, dict[str, DomainPower])
         return {self._prefix + name: each for name, each in steps.items()}
 
-    def _ask(self, verb: str, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S, **arguments: Any) -> Any:
+    def _ask(self, verb: str, **arguments: Any) -> Any:
         """Return the answer of the agent; ``None`` if the host is lost or has no meter."""
         self._send(verb, **arguments)
-        return self._settle(timeout_s)
+        return self._settle()
 
     def _send(self, verb: str, **arguments: Any) -> None:
         """Send a request whose answer ``_settle`` awaits. Hosts serve it at the same time."""

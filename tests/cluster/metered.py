@@ -24,7 +24,7 @@ from ..nvml_sim import Board, World
 from .agents import SHIFT_S, await_end, start_agent
 
 #: Power at rest, in prefill and in decode, by host.
-POWERS_W = {"n1": (100.0, 500.0, 300.0), "n2": (60.0, 250.0, 420.0)}
+POWERS_W = {"n1": (100.0, 500.0, 300.0), "n2": (60.0, 650.0, 420.0)}
 
 #: The counter of n2 ticks so often that an edge moved by 10 ms always meets a tick.
 BOARDS = {

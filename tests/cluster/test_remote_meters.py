@@ -68,12 +68,13 @@ def give_line(host: MeteredHost, line: ClockLine) -> None:
 
 
 def require_coverage(
-    good_rounds: int, slow_rounds: int, wrong_rounds: int, tmp_path: Path, nvml_library: Path, least: float
+    rounds: tuple[int, int, int], least: float, most: float, tmp_path: Path, nvml_library: Path
 ) -> None:
-    """Require 2u to cover the truth in that share of rounds, with the true clock and with an uncertain one.
+    """Require 2u to cover the truth in a share of rounds with the true clock, and with an uncertain one.
 
-    With a wrong clock, and with an uncertain one without its term, 2u must not cover it.
+    With a wrong clock, and with an uncertain one without its term, it must be a smaller share.
     """
+    good_rounds, slow_rounds, wrong_rounds = rounds
     with metered_hosts(tmp_path, nvml_library) as hosts:
         found, work = measure_surges(hosts, good_rounds, seed=1)
         good = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
@@ -96,8 +97,7 @@ def require_coverage(
     print(f"with an offset that is wrong by 10 ms: {off}")
     assert min(shares.values()) >= least
     assert with_clock >= least
-    assert without_clock <= 0.9
-    assert max(off[SECOND], off["sum"]) <= 0.5
+    assert max(without_clock, off[SECOND], off["sum"]) <= most
     for scores in (*good.values(), wrong[FIRST]):
         assert all(each.with_clock <= 4 for each in scores)
 
@@ -108,14 +108,14 @@ def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
     tmp_path: Path, nvml_library: Path
 ) -> None:
     """Two standard uncertainties cover 95 %; of few windows, more may be outside by chance."""
-    require_coverage(6, 10, 4, tmp_path, nvml_library, 0.65)
+    require_coverage((5, 6, 5), 0.6, 0.85, tmp_path, nvml_library)
 
 
 @needs_another_host
 @pytest.mark.slow
 @pytest.mark.clock
 def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> None:
-    require_coverage(200, 100, 20, tmp_path, nvml_library, 0.95)
+    require_coverage((200, 100, 100), 0.95, 0.7, tmp_path, nvml_library)
 
 
 @pytest.mark.clock
@@ -159,7 +159,7 @@ def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
     assert (round_.energy_j, round_.energy_u_j, round_.idle_power_w) == (None, None, None)
     assert (round_.reason or "").startswith("n2: no meter for GPUs GPU-none: ")
     assert {(phase.energy_j, phase.reason) for phase in round_.phases} == {(None, round_.reason)}
-    assert [flag.name for flag in round_.flags] == ["unmeasured"]
+    assert "unmeasured" in [flag.name for flag in round_.flags]
     assert [(flag.name, flag.detail) for flag in found.flags if flag.name == "unread-meter"] == [
         ("unread-meter", round_.reason)
     ]
@@ -223,10 +223,9 @@ def test_an_agent_hardly_uses_the_cpu_while_work_runs(tmp_path: Path, nvml_libra
             used = [cpu_time_ns(pid) - each for pid, each in zip(pids, before, strict=True)]
             with_work.extend(each / elapsed_ns for each in used)
 
-        measure_surges(hosts, 2, longest_s=2.2, during=work)
+        measure_surges(hosts, 1, longest_s=2.2, during=work)
     print(f"shares of a core: {', '.join(f'{share:.3%}' for share in with_work)}")
-    assert max(with_work) <= 0.02
-    assert sorted(with_work)[len(with_work) // 2] <= 0.01
+    assert max(with_work) <= 0.01
 
 
 def served(start_ns: int, border_ns: int, end_ns: int) -> Timeline:
