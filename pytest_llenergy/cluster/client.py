@@ -64,7 +64,8 @@ class AgentClient:
     """One host of a gang.
 
     Args:
-        connection: The control connection of its agent.
+        listener: What its agent connects to.
+        connection: The control connection of the agent.
         name: Name of the host in messages and of its domains.
         slot: Its position in the gang.
 
@@ -77,7 +78,8 @@ class AgentClient:
 
     facts: HostFacts
 
-    def __init__(self, connection: Connection, name: str, slot: int) -> None:
+    def __init__(self, listener: Listener, connection: Connection, name: str, slot: int) -> None:
+        self._listener = listener
         self.name = name
         self.slot = slot
         self.unlike_pytest: list[str] = []
@@ -122,9 +124,11 @@ class AgentClient:
                 return pending
         try:
             self._control.send(Request(number, verb, arguments))
+        except BlockingIOError:
+            self._lose(f"its agent has not read for {timeouts.MISSED_S:g} s")
         except OSError:
             # The receiving thread finds out why, and answers.
-            self._control.shut_down()
+            pass
         except BaseException:
             self.forget(number)
             raise
@@ -133,6 +137,14 @@ class AgentClient:
     def call(self, verb: str, timeout_s: float, **arguments: Any) -> Any:
         """Return the answer to a request; raises as ``begin`` and ``Pending.result`` do."""
         return self.begin(verb, **arguments).result(timeout_s)
+
+    def accept_rank(self, group: str, rank: int, timeout_s: float) -> Connection:
+        """Return the connection of a rank, which a service of the agent has opened or will open.
+
+        Raises:
+            WorkerError: It does not come in time, or the host is lost.
+        """
+        return self._listener.accept(Hello("rank", self.slot, group, rank), timeout_s, lambda: self._lost)
 
     def exchange(self, count: int = LATER_EXCHANGES) -> Offset:
         """Read both clocks ``count`` times, add the readings to ``clock``, and return the offset.
@@ -220,7 +232,7 @@ def accept_agents(
                 connection = listener.accept(Hello("agent", slot), left_s, explain)
             except WorkerError as error:
                 raise WorkerError(f"{name}: its agent has not started: {error}") from None
-            clients.append(AgentClient(connection, name, slot))
+            clients.append(AgentClient(listener, connection, name, slot))
         described = [client.begin("host.describe") for client in clients]
         wanted = ProcessSettings.read()
         adopted = [client.begin("host.adopt", settings=wanted.as_primitives()) for client in clients]

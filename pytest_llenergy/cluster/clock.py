@@ -144,26 +144,26 @@ def _evaluate(exchanges: Sequence[Exchange]) -> _Point:
     """Intersect the intervals that the exchanges allow: never wider than that of the fastest one."""
     best = min(exchanges, key=lambda exchange: exchange.round_trip_ns)
     at_ns = best.middle_ns
-    lowest, highest = -math.inf, math.inf
-    for each in exchanges:
-        drift_ns = math.ceil(abs(each.middle_ns - at_ns) * DRIFT_PPM / 1e6)
-        lowest = max(lowest, each.remote_ns - each.received_ns - drift_ns)
-        highest = min(highest, each.remote_ns - each.sent_ns + drift_ns)
+
+    def drift_ns(each: Exchange) -> int:
+        return math.ceil(abs(each.middle_ns - at_ns) * DRIFT_PPM / 1e6)
+
+    lowest = max(each.remote_ns - each.received_ns - drift_ns(each) for each in exchanges)
+    highest = min(each.remote_ns - each.sent_ns + drift_ns(each) for each in exchanges)
     fault = None
     if lowest > highest:
         fault = f"has a clock whose readings contradict each other by {(lowest - highest) / 1e6:.3g} ms"
         lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
     # Half a nanosecond is lost by rounding down.
-    offset = Offset(int(lowest + highest) // 2, (highest - lowest) / 2 + 0.5, at_ns)
+    offset = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, at_ns)
     return _Point(offset, best.suspended_ns, fault)
 
 
 def _explain_change(left: _Point, right: _Point) -> str | None:
     slept_ns = [after - before for before, after in zip(left.suspended_ns, right.suspended_ns, strict=True)]
-    for whose, each_ns in zip(("is measured by a host that", "has"), slept_ns, strict=True):
+    for whose, each_ns in zip(("is measured by a host that ", ""), slept_ns, strict=True):
         if abs(each_ns) > SUSPEND_NS:
-            verb = "has slept" if whose != "has" else "slept"
-            return f"{whose} {verb} for {each_ns / 1e9:.3g} s (suspend)"
+            return f"{whose}slept for {each_ns / 1e9:.3g} s (suspend)"
     moved_ns = right.offset.offset_ns - left.offset.offset_ns
     span_ns = right.offset.at_ns - left.offset.at_ns
     if abs(moved_ns) <= left.offset.bound_ns + right.offset.bound_ns + span_ns * DRIFT_PPM / 1e6:

@@ -11,7 +11,7 @@ BEAT_S, MISSED_S = 1.0, 3.0
 #: Time limit for a connection to prove that it knows the secret, and interval of the checks for silent ones.
 AUTHENTICATION_TIMEOUT_S, AUTHENTICATION_POLL_S = 5.0, 0.5
 #: Time limit for an agent to reach pytest, and the pause before it tries all addresses again.
-CONNECT_TIMEOUT_S, CONNECT_RETRY_S = 30.0, 0.2
+CONNECT_TIMEOUT_S, CONNECT_RETRY_S = 10.0, 0.2
 #: Interval of the checks whether an expected connection can no longer come.
 EXPECT_POLL_S = 0.02
 

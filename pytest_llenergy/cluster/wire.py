@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -26,6 +26,7 @@ import msgspec
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.model.environment import read_boot_id
 
 #: Largest hello and control message (bytes). Data of ranks has connections of its own.
 MAX_HELLO_BYTES, MAX_MESSAGE_BYTES = 4096, 16 << 20
@@ -38,11 +39,13 @@ class Invitation(msgspec.Struct, frozen=True):
     """Where agents reach pytest, and the secret that proves that they were invited.
 
     Pass it by standard input or in a file of mode 0600: command lines and environments are visible to others.
+    ``boot_id`` is that of pytest's host.
     """
 
     addresses: tuple[str, ...]
     port: int
     secret: bytes
+    boot_id: str
 
     def encode(self) -> str:
         """Return it as one line of text, without the line break."""
@@ -71,6 +74,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     slot: int
     group: str = ""
     rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.rank if self.group else self.slot}"
 
 
 class Request(msgspec.Struct, tag="request"):
@@ -171,7 +177,8 @@ class Listener:
         self._strangers: dict[Connection, float] = {}
         self._arrived: dict[Hello, Connection] = {}
         addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
-        self.invitation = Invitation(addresses, int(self._server.getsockname()[1]), self._secret)
+        port = int(self._server.getsockname()[1])
+        self.invitation = Invitation(addresses, port, self._secret, read_boot_id())
         threading.Thread(target=self._serve, name="llenergy-listener", daemon=True).start()
 
     def accept(
@@ -192,7 +199,7 @@ class Listener:
             while hello not in self._arrived:
                 reason = explain()
                 if reason is None and time.monotonic() > deadline_s:
-                    reason = f"no connection of {hello.kind} {hello.slot} within {timeout_s:g} s"
+                    reason = f"no connection of {hello} within {timeout_s:g} s"
                 if reason is not None:
                     raise WorkerError(reason)
                 self._changed.wait(timeouts.EXPECT_POLL_S)
@@ -263,36 +270,50 @@ def connect(
 ) -> Connection:
     """Return an authenticated connection to pytest, through whichever address answers first.
 
+    Addresses that this host has too, such as that of the loopback interface or of a container bridge, are
+    left out on other hosts than pytest's: another user of this host could wait there and pass on to pytest
+    what proves the identity of this process.
+
     Raises:
-        WorkerError: No address answers in time, or none knows the secret.
+        WorkerError: No address answers in time, none knows the secret, or pytest has ended: its host refuses.
     """
     deadline_s = time.monotonic() + timeout_s
-    reasons: dict[str, str] = {}
+    foreign = invitation.boot_id != read_boot_id()
+    left_out = {address for _, address in list_own_addresses()} if foreign else set()
+    addresses = [address for address in invitation.addresses if address not in left_out]
+    if not addresses:
+        tried = ", ".join(invitation.addresses)
+        raise WorkerError(f"pytest's host has no address but those of this host, too ({tried})")
+    reasons: dict[str, Exception] = {}
     while (left_s := deadline_s - time.monotonic()) > 0:
-        found: queue.SimpleQueue[Connection | tuple[str, str]] = queue.SimpleQueue()
+        found: queue.SimpleQueue[Connection | tuple[str, Exception]] = queue.SimpleQueue()
         decided = threading.Lock()
-        for address in invitation.addresses:
+        for address in addresses:
             arguments = (invitation, address, left_s, found, decided)
             threading.Thread(target=_try_address, args=arguments, daemon=True).start()
-        for _ in invitation.addresses:
+        for _ in addresses:
             try:
                 answer = found.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 break
             if isinstance(answer, Connection):
-                answer.send_bytes(msgspec.json.encode(hello))
-                return answer
-            reasons.update([answer])
+                with suppress(OSError):
+                    answer.send_bytes(msgspec.json.encode(hello))
+                    return answer
+            else:
+                reasons.update([answer])
+        if any(isinstance(reason, ConnectionRefusedError) for reason in reasons.values()):
+            break
         time.sleep(timeouts.CONNECT_RETRY_S)
-    tried = "; ".join(f"{each}: {reasons.get(each, 'no answer')}" for each in invitation.addresses)
-    raise WorkerError(f"pytest cannot be reached at port {invitation.port} within {timeout_s:g} s ({tried})")
+    tried = "; ".join(f"{each}: {str(reasons.get(each) or '') or 'no answer'}" for each in addresses)
+    raise WorkerError(f"pytest cannot be reached at port {invitation.port} ({tried})")
 
 
 def _try_address(
     invitation: Invitation,
     address: str,
     timeout_s: float,
-    found: queue.SimpleQueue[Connection | tuple[str, str]],
+    found: queue.SimpleQueue[Connection | tuple[str, Exception]],
     decided: threading.Lock,
 ) -> None:
     """Report a connection, or an address and the reason; a later connection than the first is closed."""
@@ -304,7 +325,7 @@ def _try_address(
         deliver_challenge(connection, invitation.secret)
         set_time_limit(connection, 0.0)
     except Exception as error:
-        found.put((address, str(error) or type(error).__name__))
+        found.put((address, error))
         return
     if decided.acquire(blocking=False):
         found.put(connection)
@@ -359,18 +380,14 @@ class Control:
                 self.shut_down()
                 raise
 
-    def receive(self, watched: Sequence[int] = ()) -> Iterator[tuple[int, Request | Answer]]:
+    def receive(self) -> Iterator[tuple[int, Request | Answer]]:
         """Send beats, and yield messages with the moment of their arrival (monotonic nanoseconds).
-
-        Args:
-            watched: Descriptors that end the loop when they become readable.
 
         Raises:
             WorkerError: The other side is gone. The message continues a sentence that begins with its name.
         """
         poll = select.poll()
-        for each in (self._connection.fileno(), *watched):
-            poll.register(each, select.POLLIN)
+        poll.register(self._connection.fileno(), select.POLLIN)
         number, heard_s = 0, time.monotonic()
         next_s = heard_s
         try:
@@ -380,16 +397,14 @@ class Control:
                     self._send_beat(number)
                     number, next_s = number + 1, now_s + timeouts.BEAT_S
                 wake_s = min(next_s, heard_s + timeouts.MISSED_S)
-                readable = {each for each, _ in poll.poll(max(0.0, wake_s - now_s) * 1e3)}
+                readable = poll.poll(max(0.0, wake_s - now_s) * 1e3)
                 arrival_ns = time.monotonic_ns()
-                if self._connection.fileno() in readable:
+                if readable:
                     message = DECODER.decode(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    heard_s = arrival_ns / 1e9
+                    heard_s = time.monotonic()
                     if not isinstance(message, Beat):
                         yield arrival_ns, message
-                elif readable:
-                    return
-                elif arrival_ns / 1e9 - heard_s >= timeouts.MISSED_S:
+                elif time.monotonic() - heard_s >= timeouts.MISSED_S:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise WorkerError(f"has not answered for {timeouts.MISSED_S:g} s") from None

@@ -6,35 +6,44 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from pathlib import Path
+
+import pytest
 
 from pytest_llenergy.cluster.agent import agent_command
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Invitation, Listener
 
-#: How far the monotonic clock of a shifted agent is ahead (seconds).
+ROOT = Path(__file__).parents[2]
+
+#: How far the monotonic clock of another host is ahead (seconds).
 SHIFT_S = 5000
 
-#: Added to an agent that tests start: verbs that misbehave.
-TRIAL = """
+#: Gives an agent the service of tests.
+WITH_TRIAL = """
 from pytest_llenergy.cluster import agent
 agent.SERVICES["trial"] = "tests.cluster.trial:TrialService"
 """
 
 
 @cache
-def can_shift() -> bool:
-    """Return whether this process may make time namespaces."""
+def can_be_another_host() -> bool:
+    """Return whether this process may make hosts with a clock and a name of their own."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
-    command = ["unshare", "--time", "--monotonic", "1", "--uts", "--fork", "true"]
+    command = [*another_host("n2", 1), "true"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def own_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
+needs_another_host = pytest.mark.skipif(
+    not can_be_another_host(), reason="a clock of its own needs a time namespace (root, unshare)"
+)
+
+
+def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
     """Return the beginning of a command line that runs on a host with this name and its own clock."""
     namespace = ["unshare", "--time", "--monotonic", str(shift_s), "--uts", "--fork", "--kill-child"]
     return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', name]
@@ -44,59 +53,62 @@ def start_agent(
     invitation: Invitation | str,
     slot: int = 0,
     *,
-    on_host: str | None = None,
-    shift_s: int = SHIFT_S,
+    host: str | None = None,
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
-    python: str = sys.executable,
+    program: str = WITH_TRIAL,
 ) -> subprocess.Popen[bytes]:
     """Start an agent as a launcher does: in a session of its own, with the invitation on standard input.
 
     Args:
         invitation: What it reads.
         slot: Its slot.
-        on_host: Name of a host with its own clock; None for this host.
-        shift_s: How far the clock of that host is ahead (seconds).
+        host: Name of another host; None for this host.
         environment: More environment variables.
         prefix: Programs that run it, such as nice.
-        python: Its interpreter.
+        program: Python that it runs before it begins.
     """
-    command = agent_command(slot, python)
-    command[2] = command[2].replace("main(", f"{TRIAL.strip()}\nmain(", 1)
-    host = own_host(on_host, shift_s) if on_host is not None else []
+    python, option, source, *arguments = agent_command(slot)
+    begins = source.index("main(*")
+    command = [python, option, f"{source[:begins]}{program}\n{source[begins:]}", *arguments]
     popen = subprocess.Popen(
-        [*host, *prefix, *command],
+        [*(another_host(host) if host is not None else ()), *prefix, *command],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         start_new_session=True,
     )
     assert popen.stdin is not None
     text = invitation if isinstance(invitation, str) else invitation.encode()
-    popen.stdin.write(f"{text}\n".encode())
-    popen.stdin.close()
+    with suppress(BrokenPipeError), popen.stdin:
+        popen.stdin.write(f"{text}\n".encode())
     return popen
 
 
-def end_agent(popen: subprocess.Popen[bytes]) -> str:
+def await_end(popen: subprocess.Popen[bytes], timeout_s: float = 60.0) -> str:
     """Wait for the end of an agent and return what it has reported."""
-    assert popen.stderr is not None
-    with popen.stderr:
-        report = popen.stderr.read().decode()
-    popen.wait()
-    return report
+    _, report = popen.communicate(timeout=timeout_s)
+    return report.decode()
 
 
 @contextmanager
-def gang(*hosts: str | None, timeout_s: float = 60.0) -> Iterator[list[AgentClient]]:
-    """Yield the clients of one agent for each host: a name for one with its own clock, None for this host."""
+def gang(*hosts: str | None, **options: object) -> Iterator[list[AgentClient]]:
+    """Yield the clients of an agent for each host: a name for another host, None for this one.
+
+    ``options`` are those of ``start_agent``. The processes are the attribute ``popen`` of the clients.
+    """
     with ExitStack() as end:
         listener = Listener()
         end.callback(listener.close)
-        for slot, host in enumerate(hosts):
-            popen = start_agent(listener.invitation, slot, on_host=host)
-            end.callback(end_agent, popen)
+        agents = [
+            start_agent(listener.invitation, slot, host=host, **options)  # type: ignore[arg-type]
+            for slot, host in enumerate(hosts)
+        ]
+        for popen in agents:
+            end.callback(await_end, popen)
         names = [host or f"host{slot}" for slot, host in enumerate(hosts)]
-        clients = accept_agents(listener, names, timeout_s)
+        clients = accept_agents(listener, names, 60.0)
+        for client, popen in zip(clients, agents, strict=True):
+            client.popen = popen  # type: ignore[attr-defined]
         end.callback(close_all, clients)
         yield clients

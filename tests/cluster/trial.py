@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service for tests: runs in a real agent and does what real ones must survive."""
+"""A service for tests: it runs in a real agent and does what agents must survive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from pytest_llenergy import errors
 from pytest_llenergy.cluster.agent import AgentContext
 from pytest_llenergy.cluster.wire import Hello
+from pytest_llenergy.errors import MeterError, WorkerError
 
 
 class TrialService:
@@ -22,46 +23,50 @@ class TrialService:
         self._context = context
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
+        """See ``Service``."""
         return {
             "echo": lambda value: value,
-            "sleep": lambda seconds: time.sleep(seconds),
-            "raise": self._raise,
+            "sleep": time.sleep,
+            "fail": _fail,
             "object": object,
             "bytes": lambda count: b"x" * count,
             "connect": self._connect,
-            "start": self._start,
-            "signal": lambda number: os.kill(os.getpid(), number),
-            "thread_niceness": lambda: [
-                os.getpriority(os.PRIO_PROCESS, int(tid))
-                for tid in os.listdir("/proc/self/task")  # noqa: PTH208
-            ],
-            "garbage": self._garbage,
+            "start": _start,
+            "settings_of_child": _settings_of_child,
+            "garbage": _send_garbage,
         }
 
     def close(self) -> None:
-        pass
-
-    @staticmethod
-    def _raise(name: str) -> None:
-        raise (
-            getattr(errors, name, None) or RuntimeError("something unexpected")
-            if name == ""
-            else getattr(errors, name)("the reason")
-        )
+        """See ``Service``."""
 
     def _connect(self, group: str, rank: int) -> None:
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
-        connection.send((os.getpid(), rank))
+        connection.send({"rank": rank})
+        connection.close()
 
-    @staticmethod
-    def _start() -> int:
-        """Start a process that a plain kill of the agent would leave behind."""
-        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
-    @staticmethod
-    def _garbage() -> None:
-        """Write to the control connection what is not a message."""
-        for each in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            if int(each) > 2 and "socket" in os.readlink(f"/proc/self/fd/{each}"):
-                os.write(int(each), b"\x00\x00\x00\x04nope")
-        signal.pause()
+def _fail(how: str) -> None:
+    if how == "meter":
+        raise MeterError("no meter opens")
+    if how == "worker":
+        raise WorkerError("a rank failed", "its traceback")
+    raise ValueError(f"unexpected\n{how}")
+
+
+def _start() -> int:
+    """Start a process that killing the agent alone would leave behind."""
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+
+def _settings_of_child() -> list[str]:
+    """Return niceness, limit of open files and threads of a process that this service starts."""
+    command = ["sh", "-c", "nice; ulimit -Sn; cat /proc/self/oom_score_adj; echo ${OMP_NUM_THREADS-unset}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def _send_garbage(data: bytes) -> None:
+    """Write to the control connection what is not a message."""
+    for each in Path("/proc/self/fd").iterdir():
+        if int(each.name) > 2 and str(each.readlink()).startswith("socket"):
+            os.write(int(each.name), data)
+    signal.pause()
