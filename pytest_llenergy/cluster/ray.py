@@ -85,7 +85,7 @@ class RayCluster:
         try:
             answer = self._broker.request(
                 "gang",
-                wait_s,
+                wait_s + ANSWER_TIMEOUT_S,
                 lambda holders: on_wait(f"{shape} of {self._name}: {_describe_holders(holders)}"),
                 gang=number,
                 name=f"pytest-llenergy {number} of {owner}",
@@ -187,21 +187,25 @@ class _Broker:
             raise
 
     def request(
-        self, verb: str, wait_s: float = 0.0, on_wait: Callable[[list[str]], None] = len, **arguments: Any
+        self,
+        verb: str,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        on_wait: Callable[[list[str]], object] = len,
+        **arguments: Any,
     ) -> Any:
         """Return the answer.
 
         Args:
             verb: A verb of the broker.
-            wait_s: How long the broker may wait for GPUs (seconds).
-            on_wait: Called with the holders whenever they change.
+            timeout_s: Time limit (seconds).
+            on_wait: Called with the holders of GPUs whenever they change.
             **arguments: JSON values.
 
         Raises:
             WorkerError: The broker is gone or does not answer, or Ray refuses.
         """
         number = self._send(verb, arguments)
-        deadline_s = time.monotonic() + wait_s + ANSWER_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         while True:
             answer = self._receive(deadline_s)
             if answer.get("event") == "waiting":

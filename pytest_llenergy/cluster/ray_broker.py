@@ -151,9 +151,7 @@ class Broker:
         free = available_resources_per_node()
         groups = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
         offers = []
-        for node in self._ray.nodes():
-            if not node["Alive"]:
-                continue
+        for node in self._list_nodes():
             gpus = int(node["Resources"].get("GPU", 0))
             held = {_name_group(row): _count_gpus(row, node["NodeID"]) for row in groups}
             holders = [name for name, count in held.items() if count]
@@ -161,6 +159,14 @@ class Broker:
                 holders += self._list_jobs()
             offers.append({"name": node["NodeManagerHostname"], "gpus": gpus, "holders": holders})
         return offers
+
+    def _list_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that are alive: this one first, then by name."""
+        here = self._ray.get_runtime_context().get_node_id()
+        return sorted(
+            (node for node in self._ray.nodes() if node["Alive"]),
+            key=lambda node: (node["NodeID"] != here, node["NodeManagerHostname"], node["NodeManagerAddress"]),
+        )
 
     def _list_jobs(self) -> list[str]:
         """Return the drivers whose actors or tasks may hold GPUs; Ray does not tell which do."""
@@ -200,29 +206,21 @@ class Broker:
         if "bundles_to_node_id" not in outcome:
             self._release(gang)
             return outcome
-        nodes = {node["NodeID"]: node for node in self._ray.nodes()}
-        here = self._ray.get_runtime_context().get_node_id()
-
-        def order(entry: tuple[int, str]) -> tuple[bool, str, str]:
-            node = nodes[entry[1]]
-            return entry[1] != here, node["NodeManagerHostname"], node["NodeManagerAddress"]
-
-        places = sorted(outcome["bundles_to_node_id"].items(), key=order)
+        bundles = {node: index for index, node in outcome["bundles_to_node_id"].items()}
+        nodes = [node for node in self._list_nodes() if node["NodeID"] in bundles]
+        if len(nodes) < hosts:
+            raise RequestError("a host has gone while its agent was about to start")
         remote = self._ray.remote(num_cpus=0, max_restarts=0)(Holder)
         # Ray ends an actor when its last handle goes.
         _, actors = self._groups[gang]
-        for slot, (index, _) in enumerate(places):
-            actor = remote.options(
-                num_gpus=per_host,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=int(index)
-                ),
-            ).remote()
+        for slot, node in enumerate(nodes):
+            strategy = PlacementGroupSchedulingStrategy(group, int(bundles[node["NodeID"]]))
+            actor = remote.options(num_gpus=per_host, scheduling_strategy=strategy).remote()
             # Not an argument of the actor: those are stored in the control store of the cluster.
             ended = actor.run.remote(agent_command(slot), invitation, per_host).future()
             ended.add_done_callback(functools.partial(self._report_end, gang, slot))
             actors.append(actor)
-        return {"names": _distinct_names([nodes[node] for _, node in places])}
+        return {"names": _distinct_names(nodes)}
 
     def _wait_for_group(self, group: Any, wait_s: float) -> dict[str, Any]:
         from ray.util import placement_group_table

@@ -27,7 +27,7 @@ from pytest_llenergy.workers import guard, proctree
 
 from ..nvml_sim.boards import Board
 from ..nvml_sim.world import World
-from .agents import SHIFT_S, can_shift, own_host
+from .agents import SHIFT_S, another_host, can_be_another_host
 
 __all__ = ["RayHost", "RayNodes", "ray_cluster", "required_or_skip"]
 
@@ -151,7 +151,7 @@ class RayNodes:
             "RAY_worker_niceness": "0",
             **(variables or {}),
         }
-        host = own_host(name, shift_s) if name is not None else []
+        host = another_host(name, shift_s) if name is not None else []
         log = place / "ray.log"
         with log.open("wb") as output, Path(os.devnull).open() as nothing:
             process = subprocess.Popen(
@@ -159,7 +159,7 @@ class RayNodes:
                     os.getpid(),
                     place / "nothing",
                     nothing.fileno(),
-                    [*host, *wrapper, *self._start_command(address, boards)],
+                    ["/usr/bin/env", *host, *wrapper, *self._start_command(address, boards)],
                 ),
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -212,7 +212,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) ->
     """Start Ray with two hosts of four boards each."""
     if find_spec("ray") is None:
         required_or_skip("ray is not installed: pip install 'pytest-llenergy[ray]'")
-    if not can_shift():
+    if not can_be_another_host():
         required_or_skip("hosts with a clock of their own need root and unshare")
     nodes = RayNodes(tmp_path_factory.mktemp("ray"), nvml_library)
     try:
