@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.store import Location, read_report
+from pytest_llenergy.report.store import read_report
 
 from ..nvml_sim.world import World
 from .agents import ROOT, SHIFT_S
+
+#: Lets torch see the boards of the stand-in for NVML.
+CUDA_STAND_IN = Path(__file__).parent / "cuda_stand_in"
 
 #: Long enough for a machine with many other tests.
 RUN_TIMEOUT_S = 300
@@ -60,7 +63,7 @@ class ClusterRuns:
         """Run a test file to its end."""
         return subprocess.run(
             self.command(source, *options),
-            env={**self.environment, "PYTHONPATH": str(ROOT)},
+            env={**self.environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{CUDA_STAND_IN}"},
             cwd=self.directory,
             capture_output=True,
             text=True,
@@ -71,7 +74,7 @@ class ClusterRuns:
     @property
     def report(self) -> Report:
         """The report of the latest run."""
-        return load_report(self.directory / "energy.json")
+        return read_report(self.directory / "energy.json")
 
 
 @pytest.fixture(params=["slurm", "ray"])

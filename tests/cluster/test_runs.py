@@ -37,7 +37,7 @@ def test_too_many(workers):
 
 @pytest.mark.gpus(2)
 def test_meter_of_this_host(workers, energy_meter):
-    with pytest.raises(Exception, match="the test uses"), energy_meter("window"):
+    with energy_meter("window"):
         pass
 
 def test_here(energy):
@@ -47,8 +47,9 @@ def test_here(energy):
 
 def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) -> None:
     done = cluster_runs.run(SUM, "--energy-rounds=3", "--energy-warmup=0")
-    assert "4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "cannot provide 2 hosts with 8 GPUs each" in done.stdout
+    assert "this reads meters of pytest's own host" in done.stdout
     record = next(each for each in cluster_runs.report.records if each.id.endswith("::test_sum"))
     names = [host.name for host in cluster_runs.hosts]
     assert [(rank.rank, rank.host, rank.local_rank) for rank in record.ranks] == [
