@@ -43,7 +43,11 @@ class ScratchDirectory:
             sweep(parent, on_stale)
         while True:
             self.path: Path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self.descriptor: int = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self.descriptor: int = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                # Another process has swept it already.
+                continue
             # File systems without locks have none that a sweep could get either.
             with suppress(OSError):
                 fcntl.flock(self.descriptor, fcntl.LOCK_EX)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,23 @@ def test_a_directory_that_is_swept_before_it_is_locked_is_replaced(
         assert len(swept) == 1
         assert mine.path.is_dir()
         assert mine.path not in swept
+
+
+def test_a_directory_that_is_swept_before_it_is_opened_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+    swept: list[str] = []
+
+    def sweep_at_once(prefix: str, dir: Path) -> str:
+        made = make(prefix=prefix, dir=dir)
+        if not swept:
+            swept.append(made)
+            sweep(tmp_path)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", sweep_at_once)
+    monkeypatch.setattr(scratch, "_swept", {tmp_path})
+    with ScratchDirectory(tmp_path) as mine:
+        assert mine.path.is_dir()
+        assert str(mine.path) not in swept

@@ -140,9 +140,10 @@ def render_host_of_cluster(host: HostCheckup) -> Iterator[str]:
     yield f"host     {host.name}: Python {facts.python}, pytest-llenergy {facts.plugin}{packages}"
     for board in facts.devices:
         yield f"{INDENT}gpu {board.uuid}: {board.name}, {format_memory(board.memory_bytes)}"
-    for reason in facts.devices_missing:
-        yield f"{INDENT}gpu: {reason}"
-    for meter in facts.meters:
+    for reason in () if facts.devices else facts.devices_missing:
+        yield f"{INDENT}gpu none: {reason}"
+    # Reasons are the same on all hosts, and matter only where nothing can be measured.
+    for meter in [each for each in facts.meters if each.available] or facts.meters:
         yield f"{INDENT}meter {_render_meter(meter)}"
     yield f"{INDENT}clock: its difference is known within {host.clock_bound_s * 1e6:.3g} µs"
     for setting in host.unlike_pytest:
