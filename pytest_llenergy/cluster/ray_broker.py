@@ -165,7 +165,11 @@ class Broker:
         here = self._ray.get_runtime_context().get_node_id()
         return sorted(
             (node for node in self._ray.nodes() if node["Alive"]),
-            key=lambda node: (node["NodeID"] != here, node["NodeManagerHostname"], node["NodeManagerAddress"]),
+            key=lambda node: (
+                node["NodeID"] != here,
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+            ),
         )
 
     def _list_jobs(self) -> list[str]:

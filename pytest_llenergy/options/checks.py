@@ -168,13 +168,13 @@ def check_names(config: pytest.Config, state: RunState) -> None:
     with naming_option(config, "prompts"):
         # Read here and kept, since a pipe can be read only once.
         assert state.prompts
+    with naming_option(config, "cluster"):
+        if settings.cluster != "local" and settings.gpus is not None:
+            raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
+        # Opens the cluster.
+        assert state.gangs or settings.cluster == "local"
     if settings.gpus is not None:
         _check_gpus(config, settings.gpus)
-    if settings.cluster != "local":
-        with naming_option(config, "cluster"):
-            if settings.gpus is not None:
-                raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
-            assert state.gangs
     if not settings.names_plugins:
         return
     try:
