@@ -17,6 +17,7 @@ import msgspec
 
 from pytest_llenergy.cluster.base import Cluster, Gang, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient
+from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
@@ -227,19 +228,3 @@ class GangKeeper:
             if self._timer is threading.current_thread():
                 self._timer = None
                 self._give_back()
-
-
-def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
-    """Return how many hosts a request needs: without ``per_host`` as few as can hold it in equal shares.
-
-    If no hosts can, the result is the smallest shape whose share fits on the largest host; the cluster then
-    explains why it cannot provide it.
-    """
-    if request.per_host is not None:
-        return Shape(request.n // request.per_host, request.per_host)
-    shapes = [Shape(hosts, request.n // hosts) for hosts in range(1, request.n + 1) if request.n % hosts == 0]
-    for shape in shapes:
-        if sum(offer.devices >= shape.per_host for offer in offers) >= shape.hosts:
-            return shape
-    largest = max((offer.devices for offer in offers), default=1)
-    return next((shape for shape in shapes if shape.per_host <= largest), shapes[-1])

@@ -245,7 +245,7 @@ class RunState:
         """
         if self.settings.cluster == "local":
             return None
-        from pytest_llenergy.cluster.base import open_cluster
+        from pytest_llenergy.cluster.launchers import open_cluster
         from pytest_llenergy.gangs import GangKeeper
 
         cluster = open_cluster(self.settings.cluster, self.environment)

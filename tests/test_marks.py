@@ -142,7 +142,7 @@ def test_marks_are_registered(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--markers")
     result.stdout.fnmatch_lines(
         [
-            "@pytest.mark.gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs *",
+            "@pytest.mark.gpus(n=1, *, name=None, memory=None, mig=None, *): lease n GPUs *",
             "@pytest.mark.parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees *",
             "@pytest.mark.energy_gate(*, metric=None, budget=None, threshold=None): fail the test *",
         ]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,8 +117,8 @@ def test_a_directory_that_is_swept_before_it_is_opened_is_replaced(
     make = tempfile.mkdtemp
     swept: list[str] = []
 
-    def sweep_at_once(prefix: str, dir: Path) -> str:
-        made = make(prefix=prefix, dir=dir)
+    def sweep_at_once(**where: Any) -> str:
+        made = make(**where)
         if not swept:
             swept.append(made)
             sweep(tmp_path)

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_cluster(name: str, *, as_json: bool) -> int:
     """Check the hosts of a cluster. Returns 1 if one cannot be used."""
-    from pytest_llenergy.cluster.base import open_cluster
+    from pytest_llenergy.cluster.launchers import open_cluster
     from pytest_llenergy.doctor.hosts import check_hosts, measure_bandwidth
     from pytest_llenergy.doctor.text import render_bandwidth, render_host_of_cluster
     from pytest_llenergy.errors import LLEnergyError

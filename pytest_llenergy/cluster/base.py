@@ -93,24 +93,3 @@ class Cluster(Protocol):
 
     def close(self) -> None:
         """End all gangs and the launcher."""
-
-
-def open_cluster(name: str, environment: Mapping[str, str]) -> Cluster:
-    """Return a launcher.
-
-    Args:
-        name: ``slurm``, ``ray`` or ``ray:HOST:PORT``.
-        environment: Environment variables with which the run began.
-
-    Raises:
-        PlanError: It is not available here.
-        WorkerError: It does not answer.
-    """
-    kind, _, address = name.partition(":")
-    if kind == "slurm":
-        from pytest_llenergy.cluster.slurm import SlurmCluster
-
-        return SlurmCluster(environment)
-    from pytest_llenergy.cluster.ray import RayCluster
-
-    return RayCluster(address or environment.get("RAY_ADDRESS"))

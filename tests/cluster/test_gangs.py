@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.cluster.base import HostOffer, Shape
+from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.gangs import choose_shape
 
 
 def offers(*devices: int) -> list[HostOffer]:
