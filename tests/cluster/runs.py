@@ -57,19 +57,28 @@ class ClusterRuns:
         (self.directory / "test_it.py").write_text(source)
         report = f"--energy-report={self.directory / 'energy.json'}"
         run = [sys.executable, "-m", "pytest", "test_it.py", "-p", "no:cacheprovider", "-rs"]
-        return [*self.launcher, *run, report, f"--energy-cluster={self.name}", *options]
+        return [*run, report, f"--energy-cluster={self.name}", *options]
 
-    def run(self, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run a test file to its end."""
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of pytest, whose ranks see the boards."""
+        return {**self.environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{CUDA_STAND_IN}"}
+
+    def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command where pytest runs, to its end."""
         return subprocess.run(
-            self.command(source, *options),
-            env={**self.environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{CUDA_STAND_IN}"},
+            [*self.launcher, *command],
+            env=self.variables,
             cwd=self.directory,
             capture_output=True,
             text=True,
             timeout=RUN_TIMEOUT_S,
             check=False,
         )
+
+    def run(self, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a test file to its end."""
+        return self.execute(*self.command(source, *options))
 
     @property
     def report(self) -> Report:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .runs import ClusterRuns
 
 SUM = """
@@ -69,3 +71,78 @@ def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) ->
         assert round_.energy_j is not None, round_.reason
         assert round_.energy_u_j is not None
         assert abs(round_.energy_j - sum(powers_w.values()) * round_.duration_s) <= 4 * round_.energy_u_j
+
+
+SURGES = """
+import os, random, time
+import pytest
+from tests.nvml_sim.world import World
+
+WORLDS = PATHS
+
+def surge():
+    import torch.distributed as dist
+    rank, number = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    world = World.open(WORLDS[rank // 2])
+    low_w = world.true_power_w(number, time.monotonic_ns())
+    world.set_power(number, 150.0 + 120.0 * rank)
+    time.sleep(random.uniform(0.05, 0.2))
+    world.set_power(number, low_w)
+    dist.barrier()
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.energy_options(rounds=ROUNDS, iterations=1, warmup=1, budget=1)
+def test_surges(workers, energy):
+    energy(workers.call(surge))
+"""
+
+
+def count_covered(runs: ClusterRuns, rounds: int) -> tuple[int, int]:
+    """Measure surges of known energy; return how many rounds are within 2u, and how many there are."""
+    worlds = [str(host.world.path) for host in runs.hosts]
+    source = SURGES.replace("ROUNDS", str(rounds)).replace("PATHS", repr(worlds))
+    done = runs.run(source, "--energy-timeout=300")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    (record,) = runs.report.records
+    hosts = {host.name: host for host in runs.hosts}
+    covered = known = 0
+    for round_ in record.rounds:
+        start_ns = round(round_.start_s * 1e9)
+        end_ns = start_ns + round(round_.duration_s * 1e9)
+        true_j = sum(
+            hosts[rank.host].world.true_energy_j(
+                rank.local_rank, start_ns + hosts[rank.host].shift_ns, end_ns + hosts[rank.host].shift_ns
+            )
+            for rank in record.ranks
+        )
+        if round_.energy_j is None or round_.energy_u_j is None:
+            continue
+        known += 1
+        covered += abs(round_.energy_j - true_j) <= 2 * round_.energy_u_j
+    return covered, known
+
+
+@pytest.mark.clock
+def test_the_truth_of_two_hosts_is_covered(cluster_runs: ClusterRuns) -> None:
+    covered, known = count_covered(cluster_runs, 6)
+    assert covered >= known - 1 >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.clock
+def test_the_truth_of_two_hosts_is_covered_in_two_hundred_windows(cluster_runs: ClusterRuns) -> None:
+    covered, known = count_covered(cluster_runs, 200)
+    print(f"{covered} of {known} windows within 2u")
+    assert known >= 190
+    assert covered >= 0.95 * known
+
+
+@pytest.mark.slow
+def test_the_doctor_walks_from_host_to_host(cluster_runs: ClusterRuns) -> None:
+    done = cluster_runs.execute("llenergy", "doctor", f"--cluster={cluster_runs.name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for host in cluster_runs.hosts:
+        assert f"host     {host.name}: Python " in done.stdout
+        assert f"gpu {host.world.board(0).uuid}: NVIDIA Sim" in done.stdout
+    assert done.stdout.count("clock: its difference is known within") == 2
+    assert "network  all_reduce over" in done.stdout
