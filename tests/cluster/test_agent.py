@@ -71,6 +71,7 @@ def test_when_pytest_is_killed_its_agents_end_with_all_that_they_started(mark: s
     holder.kill()
     passed_s = seconds_until_nothing_is_left(mark)
     print(f"nothing left after {passed_s:.2f} s")
+    assert passed_s < timeouts.MISSED_S
     holder.communicate()
 
 

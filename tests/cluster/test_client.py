@@ -171,8 +171,8 @@ def test_a_stopped_agent_is_lost_after_three_missed_beats(filled: bool) -> None:
         assert wait([client.sentinel], 0)
         print(f"noticed after {noticed_s:.2f} s")
         assert noticed_s >= timeouts.MISSED_S - timeouts.BEAT_S - 0.1
-        # A stopped process does nothing, so the end of the agent is left to its guard.
-        client.popen.terminate()  # type: ignore[attr-defined]
+        # It finds its connection ended.
+        os.kill(client.facts.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n"])
