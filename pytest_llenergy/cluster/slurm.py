@@ -25,8 +25,10 @@ from pytest_llenergy.model.text import one_line, shorten
 
 #: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
 AGENTS_TIMEOUT_S = 60.0
-#: Time limit for Slurm's controller to answer, and for a step to end after its agents (seconds).
-ANSWER_TIMEOUT_S, END_TIMEOUT_S = 30.0, 5.0
+#: Time limit for Slurm's controller to answer (seconds).
+ANSWER_TIMEOUT_S = 30.0
+#: Time limit for a step to end after its agents, and if one of them was lost, which may never end (seconds).
+END_TIMEOUT_S, LOST_END_TIMEOUT_S = 5.0, 1.5
 #: How much of the output of ``srun`` is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 4000, 600
 
@@ -217,10 +219,16 @@ class SlurmGang:
 
     def close(self) -> None:
         """See ``Gang``."""
+        if not self.hosts:
+            timeout_s = 0.0
+        elif any(client.lost for client in self.hosts):
+            timeout_s = LOST_END_TIMEOUT_S
+        else:
+            timeout_s = END_TIMEOUT_S
         close_all(self.hosts)
         self.listener.close()
         try:
-            self._step.wait(END_TIMEOUT_S if self.hosts else 0)
+            self._step.wait(timeout_s)
         except subprocess.TimeoutExpired:
             # Slurm kills the tasks of a step without srun.
             self._step.kill()
