@@ -29,6 +29,8 @@ AGENTS_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 #: Time limit for a step to end after its agents, and if one of them was lost, which may never end (seconds).
 END_TIMEOUT_S, LOST_END_TIMEOUT_S = 5.0, 1.5
+#: How much later than a message of ``srun`` the output of its tasks may arrive (seconds).
+OUTPUT_DELAY_S = 0.3
 #: How much of the output of ``srun`` is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 4000, 600
 
@@ -104,11 +106,14 @@ class SlurmCluster:
 
     def gang(self, shape: Shape, wait_s: float, on_wait: Callable[[str], None]) -> SlurmGang:
         """See ``Cluster``."""
-        fitting = [offer for offer in self.offers() if offer.devices >= shape.per_host]
-        if len(fitting) < shape.hosts:
+        offers = self.offers()
+        fewest = min(offer.devices for offer in offers)
+        chosen = [offer for offer in offers if offer.devices >= shape.per_host][: shape.hosts]
+        # If the job has unlike numbers of GPUs, Slurm gives a step more than the fewest only in total.
+        in_total = shape.hosts == 1 and any(offer.devices > fewest for offer in chosen)
+        if len(chosen) < shape.hosts or (shape.per_host > fewest and not in_total):
             raise NeverError(self._explain_never(shape))
-        chosen = fitting[: shape.hosts]
-        gpus = min(offer.devices for offer in chosen)
+        gpus = f"--gpus={chosen[0].devices}" if in_total else f"--gres=gpu:{fewest}" if fewest else ""
         gang = SlurmGang(self._job, [offer.name for offer in chosen], gpus, self._environment)
         self._gangs.append(gang)
         return gang
@@ -181,14 +186,14 @@ class SlurmGang:
     Args:
         job: Number of the job.
         nodes: Names of its nodes, in Slurm's order.
-        gpus: How many of the job's GPUs the agents see on each node.
+        gpus: Option of ``srun`` that gives the agents GPUs of the job, or "".
         environment: Environment variables without those of the job.
 
     Raises:
         WorkerError: An agent does not start, or its host differs from the others.
     """
 
-    def __init__(self, job: str, nodes: Sequence[str], gpus: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: str, nodes: Sequence[str], gpus: str, environment: Mapping[str, str]) -> None:
         self.listener = Listener()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
         self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
@@ -237,11 +242,14 @@ class SlurmGang:
 
     def _explain_start(self) -> str | None:
         """Return why agents cannot come any more, or do not come in time; None while they may."""
-        reason = self._explain()
-        if reason is None and time.monotonic() > self._deadline_s:
-            printed = f"; srun printed: {quote(self._output)}" if self._output else ""
-            reason = f"no connection within {AGENTS_TIMEOUT_S:g} s{printed}"
-        return reason
+        if self._explain() is not None:
+            # What the tasks have printed may come later.
+            time.sleep(OUTPUT_DELAY_S)
+            return self._explain()
+        if time.monotonic() < self._deadline_s:
+            return None
+        printed = f"; srun printed: {quote(self._output)}" if self._output else ""
+        return f"no connection within {AGENTS_TIMEOUT_S:g} s{printed}"
 
     def _explain(self) -> str | None:
         """Return what Slurm says about tasks that have ended; None while all run."""
@@ -258,20 +266,20 @@ class SlurmGang:
         return output.decode(errors="replace").replace(NO_BINDING, "")
 
 
-def step_command(job: str, nodes: Sequence[str], gpus: int) -> list[str]:
+def step_command(job: str, nodes: Sequence[str], gpus: str) -> list[str]:
     """Return the command line that starts a program once on each node, beside other steps of the job.
 
     Args:
         job: Number of the job.
         nodes: Names of its nodes.
-        gpus: How many GPUs the program sees on each node.
+        gpus: Option with the GPUs that the program sees, or "".
     """
     return [
         *("srun", f"--jobid={job}", "--overlap", "--job-name=llenergy"),
         *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         f"--nodelist={','.join(nodes)}",
-        # Otherwise a task has the GPUs that the job assigned to one of its own tasks, which may be fewer.
-        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        # Without it, a task has as many as the job requests for each of its own tasks.
+        *([gpus] if gpus else []),
         *("--export=ALL", "--cpu-bind=none", "--mpi=none"),
         # When one host is lost, pytest asks the others for what they have measured, and ends them itself.
         *("--kill-on-bad-exit=0", "--wait=0"),

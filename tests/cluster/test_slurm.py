@@ -51,9 +51,12 @@ slow = pytest.mark.slow
 MARK = "LLENERGY_TEST_MARK"
 
 
+ALL_GPUS = [f"--gres=gpu:{GPUS}"]
+
+
 def in_job(slurm: Slurm, code: str, *options: str, step: bool = False) -> list[Any]:
     """Run a script in an allocation, or in a step of one; return what it prints, a JSON value per line."""
-    job = ["salloc", "--quiet", "--nodes=2", f"--gres=gpu:{GPUS}", *options]
+    job = ["salloc", "--quiet", "--nodes=2", *options]
     inside = ["srun", "--nodes=1", "--ntasks=1"] if step else []
     done = slurm.run(*job, *inside, sys.executable, "-c", START + code, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,7 +80,7 @@ def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], st
     # The shell keeps the allocation, so that only the end of the script can end the step.
     shell = ["sh", "-c", '"$@" & echo $!; wait $!; sleep 60', "sh", sys.executable, "-c", START + code]
     process = subprocess.Popen(
-        ["salloc", "--quiet", f"--job-name={mark}", "--nodes=2", f"--gres=gpu:{GPUS}", *shell],
+        ["salloc", "--quiet", f"--job-name={mark}", "--nodes=2", *ALL_GPUS, *shell],
         env={**slurm.environment, MARK: mark},
         stdout=subprocess.PIPE,
         text=True,
@@ -109,7 +112,7 @@ out(took)
 gang.close()
 out(gang.lost())
 """
-    *hosts, took, lost = in_job(slurm_cluster, GANG + code, step=step)
+    *hosts, took, lost = in_job(slurm_cluster, GANG + code, *ALL_GPUS, step=step)
     expected = [
         [name, host, [world.board(number).uuid for number in range(GPUS)], pytest.approx(shift_s, abs=0.1)]
         for (name, world), host, shift_s in zip(
@@ -119,6 +122,32 @@ out(gang.lost())
     assert hosts == expected
     assert set(lost) == set(NODES)
     print(f"agents started in {took:.3f} s")
+
+
+@pytest.mark.parametrize(
+    ("options", "pair", "single"),
+    [
+        # Slurm gives the first node three and the second node one.
+        (["--ntasks=4", "--gpus-per-task=1"], [1, 1], [3]),
+        (["--ntasks=2", "--gpus-per-task=2"], [2, 2], [2]),
+    ],
+)
+def test_the_gpus_of_a_job_that_counts_them_by_task(
+    slurm_cluster: Slurm, options: list[str], pair: list[int], single: list[int]
+) -> None:
+    code = f"""
+for shape in (Shape(2, 1), Shape(1, {single[0]})):
+    gang = cluster.gang(shape, 0.0, print)
+    out([len(each.facts.devices) for each in gang.hosts])
+try:
+    cluster.gang(Shape(2, {pair[0] + 1}), 0.0, print)
+except NeverError as error:
+    out(str(error))
+cluster.close()
+"""
+    *counts, never = in_job(slurm_cluster, code, *options)
+    assert counts == [pair, single]
+    assert f"cannot provide 2 hosts with {pair[0] + 1} GPU" in never
 
 
 def test_a_gang_that_no_job_or_only_a_larger_job_can_have(slurm_cluster: Slurm) -> None:
@@ -163,7 +192,7 @@ try:
 except WorkerError as error:
     out([str(error), time.monotonic() - began])
 """
-    ((text, took),) = in_job(slurm_cluster, code)
+    ((text, took),) = in_job(slurm_cluster, code, *ALL_GPUS)
     assert message in text
     assert "\n" not in text
     assert took < 30
@@ -273,12 +302,13 @@ def parent_of(pid: int) -> int:
 def test_a_host_is_lost(
     slurm_cluster: Slurm, what: str, number: signal.Signals, lost: list[str], reason: str
 ) -> None:
-    """The other host answers as before, and nothing remains."""
-    code = """
+    """The other host still answers, and nothing remains."""
+    code = f"""
 out(None)
 select.select([gang.hosts[1].sentinel], [], [], 30)
 out(time.monotonic())
-time.sleep(0.5)
+while not gang.lost()["n2"].startswith({reason!r}) and time.monotonic() - began < 30:
+    time.sleep(0.01)
 out([gang.lost(), [each.exchange(1).bound_ns for each in gang.hosts if each.lost is None]])
 gang.close()
 """
@@ -290,10 +320,9 @@ gang.close()
         os.kill(victim, number)
         noticed = read(process) - began
         reasons, answers = read(process)
+        # With the time that closing the gang takes.
         gone = wait_until_gone(mark)
-    print(
-        f"{number.name} to {what}: noticed after {noticed:.3f} s, gone {gone:.3f} s after the end of the gang"
-    )
+    print(f"{number.name} to {what}: noticed after {noticed:.3f} s, gone {gone:.3f} s later")
     assert list(reasons) == lost
     assert reasons["n2"].startswith(reason)
     assert len(answers) == len(NODES) - len(lost)
