@@ -194,7 +194,7 @@ class SlurmGang:
     """
 
     def __init__(self, job: str, nodes: Sequence[str], gpus: str, environment: Mapping[str, str]) -> None:
-        self.listener = Listener()
+        self._listener = Listener()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
         self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
         self._step = subprocess.Popen(
@@ -210,8 +210,8 @@ class SlurmGang:
         try:
             assert self._step.stdin is not None
             with suppress(BrokenPipeError), self._step.stdin as invitation:
-                invitation.write(f"{self.listener.invitation.encode()}\n".encode())
-            self.hosts = accept_agents(self.listener, nodes, math.inf, self._explain_start)
+                invitation.write(f"{self._listener.invitation.encode()}\n".encode())
+            self.hosts = accept_agents(self._listener, nodes, math.inf, self._explain_start)
         except BaseException:
             self.close()
             raise
@@ -231,7 +231,7 @@ class SlurmGang:
         else:
             timeout_s = END_TIMEOUT_S
         close_all(self.hosts)
-        self.listener.close()
+        self._listener.close()
         try:
             self._step.wait(timeout_s)
         except subprocess.TimeoutExpired:
