@@ -124,6 +124,7 @@ out(gang.lost())
     print(f"agents started in {took:.3f} s")
 
 
+@slow
 @pytest.mark.parametrize(
     ("options", "pair", "single"),
     [
@@ -171,17 +172,20 @@ for shape in (Shape(2, 3), Shape(1, 5)):
     ("before", "message"),
     [
         ("cluster._job = '999999'", " 999999: slurm_load_jobs error: Invalid job id specified"),
-        ("cluster._nodes; cluster._job = '999999'", "Invalid job id specified"),
-        (
+        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
+        pytest.param("cluster._nodes; cluster._job = '999999'", "Invalid job id specified", marks=slow),
+        pytest.param(
             "slurm.agent_command = lambda slot: ['sh', '-c', 'test $SLURM_PROCID = 0 && sleep 60']",
             "n2: task 1: Exited with exit code 1",
+            marks=slow,
         ),
-        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
-        (
+        pytest.param(
             "slurm.AGENTS_TIMEOUT_S = 1; slurm.agent_command = lambda slot: ['sh', '-c', 'echo hm; sleep 9']",
             "no connection within 1 s; srun printed: hm hm",
+            marks=slow,
         ),
     ],
+    ids=["no-job", "no-python", "job-ended", "one-task", "late"],
 )
 def test_agents_that_do_not_start(slurm_cluster: Slurm, before: str, message: str) -> None:
     code = f"""
@@ -232,7 +236,7 @@ def test_nothing_remains_when_pytest_is_killed(slurm_cluster: Slurm) -> None:
         print(f"gone after {wait_until_gone(mark):.3f} s")
 
 
-@pytest.mark.slow
+@slow
 def test_nothing_remains_when_pytest_is_killed_while_agents_start(slurm_cluster: Slurm) -> None:
     took = []
     for number in range(30):
@@ -298,6 +302,7 @@ def parent_of(pid: int) -> int:
         pytest.param("slurmstepd", signal.SIGKILL, ["n2"], "n2: its agent has closed its", marks=slow),
         pytest.param("srun", signal.SIGKILL, ["n1", "n2"], "n2: its agent has closed its", marks=slow),
     ],
+    ids=["agent-killed", "agent-stopped", "guard", "slurmstepd", "srun"],
 )
 def test_a_host_is_lost(
     slurm_cluster: Slurm, what: str, number: signal.Signals, lost: list[str], reason: str
