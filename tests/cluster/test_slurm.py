@@ -124,14 +124,14 @@ out(gang.lost())
     print(f"agents started in {took:.3f} s")
 
 
-@slow
 @pytest.mark.parametrize(
     ("options", "pair", "single"),
     [
         # Slurm gives the first node three and the second node one.
         (["--ntasks=4", "--gpus-per-task=1"], [1, 1], [3]),
-        (["--ntasks=2", "--gpus-per-task=2"], [2, 2], [2]),
+        pytest.param(["--ntasks=2", "--gpus-per-task=2"], [2, 2], [2], marks=slow),
     ],
+    ids=["unlike", "alike"],
 )
 def test_the_gpus_of_a_job_that_counts_them_by_task(
     slurm_cluster: Slurm, options: list[str], pair: list[int], single: list[int]
@@ -314,6 +314,7 @@ select.select([gang.hosts[1].sentinel], [], [], 30)
 out(time.monotonic())
 while not gang.lost()["n2"].startswith({reason!r}) and time.monotonic() - began < 30:
     time.sleep(0.01)
+time.sleep(0.5)
 out([gang.lost(), [each.exchange(1).bound_ns for each in gang.hosts if each.lost is None]])
 gang.close()
 """
