@@ -25,8 +25,12 @@ from pytest_llenergy.model.text import one_line, shorten
 
 #: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
 AGENTS_TIMEOUT_S = 60.0
-#: Time limit for Slurm's controller to answer, and for a step to end after its agents (seconds).
-ANSWER_TIMEOUT_S, END_TIMEOUT_S = 30.0, 5.0
+#: Time limit for Slurm's controller to answer (seconds).
+ANSWER_TIMEOUT_S = 30.0
+#: Time limit for a step to end after its agents, and if one of them was lost, which may never end (seconds).
+END_TIMEOUT_S, LOST_END_TIMEOUT_S = 5.0, 1.5
+#: How much later than a message of ``srun`` the output of its tasks may arrive (seconds).
+OUTPUT_DELAY_S = 0.3
 #: How much of the output of ``srun`` is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 4000, 600
 
@@ -108,14 +112,18 @@ class SlurmCluster:
         avoid: Mapping[str, str] = NONE_LOST,
     ) -> SlurmGang:
         """See ``Cluster``."""
-        fitting = [
-            offer for offer in self.offers() if offer.devices >= shape.per_host and offer.name not in avoid
-        ]
-        if len(fitting) < shape.hosts:
-            left_out = "".join(f"; not used again: {reason}" for reason in avoid.values())
-            raise NeverError(self._explain_never(shape) + left_out)
+        offers = self.offers()
+        fewest = min(offer.devices for offer in offers)
+        fitting = [each for each in offers if each.devices >= shape.per_host and each.name not in avoid]
         chosen = fitting[: shape.hosts]
-        gpus = min(offer.devices for offer in chosen)
+        # If the job has unlike numbers of GPUs, Slurm gives a step more than the fewest only in total.
+        in_total = shape.hosts == 1 and any(offer.devices > fewest for offer in chosen)
+        if len(chosen) < shape.hosts and avoid:
+            left = f"without {'; '.join(avoid.values())}; Slurm job {self._job} has too few hosts left"
+            raise NeverError(f"{shape}: {left}")
+        if len(chosen) < shape.hosts or (shape.per_host > fewest and not in_total):
+            raise NeverError(self._explain_never(shape))
+        gpus = f"--gpus={chosen[0].devices}" if in_total else f"--gres=gpu:{fewest}" if fewest else ""
         gang = SlurmGang(self._job, [offer.name for offer in chosen], gpus, self._environment)
         self._gangs.append(gang)
         return gang
@@ -188,15 +196,15 @@ class SlurmGang:
     Args:
         job: Number of the job.
         nodes: Names of its nodes, in Slurm's order.
-        gpus: How many of the job's GPUs the agents see on each node.
+        gpus: Option of ``srun`` that gives the agents GPUs of the job, or "".
         environment: Environment variables without those of the job.
 
     Raises:
         WorkerError: An agent does not start, or its host differs from the others.
     """
 
-    def __init__(self, job: str, nodes: Sequence[str], gpus: int, environment: Mapping[str, str]) -> None:
-        self.listener = Listener()
+    def __init__(self, job: str, nodes: Sequence[str], gpus: str, environment: Mapping[str, str]) -> None:
+        self._listener = Listener()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
         self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
         self._step = subprocess.Popen(
@@ -212,8 +220,8 @@ class SlurmGang:
         try:
             assert self._step.stdin is not None
             with suppress(BrokenPipeError), self._step.stdin as invitation:
-                invitation.write(f"{self.listener.invitation.encode()}\n".encode())
-            self.hosts = accept_agents(self.listener, nodes, math.inf, self._explain_start)
+                invitation.write(f"{self._listener.invitation.encode()}\n".encode())
+            self.hosts = accept_agents(self._listener, nodes, math.inf, self._explain_start)
         except BaseException:
             self.close()
             raise
@@ -226,10 +234,16 @@ class SlurmGang:
 
     def close(self) -> None:
         """See ``Gang``."""
+        if not self.hosts:
+            timeout_s = 0.0
+        elif any(client.lost for client in self.hosts):
+            timeout_s = LOST_END_TIMEOUT_S
+        else:
+            timeout_s = END_TIMEOUT_S
         close_all(self.hosts)
-        self.listener.close()
+        self._listener.close()
         try:
-            self._step.wait(END_TIMEOUT_S if self.hosts else 0)
+            self._step.wait(timeout_s)
         except subprocess.TimeoutExpired:
             # Slurm kills the tasks of a step without srun.
             self._step.kill()
@@ -238,11 +252,14 @@ class SlurmGang:
 
     def _explain_start(self) -> str | None:
         """Return why agents cannot come any more, or do not come in time; None while they may."""
-        reason = self._explain()
-        if reason is None and time.monotonic() > self._deadline_s:
-            printed = f"; srun printed: {quote(self._output)}" if self._output else ""
-            reason = f"no connection within {AGENTS_TIMEOUT_S:g} s{printed}"
-        return reason
+        if self._explain() is not None:
+            # What the tasks have printed may come later.
+            time.sleep(OUTPUT_DELAY_S)
+            return self._explain()
+        if time.monotonic() < self._deadline_s:
+            return None
+        printed = f"; srun printed: {quote(self._output)}" if self._output else ""
+        return f"no connection within {AGENTS_TIMEOUT_S:g} s{printed}"
 
     def _explain(self) -> str | None:
         """Return what Slurm says about tasks that have ended; None while all run."""
@@ -259,20 +276,20 @@ class SlurmGang:
         return output.decode(errors="replace").replace(NO_BINDING, "")
 
 
-def step_command(job: str, nodes: Sequence[str], gpus: int) -> list[str]:
+def step_command(job: str, nodes: Sequence[str], gpus: str) -> list[str]:
     """Return the command line that starts a program once on each node, beside other steps of the job.
 
     Args:
         job: Number of the job.
         nodes: Names of its nodes.
-        gpus: How many GPUs the program sees on each node.
+        gpus: Option with the GPUs that the program sees, or "".
     """
     return [
         *("srun", f"--jobid={job}", "--overlap", "--job-name=llenergy"),
         *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         f"--nodelist={','.join(nodes)}",
-        # Otherwise a task has the GPUs that the job assigned to one of its own tasks, which may be fewer.
-        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        # Without it, a task has as many as the job requests for each of its own tasks.
+        *([gpus] if gpus else []),
         *("--export=ALL", "--cpu-bind=none", "--mpi=none"),
         # When one host is lost, pytest asks the others for what they have measured, and ends them itself.
         *("--kill-on-bad-exit=0", "--wait=0"),

@@ -14,8 +14,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_llenergy.cluster.slurm import GPUS as GPU_COUNTS
@@ -43,13 +45,18 @@ gang = cluster.gang(Shape(2, 4), 0.0, print)
 took = time.monotonic() - began
 """
 
+slow = pytest.mark.slow
+
 #: Names the processes of one test in the environment that they inherit.
 MARK = "LLENERGY_TEST_MARK"
 
 
+ALL_GPUS = [f"--gres=gpu:{GPUS}"]
+
+
 def in_job(slurm: Slurm, code: str, *options: str, step: bool = False) -> list[Any]:
     """Run a script in an allocation, or in a step of one; return what it prints, a JSON value per line."""
-    job = ["salloc", "--quiet", "--nodes=2", f"--gres=gpu:{GPUS}", *options]
+    job = ["salloc", "--quiet", "--nodes=2", *options]
     inside = ["srun", "--nodes=1", "--ntasks=1"] if step else []
     done = slurm.run(*job, *inside, sys.executable, "-c", START + code, check=False)
     assert done.returncode == 0, done.stderr
@@ -73,7 +80,7 @@ def running(slurm: Slurm, code: str) -> Iterator[tuple[subprocess.Popen[str], st
     # The shell keeps the allocation, so that only the end of the script can end the step.
     shell = ["sh", "-c", '"$@" & echo $!; wait $!; sleep 60', "sh", sys.executable, "-c", START + code]
     process = subprocess.Popen(
-        ["salloc", "--quiet", f"--job-name={mark}", "--nodes=2", f"--gres=gpu:{GPUS}", *shell],
+        ["salloc", "--quiet", f"--job-name={mark}", "--nodes=2", *ALL_GPUS, *shell],
         env={**slurm.environment, MARK: mark},
         stdout=subprocess.PIPE,
         text=True,
@@ -105,7 +112,7 @@ out(took)
 gang.close()
 out(gang.lost())
 """
-    *hosts, took, lost = in_job(slurm_cluster, GANG + code, step=step)
+    *hosts, took, lost = in_job(slurm_cluster, GANG + code, *ALL_GPUS, step=step)
     expected = [
         [name, host, [world.board(number).uuid for number in range(GPUS)], pytest.approx(shift_s, abs=0.1)]
         for (name, world), host, shift_s in zip(
@@ -115,6 +122,33 @@ out(gang.lost())
     assert hosts == expected
     assert set(lost) == set(NODES)
     print(f"agents started in {took:.3f} s")
+
+
+@pytest.mark.parametrize(
+    ("options", "pair", "single"),
+    [
+        # Slurm gives the first node three and the second node one.
+        (["--ntasks=4", "--gpus-per-task=1"], [1, 1], [3]),
+        pytest.param(["--ntasks=2", "--gpus-per-task=2"], [2, 2], [2], marks=slow),
+    ],
+    ids=["unlike", "alike"],
+)
+def test_the_gpus_of_a_job_that_counts_them_by_task(
+    slurm_cluster: Slurm, options: list[str], pair: list[int], single: list[int]
+) -> None:
+    code = f"""
+for shape in (Shape(2, 1), Shape(1, {single[0]})):
+    gang = cluster.gang(shape, 0.0, print)
+    out([len(each.facts.devices) for each in gang.hosts])
+try:
+    cluster.gang(Shape(2, {pair[0] + 1}), 0.0, print)
+except NeverError as error:
+    out(str(error))
+cluster.close()
+"""
+    *counts, never = in_job(slurm_cluster, code, *options)
+    assert counts == [pair, single]
+    assert f"cannot provide 2 hosts with {pair[0] + 1} GPU" in never
 
 
 def test_a_gang_that_no_job_or_only_a_larger_job_can_have(slurm_cluster: Slurm) -> None:
@@ -138,17 +172,20 @@ for shape in (Shape(2, 3), Shape(1, 5)):
     ("before", "message"),
     [
         ("cluster._job = '999999'", " 999999: slurm_load_jobs error: Invalid job id specified"),
-        ("cluster._nodes; cluster._job = '999999'", "Invalid job id specified"),
-        (
+        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
+        pytest.param("cluster._nodes; cluster._job = '999999'", "Invalid job id specified", marks=slow),
+        pytest.param(
             "slurm.agent_command = lambda slot: ['sh', '-c', 'test $SLURM_PROCID = 0 && sleep 60']",
             "n2: task 1: Exited with exit code 1",
+            marks=slow,
         ),
-        ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
-        (
+        pytest.param(
             "slurm.AGENTS_TIMEOUT_S = 1; slurm.agent_command = lambda slot: ['sh', '-c', 'echo hm; sleep 9']",
             "no connection within 1 s; srun printed: hm hm",
+            marks=slow,
         ),
     ],
+    ids=["no-job", "no-python", "job-ended", "one-task", "late"],
 )
 def test_agents_that_do_not_start(slurm_cluster: Slurm, before: str, message: str) -> None:
     code = f"""
@@ -159,7 +196,7 @@ try:
 except WorkerError as error:
     out([str(error), time.monotonic() - began])
 """
-    ((text, took),) = in_job(slurm_cluster, code)
+    ((text, took),) = in_job(slurm_cluster, code, *ALL_GPUS)
     assert message in text
     assert "\n" not in text
     assert took < 30
@@ -192,20 +229,30 @@ def test_gpus_of_a_node(resources: str, counts: list[str]) -> None:
 
 def test_nothing_remains_when_pytest_is_killed(slurm_cluster: Slurm) -> None:
     with running(slurm_cluster, GANG + "out(os.getpid()); time.sleep(600)") as (process, mark):
-        shell = read(process)
-        assert read(process) == shell
-        before = processes(mark)
-        assert sum("SLURM_PROCID" in command for command in before.values()) >= 2, before
-        os.kill(shell, signal.SIGKILL)
-        seconds = wait_until_gone(mark)
-    print(f"gone after {seconds:.3f} s")
+        pytest_pid = read(process)
+        assert read(process) == pytest_pid
+        assert {task for pid in processes(mark) if (task := task_of(pid)) is not None} == {0, 1}
+        os.kill(pytest_pid, signal.SIGKILL)
+        print(f"gone after {wait_until_gone(mark):.3f} s")
+
+
+@slow
+def test_nothing_remains_when_pytest_is_killed_while_agents_start(slurm_cluster: Slurm) -> None:
+    took = []
+    for number in range(30):
+        with running(slurm_cluster, GANG + "time.sleep(600)") as (process, mark):
+            pytest_pid = read(process)
+            time.sleep(Random(number).uniform(0.0, 1.0))
+            os.kill(pytest_pid, signal.SIGKILL)
+            took.append(wait_until_gone(mark))
+    print(f"gone after {max(took):.3f} s at most")
 
 
 def wait_until_gone(mark: str) -> float:
     """Wait until only the shell of the allocation runs; return the time that it took (seconds)."""
     began = time.monotonic()
     while left := {pid: text for pid, text in processes(mark).items() if not is_of_allocation(text)}:
-        # Longer than five seconds only on a machine with many other tests.
+        # Five seconds are promised; other tests may run beside this one.
         assert time.monotonic() - began < 20, left
         time.sleep(0.005)
     return time.monotonic() - began
@@ -215,31 +262,76 @@ def is_of_allocation(command: str) -> bool:
     return command.startswith(("salloc ", "sh -c ", "sleep "))
 
 
-def test_a_lost_host_leaves_the_other_one(slurm_cluster: Slurm) -> None:
-    code = """
+def task_of(pid: int) -> int | None:
+    """Return the number of the task that a process, an agent or its guard, belongs to."""
+    with suppress(OSError):
+        variables = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+        command = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        for number in range(len(NODES)):
+            if f"SLURM_PROCID={number}".encode() in variables and b"\0SLURM_PROCID\0" in command:
+                return number
+    return None
+
+
+def find_victim(mark: str, what: str) -> int:
+    """Return a process of the second node, or ``srun``."""
+    found = processes(mark)
+    if what == "srun":
+        return next(pid for pid, command in found.items() if command.startswith("srun "))
+    guard = next(pid for pid in found if task_of(pid) == 1 and task_of(parent_of(pid)) is None)
+    if what == "guard":
+        return guard
+    return parent_of(guard) if what == "slurmstepd" else next(p for p in found if parent_of(p) == guard)
+
+
+def parent_of(pid: int) -> int:
+    return psutil.Process(pid).ppid()
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "lost", "reason"),
+    [
+        (
+            "agent",
+            signal.SIGKILL,
+            ["n2"],
+            "n2: its agent has closed its connection; srun: error: n2: task 1: ",
+        ),
+        pytest.param("agent", signal.SIGSTOP, ["n2"], "n2: its agent has not answered for 3 s", marks=slow),
+        pytest.param("guard", signal.SIGKILL, ["n2"], "n2: its agent has closed its connection", marks=slow),
+        pytest.param("slurmstepd", signal.SIGKILL, ["n2"], "n2: its agent has closed its", marks=slow),
+        pytest.param("srun", signal.SIGKILL, ["n1", "n2"], "n2: its agent has closed its", marks=slow),
+    ],
+    ids=["agent-killed", "agent-stopped", "guard", "slurmstepd", "srun"],
+)
+def test_a_host_is_lost(
+    slurm_cluster: Slurm, what: str, number: signal.Signals, lost: list[str], reason: str
+) -> None:
+    """The other host still answers, and nothing remains."""
+    code = f"""
 out(None)
 select.select([gang.hosts[1].sentinel], [], [], 30)
-while "srun" not in str(gang.lost()) and time.monotonic() - began < 30:
+out(time.monotonic())
+while not gang.lost()["n2"].startswith({reason!r}) and time.monotonic() - began < 30:
     time.sleep(0.01)
-out([gang.lost(), gang.hosts[0].exchange(1).offset_ns])
+time.sleep(0.5)
+out([gang.lost(), [each.exchange(1).bound_ns for each in gang.hosts if each.lost is None]])
 gang.close()
 """
     with running(slurm_cluster, GANG + code) as (process, mark):
         read(process)
         read(process)
-        for pid in processes(mark):
-            if is_agent_of(pid, task=1):
-                os.kill(pid, signal.SIGKILL)
-                break
-        lost, _ = read(process)
-    assert list(lost) == ["n2"]
-    assert lost["n2"].startswith("n2: its agent has closed its connection; srun: error: n2: task 1: ")
-
-
-def is_agent_of(pid: int, task: int) -> bool:
-    process = Path("/proc") / str(pid)
-    environment, command = ((process / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
-    return f"SLURM_PROCID={task}".encode() in environment and b"SLURM_PROCID" in command
+        victim = find_victim(mark, what)
+        began = time.monotonic()
+        os.kill(victim, number)
+        noticed = read(process) - began
+        reasons, answers = read(process)
+        # With the time that closing the gang takes.
+        gone = wait_until_gone(mark)
+    print(f"{number.name} to {what}: noticed after {noticed:.3f} s, gone {gone:.3f} s later")
+    assert list(reasons) == lost
+    assert reasons["n2"].startswith(reason)
+    assert len(answers) == len(NODES) - len(lost)
 
 
 def test_several_pytest_processes_of_a_step(slurm_cluster: Slurm, quick: pytest.Pytester) -> None:

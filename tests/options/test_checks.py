@@ -7,7 +7,9 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -409,14 +411,21 @@ class TestLauncher:
         refused = "ERROR: srun has started 2 pytest processes" in done.stderr
         assert (done.returncode, refused) == ((0, False) if runner == "symmetric_run.py" else (4, True))
 
-    def test_workers_of_xdist(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_workers_of_xdist(
+        self,
+        quick: pytest.Pytester,
+        monkeypatch: pytest.MonkeyPatch,
+        read_report: Callable[..., dict[str, Any]],
+    ) -> None:
         """A wrapper sets the variables for one process, and the workers inherit them."""
         pytest.importorskip("xdist")
         quick.makepyfile("def test_it(energy): energy(sum, [1])")
         one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **SRUN, "SLURM_STEP_NUM_TASKS": "1"}
+        one["SLURM_JOB_NODELIST"] = "n1"
         for name, value in one.items():
             monkeypatch.setenv(name, value)
         quick.runpytest_subprocess("-n2", "--energy-report").assert_outcomes(passed=1)
+        assert read_report()["run"]["slurm"] == {"id": "7", "nodes": "n1", "tasks": 4}
 
     def test_torchrun(self, quick: pytest.Pytester) -> None:
         pytest.importorskip("torch")

@@ -19,19 +19,13 @@ JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "
 SECRET = {"SLURM_JOB_ACCOUNT": "secret-project", "SLURM_JOB_USER": "secret-name"}
 
 
-@pytest.mark.parametrize("options", [[], ["-n2"]])
 def test_report_of_a_run_in_a_job(
-    quick: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    read_report: Callable[..., dict[str, Any]],
-    options: list[str],
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Callable[..., dict[str, Any]]
 ) -> None:
-    if options:
-        pytest.importorskip("xdist")
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     for name, value in {**JOB, **SECRET}.items():
         monkeypatch.setenv(name, value)
-    quick.runpytest_subprocess("--energy-report", *options).assert_outcomes(passed=1)
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
     assert read_report()["run"]["slurm"] == {"id": "4711", "nodes": "n[1-2]", "tasks": 1}
     assert "secret" not in (quick.path / "energy.json").read_text()
 
