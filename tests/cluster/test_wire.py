@@ -34,7 +34,7 @@ def listener() -> Iterator[Listener]:
 
 def knock(listener: Listener) -> socket.socket:
     """Open a connection as a stranger."""
-    return socket.create_connection(("127.0.0.1", listener.invitation.port), 5.0)
+    return socket.create_connection(("127.0.0.1", listener.invitation.port))
 
 
 def is_closed(stranger: socket.socket, timeout_s: float) -> bool:
@@ -229,7 +229,7 @@ def pair(listener: Listener) -> tuple[Control, Connection]:
         (b"\0\0\0\4nope", "sent something that is not a message"),
         (b"\x7f\xff\xff\xff", "sent something that is not a message (its length is invalid)"),
         (b"GET / HTTP/1.1\r\n\r\n", "sent something that is not a message (its length is invalid)"),
-        (b"\0\0\0\x0f\x83\xa4type\xa7request", "sent something that is not a message"),
+        (b"\0\0\0\x0e\x83\xa4type\xa7request", "sent something that is not a message"),
     ],
 )
 def test_garbage_ends_a_control_connection(listener: Listener, data: bytes, message: str) -> None:
