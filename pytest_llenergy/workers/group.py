@@ -380,7 +380,10 @@ class RankGroup:
                     failures.append(rank.make_failure(report))
                     del waiting[connection]
             if failures:
-                others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
+                others_s = timeouts.OTHER_RANKS_TIMEOUT_S
+                if len(self._hosts) > 1 and all(each.is_echo for each in failures):
+                    others_s = timeouts.OTHER_HOSTS_TIMEOUT_S
+                others_deadline = min(others_deadline, time.monotonic() + others_s)
         if failures:
             outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]

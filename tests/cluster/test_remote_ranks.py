@@ -79,7 +79,6 @@ def open_gang(directory: Path, method: Any = "spawn", prefix: Sequence[str] = ()
             own_host = {"host": "n2", "prefix": prefix} if slot and can_be_another_host() else {}
             environment = {"LLENERGY_LOCK_DIR": str(locks[slot])}
             popen = start_agent(listener.invitation, slot, environment=environment, **own_host)  # type: ignore[arg-type]
-            popen.stdin = None
             end.callback(await_end, popen)
             agents.append(popen)
         clients = accept_agents(listener, ["n1", "n2"], 60.0)
@@ -317,6 +316,25 @@ def test_a_frozen_agent_is_noticed_after_three_beats(own_gang: tuple[Gang, str])
     os.kill(pid, signal.SIGCONT)
     close_all(gang.clients)
     assert await_none(mark) == {}
+
+
+def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(own_gang: tuple[Gang, str]) -> None:
+    gang, _ = own_gang
+    group = gang.start()
+    pid = gang.clients[1].facts.pid
+
+    def work() -> None:
+        if os.environ["RANK"] in "23":
+            time.sleep(300)
+        os.kill(pid, signal.SIGSTOP)
+        raise RuntimeError("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1")
+
+    with pytest.raises(WorkerError) as caught:
+        run(group, work)
+    os.kill(pid, signal.SIGCONT)
+    first, other = str(caught.value).splitlines()
+    assert first == "n2: its agent has not answered for 3 s; ranks 2, 3 of 4 ended with it"
+    assert re.fullmatch(r"ranks [01], [01] earlier: RuntimeError: gloo/.*", other)
 
 
 def test_a_host_that_freezes_within_a_large_message_does_not_block(own_gang: tuple[Gang, str]) -> None:
