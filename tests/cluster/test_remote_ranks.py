@@ -23,7 +23,7 @@ import pytest
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.cluster.wire import Listener
-from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
+from pytest_llenergy.devices.lease import DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError, WorkerError
@@ -254,10 +254,10 @@ def test_a_killed_supervisor_is_named_with_its_host(gang: Gang, ranks: RankGroup
                 os.kill(each, number)
 
     def work() -> None:
-        if os.environ["RANK"] != "2" or os.fork():
-            time.sleep(300)
-        # Keeps the connection of its rank open.
-        time.sleep(20)
+        if os.environ["RANK"] in "23":
+            # The fork keeps the connection of its rank open.
+            os.fork()
+        time.sleep(300)
 
     timer = Timer(1.0, kill_both)
     timer.start()
@@ -337,14 +337,19 @@ def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(own_gang: tuple[G
     assert re.fullmatch(r"ranks [01], [01] earlier: RuntimeError: gloo/.*", other)
 
 
-def test_a_host_that_freezes_within_a_large_message_does_not_block(own_gang: tuple[Gang, str]) -> None:
+def test_a_host_that_freezes_within_a_large_message_does_not_block(
+    own_gang: tuple[Gang, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gang, _ = own_gang
+    monkeypatch.setattr(timeouts, "PARTIAL_MESSAGE_TIMEOUT_S", 40)
     group = gang.start()
     pid = gang.clients[1].facts.pid
     os.kill(pid, signal.SIGSTOP)
+    start_s = time.monotonic()
     with pytest.raises(WorkerError, match=r"^n2: its agent has not answered for 3 s; ranks 2, 3 of 4 ended"):
         run(group, len, b"x" * LARGE_BYTES)
     os.kill(pid, signal.SIGCONT)
+    assert time.monotonic() - start_s < 40
 
 
 KILLED = """
@@ -403,23 +408,28 @@ def test_code_travels_to_a_host_that_does_not_have_its_file(
 
 def test_devices_are_leased_on_their_own_host(own_gang: tuple[Gang, str]) -> None:
     gang, _ = own_gang
-    cpu = LockRequest((DeviceLock(CPU),))
+    board = LockRequest((DeviceLock("GPU-1"),))
 
     def acquire_here(number: int) -> Any:
         where = {"LLENERGY_LOCK_DIR": str(gang.locks[number])}
-        return acquire(cpu, 0.0, "another", lambda: open_lock_directory(where))
+        return acquire(board, 0.0, "another", lambda: open_lock_directory(where))
 
     held = acquire_here(1)
     first, second = gang.hosts.values()
-    first.lease(cpu, 0.0, "this test")
+    first.lease(board, 0.0, "this test")
     with pytest.raises(DeviceError, match=r"^n2: .*another"):
-        second.lease(cpu, 0.0, "this test")
+        second.lease(board, 0.0, "this test")
     held.release()
-    second.lease(cpu, 5.0, "this test")
+    second.lease(board, 5.0, "this test")
     for number in range(2):
         with pytest.raises(DeviceError, match="this test"):
             acquire_here(number)
     group = gang.start()
+    # The lease lasts until the supervisor has killed every rank.
+    supervisor = psutil.Process(group.ranks[2].pid).parent()
+    assert supervisor is not None
+    open_files = [each.readlink() for each in Path(f"/proc/{supervisor.pid}/fd").iterdir()]
+    assert any(each.is_relative_to(gang.locks[1]) for each in open_files)
     os.kill(gang.clients[1].facts.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"^n2: "):
         run(group, time.sleep, 300)
