@@ -380,7 +380,7 @@ class RankGroup:
                     failures.append(rank.make_failure(report))
                     del waiting[connection]
             if failures:
-                others_deadline = min(others_deadline, time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S)
+                others_deadline = min(others_deadline, time.monotonic() + self._patience_s(failures))
         if failures:
             outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
@@ -388,6 +388,14 @@ class RankGroup:
         if waiting:
             self._raise_hang(list(waiting.values()), limit.seconds or 0.0)
         return [answers[rank.plan.rank] for rank in self._ranks]
+
+    def _patience_s(self, failures: Sequence[failure.Failure]) -> float:
+        """Return how long to wait for the failures of other ranks."""
+        if any(each.host_lost is not None for each in failures):
+            return timeouts.AFTER_LOSS_TIMEOUT_S
+        if len(self._hosts) > 1 and all(each.is_echo for each in failures):
+            return timeouts.OTHER_HOSTS_TIMEOUT_S
+        return timeouts.OTHER_RANKS_TIMEOUT_S
 
     def _receive(self, rank: _Rank, limit: TimeLimit) -> tuple[str, Any]:
         try:

@@ -43,6 +43,10 @@ LONGEST_POLL_S = 2e6
 
 #: Time limit for the other ranks to report their own failures after one has failed.
 OTHER_RANKS_TIMEOUT_S = 2.0
+#: The same after failures that only report a lost peer: a host that is frozen or cut off is noticed later.
+OTHER_HOSTS_TIMEOUT_S = 4.0
+#: The same after the loss of a host, which explains everything but failures that are already on their way.
+AFTER_LOSS_TIMEOUT_S = 0.2
 #: Time limit and polling interval for the exit code of a rank, whose socket closes before its process ends.
 EXIT_CODE_TIMEOUT_S, EXIT_CODE_POLL_S = 2.0, 0.01
 #: Time limit and polling interval for the stacks that ranks without an answer write into their logs. It adds
