@@ -29,6 +29,13 @@ agent.SERVICES["trial"] = "tests.cluster.trial:TrialService"
 """
 
 
+def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
+    """Return the beginning of a command line that runs on a host with this name and its own clock."""
+    clocks = ["--monotonic", str(shift_s), "--boottime", str(shift_s)]
+    namespaces = ["unshare", "--time", *clocks, "--uts", "--fork", "--kill-child"]
+    return [*namespaces, "sh", "-c", 'hostname "$0" && exec "$@"', name]
+
+
 @cache
 def can_be_another_host() -> bool:
     """Return whether this process may make hosts with a clock and a name of their own."""
@@ -41,12 +48,6 @@ def can_be_another_host() -> bool:
 needs_another_host = pytest.mark.skipif(
     not can_be_another_host(), reason="a clock of its own needs a time namespace (root, unshare)"
 )
-
-
-def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:
-    """Return the beginning of a command line that runs on a host with this name and its own clock."""
-    namespace = ["unshare", "--time", "--monotonic", str(shift_s), "--uts", "--fork", "--kill-child"]
-    return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', name]
 
 
 def start_agent(
@@ -82,6 +83,8 @@ def start_agent(
     text = invitation if isinstance(invitation, str) else invitation.encode()
     with suppress(BrokenPipeError), popen.stdin:
         popen.stdin.write(f"{text}\n".encode())
+    # ``communicate`` would flush it again.
+    popen.stdin = None
     return popen
 
 

@@ -71,6 +71,7 @@ def test_when_pytest_is_killed_its_agents_end_with_all_that_they_started(mark: s
     holder.kill()
     passed_s = seconds_until_nothing_is_left(mark)
     print(f"nothing left after {passed_s:.2f} s")
+    assert passed_s < timeouts.MISSED_S
     holder.communicate()
 
 
@@ -188,16 +189,16 @@ def test_an_agent_describes_its_host() -> None:
         assert theirs.devices == []
         assert theirs.devices_missing
         meters = HostFacts.from_primitives(client.call("host.describe", 60.0, meters=True)).meters
-        assert {"nvml", "rapl", "estimate", "command"} <= {each.name for each in meters}
+        assert {"rapl", "estimate", "command"} <= {each.name for each in meters}
 
 
-HANDICAPS = ["nice", "-n", "7", "choom", "-n", "900", "--", "prlimit", "--nofile=200:200"]
+HANDICAPS = ["nice", "-n", "7", "choom", "-n", "900", "--", "prlimit"]
 
 
 def test_what_a_launcher_changed_is_undone_for_all_that_the_agent_starts() -> None:
     if os.geteuid() != 0:
         pytest.skip("lowering a niceness needs root")
-    with gang(None, prefix=HANDICAPS, environment={"OMP_NUM_THREADS": "1"}) as [client]:
+    with gang(None, prefix=[*HANDICAPS, "--nofile=200:"], environment={"OMP_NUM_THREADS": "1"}) as [client]:
         changed = client.facts.settings
         assert (changed.nice - os.getpriority(os.PRIO_PROCESS, 0), changed.oom_score_adj) == (7, 900)
         assert (changed.open_files, changed.variables["OMP_NUM_THREADS"]) == (200, "1")
@@ -214,12 +215,11 @@ def test_what_a_launcher_changed_is_undone_for_all_that_the_agent_starts() -> No
 def test_what_an_agent_may_not_undo_is_reported() -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    as_nobody = [*HANDICAPS, "setpriv", "--reuid=65534", "--clear-groups"]
+    as_nobody = [*HANDICAPS, "--nofile=200:200", "setpriv", "--reuid=65534", "--clear-groups"]
     with gang(None, prefix=as_nobody) as [client]:
         ours = ProcessSettings.read()
         assert client.unlike_pytest == [
             f"niceness {ours.nice + 7}, pytest's is {ours.nice}",
-            f"oom_score_adj 900, pytest's is {ours.oom_score_adj}",
             f"limit of open files 200, pytest's is {ours.open_files}",
         ]
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def listener() -> Iterator[Listener]:
 
 def knock(listener: Listener) -> socket.socket:
     """Open a connection as a stranger."""
-    return socket.create_connection(("127.0.0.1", listener.invitation.port), 5.0)
+    return socket.create_connection(("127.0.0.1", listener.invitation.port))
 
 
 def is_closed(stranger: socket.socket, timeout_s: float) -> bool:
@@ -141,12 +142,13 @@ def test_silent_strangers_delay_nobody_and_are_dropped(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "AUTHENTICATION_TIMEOUT_S", 1.0)
-    silent = [knock(listener) for _ in range(20)]
-    dripping = knock(listener)
-    dripping.sendall(b"\0")
-    connect(listener.invitation, AGENT)
-    listener.accept(AGENT, 60.0)
-    assert all(is_closed(each, 60.0) for each in [*silent, dripping])
+    with ExitStack() as end:
+        strangers = [end.enter_context(knock(listener)) for _ in range(20)]
+        # Begins a message.
+        strangers[0].sendall(b"\0")
+        connect(listener.invitation, AGENT)
+        listener.accept(AGENT, 60.0)
+        assert all(is_closed(each, 60.0) for each in strangers)
 
 
 def test_more_strangers_than_may_wait_give_way_to_an_agent(
@@ -154,13 +156,12 @@ def test_more_strangers_than_may_wait_give_way_to_an_agent(
 ) -> None:
     monkeypatch.setattr(wire, "MAX_STRANGERS", 10)
     before = threading.active_count()
-    silent = [knock(listener) for _ in range(100)]
-    connect(listener.invitation, AGENT)
-    listener.accept(AGENT, 60.0)
-    assert is_closed(silent[0], 60.0)
-    assert threading.active_count() - before < 60
-    for each in silent:
-        each.close()
+    with ExitStack() as end:
+        strangers = [end.enter_context(knock(listener)) for _ in range(100)]
+        connect(listener.invitation, AGENT)
+        listener.accept(AGENT, 60.0)
+        assert is_closed(strangers[0], 60.0)
+        assert threading.active_count() - before < 60
 
 
 def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener: Listener) -> None:
@@ -229,7 +230,7 @@ def pair(listener: Listener) -> tuple[Control, Connection]:
         (b"\0\0\0\4nope", "sent something that is not a message"),
         (b"\x7f\xff\xff\xff", "sent something that is not a message (its length is invalid)"),
         (b"GET / HTTP/1.1\r\n\r\n", "sent something that is not a message (its length is invalid)"),
-        (b"\0\0\0\x0f\x83\xa4type\xa7request", "sent something that is not a message"),
+        (b"\0\0\0\x0e\x83\xa4type\xa7request", "sent something that is not a message"),
     ],
 )
 def test_garbage_ends_a_control_connection(listener: Listener, data: bytes, message: str) -> None:

@@ -26,7 +26,7 @@ class TrialService:
         """See ``Service``."""
         return {
             "echo": lambda value: value,
-            "sleep": time.sleep,
+            "sleep": lambda seconds: time.sleep(seconds),
             "fail": _fail,
             "object": object,
             "bytes": lambda count: b"x" * count,
@@ -66,7 +66,7 @@ def _settings_of_child() -> list[str]:
 
 def _send_garbage(data: bytes) -> None:
     """Write to the control connection what is not a message."""
-    for each in Path("/proc/self/fd").iterdir():
-        if int(each.name) > 2 and str(each.readlink()).startswith("socket"):
+    for each in list(Path("/proc/self/fd").iterdir()):
+        if each.exists() and int(each.name) > 2 and str(each.readlink()).startswith("socket"):
             os.write(int(each.name), data)
     signal.pause()
