@@ -138,7 +138,7 @@ class RayNodes:
         locks.chmod(0o1777)
         start_ns = time.monotonic_ns() + (shift_s - 10) * 10**9
         uuids = tuple(f"GPU-{number:08x}-0000-0000-0000-{index:012x}" for index in range(boards))
-        world = World(place / "world", [Board(uuid=uuid) for uuid in uuids], start_ns=start_ns)
+        world = World(place / "world", boards_of(uuids), start_ns=start_ns)
         address = f"{self._net}.{number}"
         environment = {
             **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ},
@@ -194,6 +194,14 @@ class RayNodes:
         for host in reversed(self.hosts):
             host.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def boards_of(uuids: Sequence[str]) -> list[Board]:
+    """Return boards whose counters do not tick together."""
+    return [
+        Board(uuid=uuid, latch_phase_ns=23_000_000 * number, latch_jitter_ns=2_000_000)
+        for number, uuid in enumerate(uuids)
+    ]
 
 
 def _command(pid: int) -> list[str]:

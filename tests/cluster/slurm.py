@@ -162,7 +162,13 @@ class Slurm:
             (devices / f"nvidia{number}").symlink_to(os.devnull)
         digit = name[-1]
         boards = [
-            Board(uuid=f"GPU-{digit}{number:07d}-0000-4000-8000-{number:012d}", power_w=100.0 + 10 * number)
+            Board(
+                uuid=f"GPU-{digit}{number:07d}-0000-4000-8000-{number:012d}",
+                power_w=100.0 + 10 * number,
+                # Counters of several boards do not tick together.
+                latch_phase_ns=23_000_000 * number,
+                latch_jitter_ns=2_000_000,
+            )
             for number in range(GPUS)
         ]
         self.worlds[name] = self._stack.enter_context(World(self.root / f"{name}.world", boards))
