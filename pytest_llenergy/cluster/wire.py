@@ -47,6 +47,10 @@ class Invitation(msgspec.Struct, frozen=True):
     secret: bytes
     boot_id: str
 
+    def __repr__(self) -> str:
+        # Tracebacks show the values of variables.
+        return f"Invitation({', '.join(self.addresses)}, port {self.port})"
+
     def encode(self) -> str:
         """Return it as one line of text, without the line break."""
         return base64.b64encode(msgspec.json.encode(self)).decode("ascii")
