@@ -162,10 +162,13 @@ class Listener:
     """Accepts the connections of agents on all interfaces. A stranger delays nobody and gets nothing.
 
     Raises:
-        WorkerError: No port can be opened.
+        WorkerError: No port can be opened, or no network interface is up.
     """
 
     def __init__(self) -> None:
+        addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
+        if not addresses:
+            raise WorkerError("no network interface is up; bring one up, such as with 'ip link set lo up'")
         self._secret = os.urandom(32)
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -180,7 +183,6 @@ class Listener:
         #: When each connection that is not authenticated yet was opened.
         self._strangers: dict[Connection, float] = {}
         self._arrived: dict[Hello, Connection] = {}
-        addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
         port = int(self._server.getsockname()[1])
         self.invitation = Invitation(addresses, port, self._secret, read_boot_id())
         threading.Thread(target=self._serve, name="llenergy-listener", daemon=True).start()
