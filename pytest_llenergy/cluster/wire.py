@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -190,26 +190,32 @@ class Listener:
     def accept(
         self, hello: Hello, timeout_s: float, explain: Callable[[], str | None] = lambda: None
     ) -> Connection:
-        """Return the connection that began with this hello, once it has come.
+        """Return the connection that began with this hello; see ``accept_first``."""
+        return self.accept_first([hello], timeout_s, explain)[1]
+
+    def accept_first(
+        self, hellos: Collection[Hello], timeout_s: float, explain: Callable[[], str | None] = lambda: None
+    ) -> tuple[Hello, Connection]:
+        """Return the first connection that began with one of these hellos, once it has come.
 
         Args:
-            hello: How it begins.
+            hellos: How it may begin.
             timeout_s: Time limit (seconds).
             explain: Returns why it cannot come any more, for example since the launcher has ended.
 
         Raises:
-            WorkerError: It has not come in time, or cannot come.
+            WorkerError: None has come in time, or can come.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while hello not in self._arrived:
+            while not (arrived := [hello for hello in self._arrived if hello in hellos]):
                 reason = explain()
                 if reason is None and time.monotonic() > deadline_s:
-                    reason = f"no connection of {hello} within {timeout_s:g} s"
+                    reason = f"no connection of {', '.join(map(str, hellos))} within {timeout_s:g} s"
                 if reason is not None:
                     raise WorkerError(reason)
                 self._changed.wait(timeouts.EXPECT_POLL_S)
-            return self._arrived.pop(hello)
+            return arrived[0], self._arrived.pop(arrived[0])
 
     def close(self) -> None:
         """Accept nothing any more, and close what nobody has asked for. Accepted connections stay."""
