@@ -137,7 +137,7 @@ def serve(connection: Connection, context: AgentContext) -> NoReturn:
     workers = {name: _Worker(factory, context, control.send) for name, factory in SERVICES.items()}
     reason = "was asked to end"
     try:
-        for _, message in control.receive():
+        for _, message in control.receive(timeouts.FIRST_BEAT_S):
             if not isinstance(message, Request):
                 raise errors.WorkerError("sent an answer")
             if message.verb == "clock":
@@ -186,20 +186,20 @@ def main(slot: str, invitation: str) -> None:
         signal.signal(number, _exit)
     os.write(handles_sigterm, b"1")
     os.close(handles_sigterm)
-    number = int(slot if slot.isdigit() else os.environ[slot])
+    position = int(slot if slot.isdigit() else os.environ[slot])
     try:
         text = sys.stdin.readline() if invitation == "-" else Path(invitation).read_text(encoding="ascii")
         sent = Invitation.decode(text)
-        connection = wire.connect(sent, Hello("agent", number))
+        connection = wire.connect(sent, Hello("agent", position))
     except (errors.WorkerError, OSError, ValueError) as error:
-        _report(number, str(error))
+        _report(position, str(error))
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     # What has worked once is tried first and alone from now on.
     reached = msgspec.structs.replace(sent, addresses=(wire.peer_address(connection),))
-    serve(connection, AgentContext(number, reached))
+    serve(connection, AgentContext(position, reached))
 
 
 def _exit(*_: object) -> NoReturn:

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cluster import timeouts
-from pytest_llenergy.cluster.client import AgentClient, accept_agents
-from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.wire import Hello, Listener
 from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 
-from .agents import SHIFT_S, await_end, gang, needs_another_host, start_agent
+from .agents import SHIFT_S, WITH_TRIAL, await_end, gang, needs_another_host, start_agent
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +90,15 @@ def test_a_late_answer_is_an_error_and_not_the_answer_to_the_next_request(shared
 
 
 def test_services_and_the_clock_do_not_wait_for_each_other(shared: AgentClient) -> None:
-    sleeping = shared.begin("trial.sleep", seconds=2.0)
+    # Longer than three beats: both sides hear each other although nobody asks anything.
+    seconds = timeouts.MISSED_S + 0.5
+    sleeping = shared.begin("trial.sleep", seconds=seconds)
     begin_s = time.monotonic()
     shared.exchange()
     shared.call("host.adopt", 60.0, settings=msgspec.to_builtins(shared.facts.settings))
-    assert time.monotonic() - begin_s < 2.0
+    assert time.monotonic() - begin_s < seconds
     sleeping.result(60.0)
+    assert shared.lost is None
 
 
 def test_many_threads_may_ask(shared: AgentClient) -> None:
@@ -171,8 +174,8 @@ def test_a_stopped_agent_is_lost_after_three_missed_beats(filled: bool) -> None:
         assert wait([client.sentinel], 0)
         print(f"noticed after {noticed_s:.2f} s")
         assert noticed_s >= timeouts.MISSED_S - timeouts.BEAT_S - 0.1
-        # A stopped process does nothing, so the end of the agent is left to its guard.
-        client.popen.terminate()  # type: ignore[attr-defined]
+        # It finds its connection ended.
+        os.kill(client.facts.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n"])
@@ -213,4 +216,28 @@ def test_an_agent_that_never_comes_ends_the_others() -> None:
     with pytest.raises(WorkerError, match=r"^n2: its agent has not started: srun: node n2 is down$"):
         accept_agents(listener, ["n1", "n2"], 60.0, explain)
     assert "pytest has closed its connection" in await_end(first)
+    listener.close()
+
+
+def test_an_agent_that_comes_early_waits_for_the_others_and_for_pytest() -> None:
+    listener = Listener()
+    impatient = f"from pytest_llenergy.cluster import timeouts\ntimeouts.MISSED_S = 2.0\n{WITH_TRIAL}"
+    early = start_agent(listener.invitation, 1, program=impatient)
+    with suppress(WorkerError):
+        # What pytest is busy with.
+        listener.accept(Hello("agent", 0), 3.0)
+    late = start_agent(listener.invitation, 0)
+    clients = accept_agents(listener, ["n1", "n2"], 60.0)
+    assert [(client.name, client.slot) for client in clients] == [("n1", 0), ("n2", 1)]
+    assert clients[1].call("trial.echo", 60.0, value=1) == 1
+    close_all(clients)
+    listener.close()
+    for popen in (early, late):
+        await_end(popen)
+
+
+def test_all_agents_that_are_missing_are_named() -> None:
+    listener = Listener()
+    with pytest.raises(WorkerError, match=r"^n1, n2: their agents have not started: no connection of"):
+        accept_agents(listener, ["n1", "n2"], 0.1)
     listener.close()

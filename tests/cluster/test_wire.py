@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def test_an_invitation_is_one_line_of_text(listener: Listener) -> None:
     assert text.split() == [text]
     assert Invitation.decode(f"{text}\n") == listener.invitation
     assert len(listener.invitation.secret) == 32
+    assert repr(listener.invitation.secret) not in repr(listener.invitation)
     assert listener.invitation.secret != Listener().invitation.secret
 
 
@@ -141,12 +143,13 @@ def test_silent_strangers_delay_nobody_and_are_dropped(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "AUTHENTICATION_TIMEOUT_S", 1.0)
-    silent = [knock(listener) for _ in range(20)]
-    dripping = knock(listener)
-    dripping.sendall(b"\0")
-    connect(listener.invitation, AGENT)
-    listener.accept(AGENT, 60.0)
-    assert all(is_closed(each, 60.0) for each in [*silent, dripping])
+    with ExitStack() as end:
+        strangers = [end.enter_context(knock(listener)) for _ in range(20)]
+        # Begins a message.
+        strangers[0].sendall(b"\0")
+        connect(listener.invitation, AGENT)
+        listener.accept(AGENT, 60.0)
+        assert all(is_closed(each, 60.0) for each in strangers)
 
 
 def test_more_strangers_than_may_wait_give_way_to_an_agent(
@@ -154,13 +157,12 @@ def test_more_strangers_than_may_wait_give_way_to_an_agent(
 ) -> None:
     monkeypatch.setattr(wire, "MAX_STRANGERS", 10)
     before = threading.active_count()
-    silent = [knock(listener) for _ in range(100)]
-    connect(listener.invitation, AGENT)
-    listener.accept(AGENT, 60.0)
-    assert is_closed(silent[0], 60.0)
-    assert threading.active_count() - before < 60
-    for each in silent:
-        each.close()
+    with ExitStack() as end:
+        strangers = [end.enter_context(knock(listener)) for _ in range(100)]
+        connect(listener.invitation, AGENT)
+        listener.accept(AGENT, 60.0)
+        assert is_closed(strangers[0], 60.0)
+        assert threading.active_count() - before < 60
 
 
 def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener: Listener) -> None:
@@ -250,7 +252,7 @@ def test_three_missed_beats_end_a_control_connection(
     os.write(theirs.fileno(), part)
     begin_s = time.monotonic()
     with pytest.raises(WorkerError, match=r"^has not answered for 0\.6 s$"):
-        next(control.receive())
+        next(control.receive(0.6))
     assert time.monotonic() - begin_s >= 0.6
     assert b"beat" in theirs.recv_bytes()
 
