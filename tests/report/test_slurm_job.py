@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.model.report import Report, SlurmJob
+from pytest_llenergy.report.html.cases import LabelledReport
+from pytest_llenergy.report.html.tables import machine
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.provenance import find_slurm_job
 
@@ -55,3 +57,11 @@ def test_merged_runs_keep_the_job_that_they_share(other: str | None, kept: bool)
     second = None if other is None else msgspec.structs.replace(job, id=other)
     parts = [NamedReport("a", shard("t.py::a", job)), NamedReport("b", shard("t.py::b", second))]
     assert merge_reports(parts).run.slurm == (job if kept else None)
+
+
+def test_page_names_the_job_if_there_is_one() -> None:
+    one = LabelledReport("base", "base", shard("t.py::a", None))
+    other = LabelledReport("head", "head", shard("t.py::a", SlurmJob(id="4711", nodes="n[1-2]")))
+    (row,) = [row for row in machine([one, other]).rows if row[0].text == "Slurm job"]
+    assert [cell.text for cell in row[1:]] == ["-", "4711 on n[1-2]"]
+    assert not [row for row in machine([one]).rows if row[0].text == "Slurm job"]
