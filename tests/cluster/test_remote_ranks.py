@@ -121,6 +121,15 @@ def look() -> tuple[Any, ...]:
     return float(value), socket.gethostname(), [os.environ[name] for name in names], os.getpid()
 
 
+def die_while_others_wait() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
 def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: Gang) -> None:
     pool = RankPool(60.0, "spawn", "backend")
     try:
@@ -139,6 +148,9 @@ def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: 
         assert pool.get_ranks(plan(TORCH)) is group
         assert [pid for *_, pid in run(group, look)] == [rank.pid for rank in group.ranks]
         assert pool.devices == frozenset()
+        with pytest.raises(WorkerError, match=r"^rank 3 of 4 \(.*\): was killed by SIGKILL"):
+            run(group, die_while_others_wait)
+        group = pool.get_ranks(plan())
         pool.use_hosts({})
         assert not any(alive(rank.pid) for rank in group.ranks)
     finally:
