@@ -79,9 +79,18 @@ class RankService:
         return self._host
 
     def _lease(self, request: Any, wait_s: float, test: str) -> list[int]:
-        """Lock devices of this host for the ranks that start from now on. Returns the chosen indices."""
-        self._release()
-        self._holding = acquire(msgspec.convert(request, LockRequest), wait_s, test)
+        """Lock devices of this host for the ranks that start from now on. Returns the chosen indices.
+
+        Devices that are still locked stay so if they are what is asked for: warm ranks may use them.
+        """
+        wanted, held = msgspec.convert(request, LockRequest), self._holding
+        if held is not None:
+            chosen = wanted.select(set(held.locks).issuperset)
+            if chosen is not None and set(wanted.locks(chosen)) == set(held.locks):
+                held.assign_to(test)
+                return list(chosen)
+            self._release()
+        self._holding = acquire(wanted, wait_s, test)
         return list(self._holding.chosen)
 
     def _release(self) -> None:

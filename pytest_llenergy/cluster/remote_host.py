@@ -76,7 +76,9 @@ class RemoteHost:
         return self._client.call(f"ranks.{verb}", ANSWER_TIMEOUT_S, **arguments)
 
     def lease(self, request: LockRequest, wait_s: float, test: str) -> tuple[int, ...]:
-        """Lock devices of the host for ranks that start from now on, instead of earlier ones.
+        """Lock devices of the host for ranks that start from now on, instead of earlier devices.
+
+        The same devices stay locked, with warm ranks on them. End these ranks before asking for others.
 
         Args:
             request: The devices.
