@@ -57,6 +57,7 @@ def test_an_invitation_is_one_line_of_text(listener: Listener) -> None:
     assert text.split() == [text]
     assert Invitation.decode(f"{text}\n") == listener.invitation
     assert len(listener.invitation.secret) == 32
+    assert repr(listener.invitation.secret) not in repr(listener.invitation)
     assert listener.invitation.secret != Listener().invitation.secret
 
 
