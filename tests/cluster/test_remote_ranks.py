@@ -314,6 +314,19 @@ def test_a_killed_agent_is_one_failure_that_names_the_host(own_gang: tuple[Gang,
     assert await_none(mark) == {}
 
 
+def test_ranks_of_a_gang_that_was_closed_are_not_used_again(own_gang: tuple[Gang, str]) -> None:
+    gang, mark = own_gang
+    pool = RankPool(60.0, "spawn", "backend")
+    pool.use_hosts(gang.hosts)
+    group = pool.get_ranks(plan())
+    close_all(gang.clients)
+    assert group.has_dead_rank
+    with pytest.raises(WorkerError, match=r"^n1: its agent was ended$"):
+        pool.get_ranks(plan())
+    pool.close()
+    assert await_none(mark) == {}
+
+
 def test_a_frozen_agent_is_noticed_after_three_beats(own_gang: tuple[Gang, str]) -> None:
     gang, mark = own_gang
     group = gang.start()
