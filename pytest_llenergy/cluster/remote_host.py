@@ -193,7 +193,7 @@ class RemoteHost:
 
     def sentinels(self, _group: str) -> list[int]:
         """See ``Host``. The agent closes the connections of ranks that have lost their supervisor."""
-        return [self._client.sentinel]
+        return [self._client.sentinel] if self._client.sentinel >= 0 else []
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""

@@ -133,6 +133,8 @@ class RankGroup:
         """
         if not self.alive or self._busy.locked():
             return False
+        if any(host.lost is not None for host in self._hosts.values()):
+            return True
         return bool(wait([*(rank.channel.connection for rank in self._ranks), *self._sentinels()], 0))
 
     def request(

@@ -8,10 +8,12 @@ interfaces. So that host listens, and all hosts try.
 
 from __future__ import annotations
 
+import errno
+import select
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -92,13 +94,32 @@ def listen() -> tuple[socket.socket, Offer]:
 
 
 def find_routes(offer: Offer) -> Routes:
-    """Return the addresses of another host that this one reaches, with the own interface to each."""
+    """Return the addresses of another host that this one reaches soon, with the own interface to each."""
     # Another host cannot be reached through an address that this one has as well.
     own = set() if offer.boot_id == read_boot_id() else set(_own_addresses())
-    addresses = [address for address in offer.addresses if address not in own]
-    with ThreadPoolExecutor(max(1, len(addresses))) as threads:
-        found = threads.map(lambda address: _find_interface(address, offer.port), addresses)
-        return {address: name for address, name in zip(addresses, found, strict=True) if name}
+    routes: dict[str, str] = {}
+    poll, probes = select.poll(), {}
+    with ExitStack() as end:
+        for address in offer.addresses:
+            if address in own:
+                continue
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            probe = end.enter_context(socket.socket(family))
+            probe.setblocking(False)
+            if probe.connect_ex((address, offer.port)) in (0, errno.EINPROGRESS):
+                probes[probe.fileno()] = address, probe
+                poll.register(probe, select.POLLOUT)
+        deadline_s = time.monotonic() + timeouts.ROUTE_TIMEOUT_S
+        while probes and (left_s := deadline_s - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left_s * 1e3):
+                poll.unregister(descriptor)
+                address, probe = probes.pop(descriptor)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    name = _find_interface(str(probe.getsockname()[0]))
+                    routes.update({} if name is None else {address: name})
+                    # Packets to the others may be lost, and one address is enough.
+                    deadline_s = min(deadline_s, time.monotonic() + timeouts.OTHER_ROUTES_TIMEOUT_S)
+    return routes
 
 
 def choose_address(offer: Offer, hosts: Sequence[str], routes: Sequence[Routes]) -> str:
@@ -143,15 +164,10 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _find_interface(address: str, port: int) -> str | None:
-    """Return the interface through which this host reaches an address; None if it does not."""
-    try:
-        with socket.create_connection((address, port), timeouts.ROUTE_TIMEOUT_S) as probe:
-            source = str(probe.getsockname()[0])
-    except OSError:
-        return None
+def _find_interface(address: str) -> str | None:
+    """Return the interface with an address of this host."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == source for each in addresses):
+        if any(each.address == address for each in addresses):
             return name
     # The whole network 127.0.0.0/8 is the loopback interface's.
-    return LOOPBACK if _is_loopback(source) else None
+    return LOOPBACK if _is_loopback(address) else None

@@ -121,6 +121,15 @@ def look() -> tuple[Any, ...]:
     return float(value), socket.gethostname(), [os.environ[name] for name in names], os.getpid()
 
 
+def die_while_others_wait() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
 def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: Gang) -> None:
     pool = RankPool(60.0, "spawn", "backend")
     try:
@@ -139,6 +148,9 @@ def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: 
         assert pool.get_ranks(plan(TORCH)) is group
         assert [pid for *_, pid in run(group, look)] == [rank.pid for rank in group.ranks]
         assert pool.devices == frozenset()
+        with pytest.raises(WorkerError, match=r"^rank 3 of 4 \(.*\): was killed by SIGKILL"):
+            run(group, die_while_others_wait)
+        group = pool.get_ranks(plan())
         pool.use_hosts({})
         assert not any(alive(rank.pid) for rank in group.ranks)
     finally:
@@ -302,6 +314,19 @@ def test_a_killed_agent_is_one_failure_that_names_the_host(own_gang: tuple[Gang,
     assert await_none(mark) == {}
 
 
+def test_ranks_of_a_gang_that_was_closed_are_not_used_again(own_gang: tuple[Gang, str]) -> None:
+    gang, mark = own_gang
+    pool = RankPool(60.0, "spawn", "backend")
+    pool.use_hosts(gang.hosts)
+    group = pool.get_ranks(plan())
+    close_all(gang.clients)
+    assert group.has_dead_rank
+    with pytest.raises(WorkerError, match=r"^n1: its agent was ended$"):
+        pool.get_ranks(plan())
+    pool.close()
+    assert await_none(mark) == {}
+
+
 def test_a_frozen_agent_is_noticed_after_three_beats(own_gang: tuple[Gang, str]) -> None:
     gang, mark = own_gang
     group = gang.start()
@@ -429,7 +454,7 @@ def test_output_is_kept_on_the_host_of_each_rank(tmp_path: Path) -> None:
         with pytest.raises(WorkerError) as caught:
             run(group, exec, "print('before the error'); raise ValueError")
     assert {text for _, text in caught.value.sections} == {"before the error"}
-    logs = sorted((tmp_path / "logs").glob("*/rank*.log"))
+    logs = sorted((tmp_path / "logs").glob("*/rank*.log"), key=lambda log: log.name)
     assert [log.name for log in logs] == [f"rank{number}.log" for number in range(4)]
     assert [log.read_text() for log in logs] == ["earlier output\nbefore the error\n"] * 4
 
@@ -458,10 +483,13 @@ def test_devices_are_leased_on_their_own_host(own_gang: tuple[Gang, str]) -> Non
         second.lease(board, 0.0, "this test")
     held.release()
     second.lease(board, 5.0, "this test")
-    for number in range(2):
-        with pytest.raises(DeviceError, match="this test"):
-            acquire_here(number)
     group = gang.start()
+    for host in (first, second):
+        # For the next test, which may use the same ranks.
+        assert host.lease(board, 0.0, "next test") == host.lease(board, 0.0, "next test")
+    for number in range(2):
+        with pytest.raises(DeviceError, match="next test"):
+            acquire_here(number)
     # The lease lasts until the supervisor has killed every rank.
     supervisor = psutil.Process(group.ranks[2].pid).parent()
     assert supervisor is not None

@@ -261,3 +261,29 @@ def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     by_name.append(pickled_call(id, (module.Value(),), {}))
     # The name of the module is in both, but only pickled by name is it imported.
     assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]
+
+
+def test_helpers_that_another_host_lacks_are_pickled_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("SIZE = 3\ndef size():\n    return SIZE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only_here = importlib.import_module("only_here")
+    asked: list[str] = []
+
+    def is_everywhere(path: str) -> bool:
+        asked.append(path)
+        return False
+
+    def call() -> Any:
+        return only_here.size()
+
+    by_value = pickled_call(call, (), {}, is_everywhere)
+    by_name = pickled_call(call, (), {}, lambda _: True)
+    assert str(tmp_path / "only_here.py") in asked
+    monkeypatch.delitem(sys.modules, "only_here")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    function, args, kwargs = pickle.loads(by_value)
+    assert function(*args, **kwargs) == 3
+    with pytest.raises(ModuleNotFoundError, match="only_here"):
+        pickle.loads(by_name)

@@ -7,9 +7,8 @@ import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.meeting import Offer, choose_address
 from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts, plan_processes
 from pytest_llenergy.workers.workload import split_prompts
 
@@ -107,20 +106,3 @@ class TestSeveralHosts:
         degrees = Parallel(placement=8) if row == "placement" else Parallel(tensor=8)
         with pytest.raises(PlanError, match=r"one process needs 8 devices and host n1 has 4: .*per_host"):
             plan_on_hosts(rows[row], degrees, hold("n1", "n2"))
-
-
-class TestMeeting:
-    OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713), "boot")
-
-    def test_ranks_meet_at_the_first_address_that_all_hosts_reach(self) -> None:
-        everywhere = dict.fromkeys(self.OFFER.addresses, "eth0")
-        assert choose_address(self.OFFER, ["n1", "n2"], [everywhere, everywhere]) == "10.0.0.1"
-        some = {"172.17.0.1": "docker0", "127.0.0.1": "lo"}
-        assert choose_address(self.OFFER, ["n1", "n2"], [everywhere, some]) == "172.17.0.1"
-
-    def test_a_host_that_reaches_no_address_is_named(self) -> None:
-        with pytest.raises(
-            WorkerError,
-            match=r"^n2 reaches none of the addresses of n1, .*10\.0\.0\.1, 172.*: open",
-        ):
-            choose_address(self.OFFER, ["n1", "n2"], [{"10.0.0.1": "eth0"}, {}])
