@@ -185,11 +185,13 @@ class RemoteMeters:
         self._send("end_work")
 
     def end_gap(self) -> int:
+        ended_ns = time.monotonic_ns()
+        # Before the ranks report their round: its moments on their own clocks are mapped when they arrive.
+        self._compare_clocks()
         self._send("end_gap")
-        return time.monotonic_ns()
+        return ended_ns
 
     def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
-        self._compare_clocks()
         self._send("account", moments=self._moments(measured), trial=trial)
         return partial(self._await_round, measured)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.remote_meters import open_remote_meters
@@ -132,9 +133,11 @@ class Surges:
         return Timeline(ranks=(self._rank,))
 
 
-def measure_surges(hosts: Sequence[MeteredHost], rounds: int, **options: object) -> tuple[Experiment, Surges]:
+def measure_surges(
+    hosts: Sequence[MeteredHost], rounds: int, kind: type[Surges] = Surges, **options: Any
+) -> tuple[Experiment, Surges]:
     """Measure so many rounds on all hosts."""
-    workload = Surges(hosts, **options)  # type: ignore[arg-type]
+    workload = kind(hosts, **options)
     meters = open_remote_meters([(host.client, [host.uuid]) for host in hosts])
     plan = round_plan(rounds=rounds, warmup=0, gap_s=0.1, iterations=1, exact=True)
     return measure_on_hosts(workload, plan, meters), workload

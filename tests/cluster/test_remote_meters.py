@@ -27,7 +27,7 @@ from pytest_llenergy.model.timeline import Iteration, RankTimeline, Span, Timeli
 from ..measure.marks import iteration, measured_round
 from ..meters.waves import MS, S, Sensor, Wave, read_at
 from .agents import needs_another_host
-from .metered import MeteredHost, measure_surges, metered_hosts, scores_of, share_within
+from .metered import MeteredHost, Surges, measure_surges, metered_hosts, scores_of, share_within
 
 #: What the two stand-ins are called in records.
 FIRST, SECOND = "n1/gpu:GPU-n1", "n2/gpu:GPU-n2"
@@ -60,6 +60,27 @@ class SlowLine(ClockLine):
         back_ns = 2 * WRONG_NS - there_ns
         slow = replace(best, sent_ns=best.sent_ns - there_ns, received_ns=best.received_ns + back_ns)
         return super().add([slow])
+
+
+class WatchedLine(ClockLine):
+    """Keeps when the clocks were last compared."""
+
+    compared_ns = 0
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        self.compared_ns = exchanges[0].sent_ns
+        return super().add(exchanges)
+
+
+class Reported(Surges):
+    """Ranks report a round after it, with moments of their own clocks that are mapped then."""
+
+    def timeline(self) -> Timeline:
+        found = super().timeline()
+        for host in self.hosts:
+            assert isinstance(host.client.clock, WatchedLine)
+            assert host.client.clock.compared_ns > found.end_ns
+        return found
 
 
 def give_line(host: MeteredHost, line: ClockLine) -> None:
@@ -121,7 +142,9 @@ def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> 
 @pytest.mark.clock
 def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvml_library: Path) -> None:
     with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
-        found, work = measure_surges(hosts, 3, longest_s=0.3)
+        for host in hosts:
+            give_line(host, WatchedLine())
+        found, work = measure_surges(hosts, 3, Reported, longest_s=0.3)
     for round_, truths in zip(found.rounds, work.truths, strict=True):
         assert list(round_.by_domain) == [FIRST, SECOND]
         assert [flag.name for flag in round_.flags if flag.severity == "invalid"] == []
