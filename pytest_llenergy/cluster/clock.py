@@ -20,8 +20,8 @@ from itertools import pairwise
 #: within 50; an NTP client that corrects an error may exceed it.
 DRIFT_PPM = 100
 
-#: Sleep longer than this counts as a suspend (nanoseconds). It must exceed the pause of a busy host between the
-#: readings of the two clocks that show it.
+#: Sleep longer than this counts as a suspend (nanoseconds). It must exceed the pauses of a busy host between
+#: the readings of the two clocks that show it.
 SUSPEND_NS = 100_000_000
 
 
