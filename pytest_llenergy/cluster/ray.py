@@ -141,15 +141,11 @@ class RayGang:
         self._number = number
 
     def lost(self) -> Mapping[str, str]:
-        """See ``Gang``."""
-        found = {client.name: client.lost for client in self.hosts if client.lost is not None}
-        ended = self._broker.ended(self._number) if found else {}
+        """See ``Gang``. What Ray has found out by now is added."""
+        lost = [client for client in self.hosts if client.lost is not None]
+        ended = self._broker.ended(self._number) if lost else {}
         return {
-            client.name: f"{found[client.name]}; {ended[client.slot]}"
-            if client.slot in ended
-            else found[client.name]
-            for client in self.hosts
-            if client.name in found
+            client.name: "; ".join(filter(None, (client.lost, ended.get(client.slot)))) for client in lost
         }
 
     def close(self) -> None:
@@ -177,7 +173,10 @@ class _Broker:
             bufsize=0,
             start_new_session=True,
         )
-        self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._stdin: IO[bytes] = self._popen.stdin
+        self._stdout: IO[bytes] = self._popen.stdout
         try:
             answer = self._receive(time.monotonic() + CONNECT_TIMEOUT_S)
             if "error" in answer:
@@ -244,6 +243,10 @@ class _Broker:
         self._log.close()
 
     def _send(self, verb: str, arguments: Mapping[str, Any]) -> int:
+        if os.getpid() != self._owner:
+            raise WorkerError(
+                f"the Ray cluster {self._address} is that of process {self._owner}, not of its forks"
+            )
         number = next(self._numbers)
         try:
             self._stdin.write(json.dumps({"id": number, "verb": verb, **arguments}).encode() + b"\n")
@@ -277,7 +280,7 @@ class _Broker:
                 errors="replace"
             )
             if lines.strip():
-                return f" ({' | '.join(lines.split(chr(10))).strip(' |')})"
+                return f": {lines.strip().rpartition(chr(10))[2]}"
         return ""
 
 

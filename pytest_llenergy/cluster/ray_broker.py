@@ -14,11 +14,12 @@ import logging
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -26,14 +27,18 @@ from typing import Any
 from pytest_llenergy.cluster.agent import agent_command
 from pytest_llenergy.workers import proctree
 
+#: Time limit for a connection to the cluster's port (seconds).
+REACH_TIMEOUT_S = 5.0
 #: Interval of the checks whether a placement group has got its GPUs (seconds).
 WAIT_POLL_S = 0.05
 #: Time limit for Ray's first decision on a placement group (seconds).
 SCHEDULING_TIMEOUT_S = 5.0
+#: How long GPUs that were released may look taken (seconds).
+RELEASE_S = 1.0
 #: Interval of a holder's checks whether its agent and its raylet still run (seconds).
 HOLDER_POLL_S = 0.2
 #: The longest command that names a job in a message.
-COMMAND_LENGTH = 60
+COMMAND_LENGTH = 200
 
 
 class Holder:
@@ -126,7 +131,11 @@ class Broker:
 
     def serve(self) -> None:
         """Answer requests until pytest is gone."""
-        verbs = {"offers": self._offers, "gang": self._gang, "release": self._release}
+        verbs: dict[str, Callable[..., Any]] = {
+            "offers": self._offers,
+            "gang": self._gang,
+            "release": self._release,
+        }
         with suppress(EOFError):
             while True:
                 request = self._requests.next()
@@ -229,20 +238,21 @@ class Broker:
     def _wait_for_group(self, group: Any, wait_s: float) -> dict[str, Any]:
         from ray.util import placement_group_table
 
-        deadline_s, reported = time.monotonic() + wait_s, None
+        begin_s, reported = time.monotonic(), None
         while True:
             row: dict[str, Any] = placement_group_table(group)
             if row["state"] == "CREATED":
                 return row
             outcome = row["stats"]["scheduling_state"]
-            late_s = time.monotonic() - deadline_s
+            late_s = time.monotonic() - begin_s - wait_s
             if outcome == "INFEASIBLE":
                 return {"never": True}
             if outcome == "NO_RESOURCES" or late_s > SCHEDULING_TIMEOUT_S:
                 holders = sorted({name for offer in self._offers() for name in offer["holders"]})
                 if late_s >= 0:
                     return {"busy": holders}
-                if holders != reported:
+                # GPUs that were just released are free within a second.
+                if holders != reported and time.monotonic() - begin_s > RELEASE_S:
                     self.send(event="waiting", holders=holders)
                     reported = holders
             if self._requests.wait(WAIT_POLL_S):
@@ -267,7 +277,9 @@ def _name_group(row: Mapping[str, Any]) -> str:
 def _count_gpus(row: Mapping[str, Any], node: str) -> float:
     """Return how many GPUs of a node a placement group has."""
     places = row["bundles_to_node_id"]
-    return sum(bundle.get("GPU", 0) for index, bundle in row["bundles"].items() if places[index] == node)
+    return sum(
+        float(bundle.get("GPU", 0)) for index, bundle in row["bundles"].items() if places[index] == node
+    )
 
 
 def _distinct_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -296,8 +308,14 @@ def connect(address: str) -> Any:
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     import ray
 
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            # Ray would try for a minute.
+            socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
+        except (OSError, ValueError) as error:
+            raise RequestError(f"it cannot be reached: {error}") from None
     # Ray takes the host's outer address for a loopback address, and would wait minutes for a raylet there.
-    host = address.rpartition(":")[0]
     place = {"_node_ip_address": host} if host.startswith("127.") and host != "127.0.0.1" else {}
     # The variable has priority over the argument.
     os.environ.pop("RAY_ADDRESS", None)

@@ -8,6 +8,7 @@ under a guard of the package, which ends with the test session and kills all des
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -55,6 +56,7 @@ class RayHost:
     address: str
     uuids: tuple[str, ...]
     world: World
+    locks: Path
     guard: subprocess.Popen[bytes] = field(repr=False)
 
     def agents(self) -> set[int]:
@@ -102,6 +104,7 @@ class RayNodes:
         with socket.create_server((f"{self._net}.2", 0)) as server:
             self.address = f"{self._net}.2:{server.getsockname()[1]}"
         self.hosts: list[RayHost] = []
+        self._numbers = itertools.count(2)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -109,7 +112,7 @@ class RayNodes:
         head = self.hosts[0]
         return {
             "RAY_ADDRESS": self.address,
-            "LLENERGY_LOCK_DIR": str(self._directory / head.name / "locks"),
+            "LLENERGY_LOCK_DIR": str(head.locks),
             **head.world.environment(self._library.parent),
         }
 
@@ -131,8 +134,8 @@ class RayNodes:
             wrapper: Command that starts the given command.
             variables: More environment variables.
         """
-        number = len(self.hosts) + 2
-        place = self._directory / (name or socket.gethostname())
+        number = next(self._numbers)
+        place = self._directory / str(number)
         locks = place / "locks"
         locks.mkdir(parents=True)
         locks.chmod(0o1777)
@@ -168,7 +171,7 @@ class RayNodes:
                 pass_fds=[nothing.fileno()],
                 start_new_session=True,
             )
-        started = RayHost(name or socket.gethostname(), address, uuids, world, process)
+        started = RayHost(name or socket.gethostname(), address, uuids, world, locks, process)
         self.hosts.append(started)
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while "Ray runtime started" not in log.read_text():
