@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import psutil
 
-from pytest_llenergy.cluster.base import BusyError, HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.base import NONE_LOST, BusyError, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
@@ -77,7 +77,13 @@ class RayCluster:
             for offer in self._broker.request("offers")
         ]
 
-    def gang(self, shape: Shape, wait_s: float, on_wait: Callable[[str], None]) -> RayGang:
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> RayGang:
         """See ``Cluster``."""
         number = next(self._numbers)
         owner = f"{psutil.Process().username()}, process {os.getpid()} on {platform.node()}"
@@ -92,9 +98,10 @@ class RayCluster:
                 hosts=shape.hosts,
                 per_host=shape.per_host,
                 wait_s=wait_s,
+                avoid=list(avoid),
                 invitation=listener.invitation.encode(),
             )
-            self._refuse(answer, shape, wait_s)
+            self._refuse(answer, shape, wait_s, avoid)
             names = answer["names"]
             clients = accept_agents(
                 listener, names, AGENTS_TIMEOUT_S, lambda: self._broker.explain(number, names)
@@ -103,19 +110,21 @@ class RayCluster:
         except BaseException:
             # Also on Ctrl-C while it waits.
             self._broker.release(number)
-            raise
-        finally:
             listener.close()
-        gang = RayGang(clients, self._broker, number)
+            raise
+        gang = RayGang(clients, listener, self._broker, number)
         self._gangs.append(gang)
         return gang
 
-    def _refuse(self, answer: Mapping[str, Any], shape: Shape, wait_s: float) -> None:
+    def _refuse(
+        self, answer: Mapping[str, Any], shape: Shape, wait_s: float, avoid: Mapping[str, str]
+    ) -> None:
         if "never" in answer:
             exist = (
                 ", ".join(f"{each.name} has {each.devices}" for each in self.offers()) or "it has no hosts"
             )
-            raise NeverError(f"{self._name} cannot provide {shape}: {exist}")
+            lost = "".join(f"; not used again: {reason}" for reason in avoid.values())
+            raise NeverError(f"{self._name} cannot provide {shape}: {exist}{lost}")
         if "busy" in answer:
             raise BusyError(
                 f"{self._name} did not free {shape} within {wait_s:g} s: {_describe_holders(answer['busy'])}"
@@ -135,8 +144,12 @@ class RayCluster:
 class RayGang:
     """Hosts whose GPUs one placement group holds. Implements ``Gang``."""
 
-    def __init__(self, clients: Sequence[AgentClient], broker: _Broker, number: int) -> None:
+    def __init__(
+        self, clients: Sequence[AgentClient], listener: Listener, broker: _Broker, number: int
+    ) -> None:
         self.hosts: Sequence[AgentClient] = clients
+        # The ranks of the agents connect to it.
+        self._listener = listener
         self._broker = broker
         self._number = number
 
@@ -151,6 +164,7 @@ class RayGang:
     def close(self) -> None:
         """See ``Gang``."""
         close_all(self.hosts)
+        self._listener.close()
         self._broker.release(self._number)
 
 

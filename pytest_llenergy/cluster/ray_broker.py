@@ -160,13 +160,14 @@ class Broker:
         free = available_resources_per_node()
         groups = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
         offers = []
-        for node in self._list_nodes():
+        nodes = self._list_nodes()
+        for node, name in zip(nodes, _distinct_names(nodes), strict=True):
             gpus = int(node["Resources"].get("GPU", 0))
             held = {_name_group(row): _count_gpus(row, node["NodeID"]) for row in groups}
-            holders = [name for name, count in held.items() if count]
+            holders = [holder for holder, count in held.items() if count]
             if gpus - free.get(node["NodeID"], {}).get("GPU", 0) > sum(held.values()):
                 holders += self._list_jobs()
-            offers.append({"name": node["NodeManagerHostname"], "gpus": gpus, "holders": holders})
+            offers.append({"name": name, "gpus": gpus, "holders": holders})
         return offers
 
     def _list_nodes(self) -> list[dict[str, Any]]:
@@ -193,7 +194,14 @@ class Broker:
         ]
 
     def _gang(
-        self, gang: int, name: str, hosts: int, per_host: int, wait_s: float, invitation: str
+        self,
+        gang: int,
+        name: str,
+        hosts: int,
+        per_host: int,
+        wait_s: float,
+        avoid: list[str],
+        invitation: str,
     ) -> dict[str, list[str]]:
         """Start an agent on each of some hosts, or on none.
 
@@ -203,6 +211,7 @@ class Broker:
             hosts: Number of hosts.
             per_host: GPUs of each host; 0 for hosts without GPUs.
             wait_s: How long to wait for GPUs that others hold (seconds).
+            avoid: Names of hosts that are not used.
             invitation: Written to each agent's standard input.
 
         Returns:
@@ -213,14 +222,23 @@ class Broker:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = {"GPU": per_host} if per_host else {"CPU": 1}
-        group = placement_group([bundle] * hosts, strategy="STRICT_SPREAD", name=name)
+        everywhere = self._list_nodes()
+        names = dict(zip((node["NodeID"] for node in everywhere), _distinct_names(everywhere), strict=True))
+        left_out = [node for node, host in names.items() if host in avoid]
+        labels = {"ray.io/node-id": f"!in({','.join(left_out)})"} if left_out else {}
+        group = placement_group(
+            [bundle] * hosts,
+            strategy="STRICT_SPREAD",
+            name=name,
+            bundle_label_selector=[labels] * hosts if labels else None,
+        )
         self._groups[gang] = group, []
         outcome = self._wait_for_group(group, wait_s)
         if "bundles_to_node_id" not in outcome:
             self._release(gang)
             return outcome
         bundles = {node: index for index, node in outcome["bundles_to_node_id"].items()}
-        nodes = [node for node in self._list_nodes() if node["NodeID"] in bundles]
+        nodes = [node for node in everywhere if node["NodeID"] in bundles]
         if len(nodes) < hosts:
             raise RequestError("a host has gone while its agent was about to start")
         remote = self._ray.remote(num_cpus=0, max_restarts=0)(Holder)
@@ -233,7 +251,7 @@ class Broker:
             ended = actor.run.remote(agent_command(slot), invitation, per_host).future()
             ended.add_done_callback(functools.partial(self._report_end, gang, slot))
             actors.append(actor)
-        return {"names": _distinct_names(nodes)}
+        return {"names": [names[node["NodeID"]] for node in nodes]}
 
     def _wait_for_group(self, group: Any, wait_s: float) -> dict[str, Any]:
         from ray.util import placement_group_table

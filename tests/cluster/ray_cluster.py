@@ -139,7 +139,8 @@ class RayNodes:
         locks = place / "locks"
         locks.mkdir(parents=True)
         locks.chmod(0o1777)
-        start_ns = time.monotonic_ns() + (shift_s - 10) * 10**9
+        ahead_s = shift_s if name is not None else 0
+        start_ns = time.monotonic_ns() + (ahead_s - 10) * 10**9
         uuids = tuple(f"GPU-{number:08x}-0000-0000-0000-{index:012x}" for index in range(boards))
         world = World(place / "world", boards_of(uuids), start_ns=start_ns)
         address = f"{self._net}.{number}"
