@@ -149,6 +149,7 @@ class RayNodes:
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1",
             "LLENERGY_LOCK_DIR": str(locks),
+            "LLENERGY_CACHE_DIR": str(place),
             # Not in the order of PCI addresses, which agents restore.
             "CUDA_VISIBLE_DEVICES": ",".join(reversed(uuids)),
             **world.environment(self._library.parent),

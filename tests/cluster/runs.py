@@ -33,6 +33,11 @@ class ClusterHost:
     world: World
     shift_ns: int
 
+    def true_j(self, uuid: str, start_ns: int, end_ns: int) -> float:
+        """Return the energy of a board between two moments of this process's clock."""
+        number = [self.world.board(index).uuid for index in range(4)].index(uuid)
+        return self.world.true_energy_j(number, start_ns + self.shift_ns, end_ns + self.shift_ns)
+
 
 @dataclass(frozen=True)
 class ClusterRuns:

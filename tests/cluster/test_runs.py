@@ -82,8 +82,10 @@ WORLDS = PATHS
 
 def surge():
     import torch.distributed as dist
-    rank, number = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    rank = dist.get_rank()
     world = World.open(WORLDS[rank // 2])
+    # Ray chooses any of the boards.
+    number = [world.board(i).uuid for i in range(4)].index(os.environ["CUDA_VISIBLE_DEVICES"])
     low_w = world.true_power_w(number, time.monotonic_ns())
     world.set_power(number, 150.0 + 120.0 * rank)
     time.sleep(random.uniform(0.05, 0.2))
@@ -109,12 +111,7 @@ def count_covered(runs: ClusterRuns, rounds: int) -> tuple[int, int]:
     for round_ in record.rounds:
         start_ns = round(round_.start_s * 1e9)
         end_ns = start_ns + round(round_.duration_s * 1e9)
-        true_j = sum(
-            hosts[rank.host].world.true_energy_j(
-                rank.local_rank, start_ns + hosts[rank.host].shift_ns, end_ns + hosts[rank.host].shift_ns
-            )
-            for rank in record.ranks
-        )
+        true_j = sum(hosts[rank.host].true_j(rank.device, start_ns, end_ns) for rank in record.ranks)
         if round_.energy_j is None or round_.energy_u_j is None:
             continue
         known += 1
