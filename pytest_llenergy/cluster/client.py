@@ -227,7 +227,7 @@ def accept_agents(
     awaited = {Hello("agent", slot): name for slot, name in enumerate(names)}
     clients: list[AgentClient] = []
     try:
-        # In the order in which they come: an agent that hears nothing ends.
+        # In the order in which they come, to notice soon if one of them is lost.
         while awaited:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:

@@ -392,8 +392,11 @@ class Control:
                 self.shut_down()
                 raise
 
-    def receive(self) -> Iterator[tuple[int, Request | Answer]]:
+    def receive(self, first_s: float = timeouts.MISSED_S) -> Iterator[tuple[int, Request | Answer]]:
         """Send beats, and yield messages with the moment of their arrival (monotonic nanoseconds).
+
+        Args:
+            first_s: How long the other side may be silent before its first message (seconds).
 
         Raises:
             WorkerError: The other side is gone. The message continues a sentence that begins with its name.
@@ -401,22 +404,22 @@ class Control:
         poll = select.poll()
         poll.register(self._connection.fileno(), select.POLLIN)
         number, heard_s = 0, time.monotonic()
-        next_s = heard_s
+        next_s, patience_s = heard_s, first_s
         try:
             while True:
                 now_s = time.monotonic()
                 if now_s >= next_s:
                     self._send_beat(number)
                     number, next_s = number + 1, now_s + timeouts.BEAT_S
-                wake_s = min(next_s, heard_s + timeouts.MISSED_S)
+                wake_s = min(next_s, heard_s + patience_s)
                 readable = poll.poll(max(0.0, wake_s - now_s) * 1e3)
                 arrival_ns = time.monotonic_ns()
                 if readable:
                     message = DECODER.decode(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    heard_s = time.monotonic()
+                    heard_s, patience_s = time.monotonic(), timeouts.MISSED_S
                     if not isinstance(message, Beat):
                         yield arrival_ns, message
-                elif time.monotonic() - heard_s >= timeouts.MISSED_S:
+                elif time.monotonic() - heard_s >= patience_s:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise WorkerError(f"has not answered for {timeouts.MISSED_S:g} s") from None
