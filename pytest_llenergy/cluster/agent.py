@@ -140,7 +140,7 @@ def serve(connection: Connection, context: AgentContext) -> NoReturn:
     workers = {name: _Worker(factory, context, control.send) for name, factory in SERVICES.items()}
     reason = "was asked to end"
     try:
-        for _, message in control.receive():
+        for _, message in control.receive(timeouts.FIRST_BEAT_S):
             if not isinstance(message, Request):
                 raise errors.WorkerError("sent an answer")
             if message.verb == "clock":

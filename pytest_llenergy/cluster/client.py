@@ -224,15 +224,19 @@ def accept_agents(
         WorkerError: An agent does not come, or its host has other versions; all are ended.
     """
     deadline_s = time.monotonic() + timeout_s
+    awaited = {Hello("agent", slot): name for slot, name in enumerate(names)}
     clients: list[AgentClient] = []
     try:
-        for slot, name in enumerate(names):
+        # In the order in which they come, to notice soon if one of them is lost.
+        while awaited:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
-                connection = listener.accept(Hello("agent", slot), left_s, explain)
+                hello, connection = listener.accept_first(awaited, left_s, explain)
             except WorkerError as error:
-                raise WorkerError(f"{name}: its agent has not started: {error}") from None
-            clients.append(AgentClient(listener, connection, name, slot))
+                whose = "its agent has" if len(awaited) == 1 else "their agents have"
+                raise WorkerError(f"{', '.join(awaited.values())}: {whose} not started: {error}") from None
+            clients.append(AgentClient(listener, connection, awaited.pop(hello), hello.slot))
+        clients.sort(key=lambda client: client.slot)
         described = [client.begin("host.describe") for client in clients]
         wanted = ProcessSettings.read()
         adopted = [client.begin("host.adopt", settings=wanted.as_primitives()) for client in clients]

@@ -20,8 +20,8 @@ from itertools import pairwise
 #: within 50; an NTP client that corrects an error may exceed it.
 DRIFT_PPM = 100
 
-#: Sleep longer than this counts as a suspend (nanoseconds). A process may be paused between the readings of
-#: the two clocks that show it.
+#: Sleep longer than this counts as a suspend (nanoseconds). It must exceed the pauses of a busy host between
+#: the readings of the two clocks that show it.
 SUSPEND_NS = 100_000_000
 
 
@@ -156,7 +156,9 @@ def _evaluate(exchanges: Sequence[Exchange]) -> _Point:
         lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
     # Half a nanosecond is lost by rounding down.
     offset = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, at_ns)
-    return _Point(offset, best.suspended_ns, fault)
+    # A pause between the readings of the two clocks makes a value too small.
+    local, remote = zip(*(each.suspended_ns for each in exchanges), strict=True)
+    return _Point(offset, (max(local), max(remote)), fault)
 
 
 def _explain_change(left: _Point, right: _Point) -> str | None:

@@ -12,6 +12,8 @@ BEAT_S, MISSED_S = 1.0, 3.0
 AUTHENTICATION_TIMEOUT_S, AUTHENTICATION_POLL_S = 5.0, 0.5
 #: Time limit for an agent to reach pytest, and the pause before it tries all addresses again.
 CONNECT_TIMEOUT_S, CONNECT_RETRY_S = 10.0, 0.2
+#: How long an agent waits for pytest, which may wait for the agents of other hosts, to begin with beats.
+FIRST_BEAT_S = 60.0
 #: Interval of the checks whether an expected connection can no longer come.
 EXPECT_POLL_S = 0.02
 

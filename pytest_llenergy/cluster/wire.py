@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -46,6 +46,10 @@ class Invitation(msgspec.Struct, frozen=True):
     port: int
     secret: bytes
     boot_id: str
+
+    def __repr__(self) -> str:
+        # Tracebacks show the values of variables.
+        return f"Invitation({', '.join(self.addresses)}, port {self.port})"
 
     def encode(self) -> str:
         """Return it as one line of text, without the line break."""
@@ -158,10 +162,13 @@ class Listener:
     """Accepts the connections of agents on all interfaces. A stranger delays nobody and gets nothing.
 
     Raises:
-        WorkerError: No port can be opened.
+        WorkerError: No port can be opened, or no network interface is up.
     """
 
     def __init__(self) -> None:
+        addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
+        if not addresses:
+            raise WorkerError("no network interface is up; bring one up, such as with 'ip link set lo up'")
         self._secret = os.urandom(32)
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -176,7 +183,6 @@ class Listener:
         #: When each connection that is not authenticated yet was opened.
         self._strangers: dict[Connection, float] = {}
         self._arrived: dict[Hello, Connection] = {}
-        addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
         port = int(self._server.getsockname()[1])
         self.invitation = Invitation(addresses, port, self._secret, read_boot_id())
         threading.Thread(target=self._serve, name="llenergy-listener", daemon=True).start()
@@ -184,26 +190,32 @@ class Listener:
     def accept(
         self, hello: Hello, timeout_s: float, explain: Callable[[], str | None] = lambda: None
     ) -> Connection:
-        """Return the connection that began with this hello, once it has come.
+        """Return the connection that began with this hello; see ``accept_first``."""
+        return self.accept_first([hello], timeout_s, explain)[1]
+
+    def accept_first(
+        self, hellos: Collection[Hello], timeout_s: float, explain: Callable[[], str | None] = lambda: None
+    ) -> tuple[Hello, Connection]:
+        """Return the first connection that began with one of these hellos, once it has come.
 
         Args:
-            hello: How it begins.
+            hellos: How it may begin.
             timeout_s: Time limit (seconds).
             explain: Returns why it cannot come any more, for example since the launcher has ended.
 
         Raises:
-            WorkerError: It has not come in time, or cannot come.
+            WorkerError: None has come in time, or can come.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while hello not in self._arrived:
+            while not (arrived := [hello for hello in self._arrived if hello in hellos]):
                 reason = explain()
                 if reason is None and time.monotonic() > deadline_s:
-                    reason = f"no connection of {hello} within {timeout_s:g} s"
+                    reason = f"no connection of {', '.join(map(str, hellos))} within {timeout_s:g} s"
                 if reason is not None:
                     raise WorkerError(reason)
                 self._changed.wait(timeouts.EXPECT_POLL_S)
-            return self._arrived.pop(hello)
+            return arrived[0], self._arrived.pop(arrived[0])
 
     def close(self) -> None:
         """Accept nothing any more, and close what nobody has asked for. Accepted connections stay."""
@@ -380,8 +392,11 @@ class Control:
                 self.shut_down()
                 raise
 
-    def receive(self) -> Iterator[tuple[int, Request | Answer]]:
+    def receive(self, first_s: float = timeouts.MISSED_S) -> Iterator[tuple[int, Request | Answer]]:
         """Send beats, and yield messages with the moment of their arrival (monotonic nanoseconds).
+
+        Args:
+            first_s: How long the other side may be silent before its first message (seconds).
 
         Raises:
             WorkerError: The other side is gone. The message continues a sentence that begins with its name.
@@ -389,22 +404,22 @@ class Control:
         poll = select.poll()
         poll.register(self._connection.fileno(), select.POLLIN)
         number, heard_s = 0, time.monotonic()
-        next_s = heard_s
+        next_s, patience_s = heard_s, first_s
         try:
             while True:
                 now_s = time.monotonic()
                 if now_s >= next_s:
                     self._send_beat(number)
                     number, next_s = number + 1, now_s + timeouts.BEAT_S
-                wake_s = min(next_s, heard_s + timeouts.MISSED_S)
+                wake_s = min(next_s, heard_s + patience_s)
                 readable = poll.poll(max(0.0, wake_s - now_s) * 1e3)
                 arrival_ns = time.monotonic_ns()
                 if readable:
                     message = DECODER.decode(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    heard_s = time.monotonic()
+                    heard_s, patience_s = time.monotonic(), timeouts.MISSED_S
                     if not isinstance(message, Beat):
                         yield arrival_ns, message
-                elif time.monotonic() - heard_s >= timeouts.MISSED_S:
+                elif time.monotonic() - heard_s >= patience_s:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise WorkerError(f"has not answered for {timeouts.MISSED_S:g} s") from None

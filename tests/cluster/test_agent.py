@@ -67,7 +67,9 @@ def seconds_until_nothing_is_left(mark: str, but: int | None = None) -> float:
 
 def test_when_pytest_is_killed_its_agents_end_with_all_that_they_started(mark: str) -> None:
     holder, _ = start_holder()
-    assert len(survivors(mark)) >= 7
+    # Each agent has a guard and has started a process, whose environment can be read soon after its start.
+    while len(survivors(mark)) < 7:
+        time.sleep(0.01)
     holder.kill()
     passed_s = seconds_until_nothing_is_left(mark)
     print(f"nothing left after {passed_s:.2f} s")

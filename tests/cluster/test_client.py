@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cluster import timeouts
-from pytest_llenergy.cluster.client import AgentClient, accept_agents
-from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.wire import Hello, Listener
 from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 
-from .agents import SHIFT_S, await_end, gang, needs_another_host, start_agent
+from .agents import SHIFT_S, WITH_TRIAL, await_end, gang, needs_another_host, start_agent
 
 
 @pytest.fixture(scope="module")
@@ -216,4 +216,28 @@ def test_an_agent_that_never_comes_ends_the_others() -> None:
     with pytest.raises(WorkerError, match=r"^n2: its agent has not started: srun: node n2 is down$"):
         accept_agents(listener, ["n1", "n2"], 60.0, explain)
     assert "pytest has closed its connection" in await_end(first)
+    listener.close()
+
+
+def test_an_agent_that_comes_early_waits_for_the_others_and_for_pytest() -> None:
+    listener = Listener()
+    impatient = f"from pytest_llenergy.cluster import timeouts\ntimeouts.MISSED_S = 2.0\n{WITH_TRIAL}"
+    early = start_agent(listener.invitation, 1, program=impatient)
+    with suppress(WorkerError):
+        # What pytest is busy with.
+        listener.accept(Hello("agent", 0), 3.0)
+    late = start_agent(listener.invitation, 0)
+    clients = accept_agents(listener, ["n1", "n2"], 60.0)
+    assert [(client.name, client.slot) for client in clients] == [("n1", 0), ("n2", 1)]
+    assert clients[1].call("trial.echo", 60.0, value=1) == 1
+    close_all(clients)
+    listener.close()
+    for popen in (early, late):
+        await_end(popen)
+
+
+def test_all_agents_that_are_missing_are_named() -> None:
+    listener = Listener()
+    with pytest.raises(WorkerError, match=r"^n1, n2: their agents have not started: no connection of"):
+        accept_agents(listener, ["n1", "n2"], 0.1)
     listener.close()

@@ -124,6 +124,14 @@ def test_a_host_that_slept_is_a_fault(slept: tuple[int, int], reason: str) -> No
     assert clock.fault(2 * SECOND, 10 * SECOND) == f"{reason} (suspend)"
 
 
+def test_a_pause_while_a_clock_is_read_is_no_sleep() -> None:
+    clock = line((SECOND, AHEAD))
+    late = [exchange(11 * SECOND + number * 10**6, AHEAD, 1000 + number) for number in range(3)]
+    paused = [Exchange(e.sent_ns, e.remote_ns, e.received_ns, (-(10**9) * (e is late[0]), 0)) for e in late]
+    clock.add(paused)
+    assert clock.fault(2 * SECOND, 10 * SECOND) is None
+
+
 def test_only_groups_around_the_moments_count() -> None:
     clock = line((SECOND, AHEAD), (11 * SECOND, AHEAD + SECOND), (21 * SECOND, AHEAD + SECOND))
     assert clock.fault(2 * SECOND, 10 * SECOND) is not None

@@ -57,6 +57,7 @@ def test_an_invitation_is_one_line_of_text(listener: Listener) -> None:
     assert text.split() == [text]
     assert Invitation.decode(f"{text}\n") == listener.invitation
     assert len(listener.invitation.secret) == 32
+    assert repr(listener.invitation.secret) not in repr(listener.invitation)
     assert listener.invitation.secret != Listener().invitation.secret
 
 
@@ -251,7 +252,7 @@ def test_three_missed_beats_end_a_control_connection(
     os.write(theirs.fileno(), part)
     begin_s = time.monotonic()
     with pytest.raises(WorkerError, match=r"^has not answered for 0\.6 s$"):
-        next(control.receive())
+        next(control.receive(0.6))
     assert time.monotonic() - begin_s >= 0.6
     assert b"beat" in theirs.recv_bytes()
 
