@@ -61,6 +61,17 @@ def test_the_base_package_needs_nothing_heavy() -> None:
     assert not names & {name.replace("_", "-") for name in HEAVY - {"numpy"}}
 
 
+def test_every_extra_for_users_is_documented() -> None:
+    (section,) = re.findall(
+        r"^\[project.optional-dependencies\]\n(.*?)^\[", text("pyproject.toml"), re.MULTILINE | re.DOTALL
+    )
+    extras = set(re.findall(r"^([\w-]+) = ", section, re.MULTILINE))
+    internal = {"dev", "docs", "neighbours", "test"}
+    (table,) = re.findall(r"\|extra\|purpose\|\n(.*?)\n\n", text("docs/installing.md"), re.DOTALL)
+    rows = re.findall(r"^\|(.*?)\|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(.*?)`", row)} == extras - internal
+
+
 def test_the_citation_is_valid_and_of_this_version() -> None:
     path = ROOT / "CITATION.cff"
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.citation-file-format"]

@@ -333,12 +333,8 @@ def connect(address: str) -> Any:
             socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             raise RequestError(f"it cannot be reached: {error}") from None
-    # Ray takes the host's outer address for a loopback address, and would wait minutes for a raylet there.
-    place = {"_node_ip_address": host} if host.startswith("127.") and host != "127.0.0.1" else {}
-    # The variable has priority over the argument.
-    os.environ.pop("RAY_ADDRESS", None)
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **place)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except RuntimeError as error:
         found = re.findall(r"(Ray|Python): (\S+)", str(error))
         if "Version mismatch" not in str(error) or len(found) != 4:
@@ -346,7 +342,8 @@ def connect(address: str) -> Any:
         cluster, own = (" and ".join(map(" ".join, part)) for part in (found[:2], found[2:]))
         raise RequestError(f"the cluster runs {cluster}, pytest {own}; install the same ones") from None
     except (ConnectionError, ValueError) as error:
-        raise RequestError(_first_line(error)) from None
+        none = "none runs on this host: set RAY_ADDRESS, or name one: --energy-cluster=ray:HOST:PORT"
+        raise RequestError(none if address == "auto" else _first_line(error)) from None
     return ray
 
 

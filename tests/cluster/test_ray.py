@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import re
 import signal
 import subprocess
@@ -28,6 +29,9 @@ from .ray_cluster import ROOT, RayHost, RayNodes
 
 #: Within this time nothing of a gang may be left (seconds), whatever was killed.
 GONE_S = 5.0
+
+#: How often pytest is killed while it starts a gang.
+STORM = 30
 
 
 @pytest.fixture
@@ -131,9 +135,8 @@ def test_busy_names_who_holds_the_gpus_and_leaves_nothing(cluster: RayCluster, r
 def test_other_programs_that_hold_gpus_are_named(cluster: RayCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, ray, time\n"
-        "address = os.environ['RAY_ADDRESS']\n"
-        "ray.init(address, _node_ip_address=address.partition(':')[0], log_to_driver=False)\n"
+        "import ray, time\n"
+        "ray.init(log_to_driver=False, logging_level='ERROR')\n"
         "@ray.remote(num_gpus=4)\n"
         "class Holds:\n"
         "    def ready(self): pass\n"
@@ -209,17 +212,37 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
         start(cluster, per_host=4).close()
 
 
+PROGRAM = """
+import time
+from pytest_llenergy.cluster.base import Shape
+from pytest_llenergy.cluster.ray import RayCluster
+gang = RayCluster().gang(Shape(2, 4), 30.0, print)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
+    cluster: RayCluster, ray_cluster: RayNodes
+) -> None:
+    for delay_s in (random.uniform(0.0, 4.0) for _ in range(STORM)):
+        with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.DEVNULL) as process:
+            time.sleep(delay_s)
+            below = proctree.descendants({process.pid}) - {process.pid}
+            process.kill()
+        # An actor that was about to start would have started its agent by now.
+        time.sleep(2.0)
+        for host in ray_cluster.hosts:
+            host.wait_until_free(GONE_S - 2.0)
+            assert host.holders() == set()
+        assert not [pid for pid in below if Path(f"/proc/{pid}").exists()], delay_s
+    start(cluster, per_host=4).close()
+
+
 @pytest.mark.slow
 def test_a_killed_pytest_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
-    script = (
-        "import time\n"
-        "from pytest_llenergy.cluster.base import Shape\n"
-        "from pytest_llenergy.cluster.ray import RayCluster\n"
-        "gang = RayCluster().gang(Shape(2, 4), 30.0, print)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert all(host.agents() for host in ray_cluster.hosts)
@@ -305,6 +328,7 @@ def test_another_version_is_refused(
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
 def test_other_protocols_are_refused(address: str) -> None:
+    pytest.importorskip("ray")
     with pytest.raises(PlanError, match=r"is not an address that hosts of a Ray cluster use: name HOST:PORT"):
         RayCluster(address)
 
