@@ -118,7 +118,7 @@ def test_a_directory_that_is_swept_before_it_is_opened_is_replaced(
     swept: list[str] = []
 
     def sweep_at_once(**where: Any) -> str:
-        made = make(**where)
+        made: str = make(**where)
         if not swept:
             swept.append(made)
             sweep(tmp_path)

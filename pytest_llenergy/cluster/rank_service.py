@@ -104,18 +104,20 @@ class RankService:
         """Lease devices of this host for the ranks that start from now on. Returns a ``LeaseAnswer``."""
         self._release()
         return msgspec.to_builtins(
-            self._lease_free(msgspec.convert(request, GpuRequest), exclusive, wait_s, busy_timeout_s, test)
+            self._lease_free(
+                msgspec.convert(request, GpuRequest | None), exclusive, wait_s, busy_timeout_s, test
+            )
         )
 
     def _lease_free(
-        self, request: GpuRequest, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
+        self, request: GpuRequest | None, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
     ) -> LeaseAnswer:
         try:
             possible = select_devices(request)
         except ShortageError as error:
             return LeaseAnswer(shortage=str(error))
-        locks = possible.request((DeviceLock(CPU, shared=not exclusive),))
-        self._holding = acquire(locks, wait_s, test)
+        host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
+        self._holding = acquire(possible.request(host), wait_s, test)
         lease = possible.select(self._holding.chosen)
         directory = open_lock_directory()
         try:

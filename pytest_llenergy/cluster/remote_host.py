@@ -77,12 +77,12 @@ class RemoteHost:
         return self._client.call(f"ranks.{verb}", ANSWER_TIMEOUT_S, **arguments)
 
     def lease(
-        self, request: GpuRequest, *, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
+        self, request: GpuRequest | None, *, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
     ) -> LeaseAnswer:
         """Lease devices of the host for ranks that start from now on, instead of earlier ones.
 
         Args:
-            request: The devices.
+            request: The devices; None for the CPU.
             exclusive: Whether the test needs the host for itself.
             wait_s: How long to queue for them (seconds).
             busy_timeout_s: How long to wait for processes that use them without a lease (seconds).

@@ -21,11 +21,13 @@ import psutil
 import pytest
 
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.rank_service import LeaseAnswer
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.devices.lease import DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers import timeouts
@@ -35,6 +37,7 @@ from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.transport import SUPERVISOR_VARIABLE
 from pytest_llenergy.workers.workload import call_workload
 
+from ..nvml_sim import Board, World
 from ..workers.groups import LIGHT, PLAIN, TORCH, leave_daemon, run
 from ..workers.survivors import alive, await_none, marked
 from .agents import await_end, can_be_another_host, needs_another_host, start_agent
@@ -66,9 +69,16 @@ def plan(capabilities: Any = PLAIN, names: Sequence[str] = ("n1", "n2")) -> Proc
 
 @contextmanager
 def open_gang(
-    directory: Path, method: Any = "spawn", prefix: Sequence[str] = (), logs: Path | None = None
+    directory: Path,
+    method: Any = "spawn",
+    prefix: Sequence[str] = (),
+    logs: Path | None = None,
+    library: Path | None = None,
 ) -> Iterator[Gang]:
-    """Start an agent on this host, n1, and one on n2, whose programs ``prefix`` runs."""
+    """Start an agent on this host, n1, and one on n2, whose programs ``prefix`` runs.
+
+    With the ``library`` of the stand-in for NVML, each has a board.
+    """
     with ExitStack() as end:
         received = ScratchDirectory(directory)
         end.callback(received.remove)
@@ -80,6 +90,10 @@ def open_gang(
             locks[slot].mkdir(mode=0o700)
             own_host = {"host": "n2", "prefix": prefix} if slot and can_be_another_host() else {}
             environment = {"LLENERGY_LOCK_DIR": str(locks[slot])}
+            if library is not None:
+                board = Board(uuid=f"GPU-{slot}")
+                world = end.enter_context(World(directory / f"world{slot}", [board]))
+                environment |= world.environment(library.parent)
             popen = start_agent(listener.invitation, slot, environment=environment, **own_host)  # type: ignore[arg-type]
             end.callback(await_end, popen)
             agents.append(popen)
@@ -468,27 +482,35 @@ def test_ranks_can_have_an_interpreter_of_their_own_on_each_host(gang: Gang) -> 
         RankGroup(replace(named, python="/nowhere/python"), gang.hosts)
 
 
-def test_devices_are_leased_on_their_own_host(own_gang: tuple[Gang, str]) -> None:
-    gang, _ = own_gang
-    board = LockRequest((DeviceLock("GPU-1"),))
+def test_devices_are_leased_on_their_own_host(tmp_path: Path, nvml_library: Path) -> None:
+    with open_gang(tmp_path, library=nvml_library) as gang:
+        require_own_leases(gang)
+
+
+def require_own_leases(gang: Gang) -> None:
+    """Require that a device is free or taken on its own host, and free again once its ranks have ended."""
 
     def acquire_here(number: int) -> Any:
         where = {"LLENERGY_LOCK_DIR": str(gang.locks[number])}
+        board = LockRequest((DeviceLock(f"GPU-{number}"),))
         return acquire(board, 0.0, "another", lambda: open_lock_directory(where))
+
+    def lease(host: RemoteHost, wait_s: float = 0.0, n: int = 1) -> LeaseAnswer:
+        return host.lease(GpuRequest(n), exclusive=False, wait_s=wait_s, busy_timeout_s=1.0, test="this test")
 
     held = acquire_here(1)
     first, second = gang.hosts.values()
-    first.lease(board, 0.0, "this test")
+    assert lease(first, n=2).shortage == "gpus(2): only 1 of 1 GPUs may be used here"
+    found = lease(first).lease
+    assert found is not None
+    assert found.uuids == ("GPU-0",)
     with pytest.raises(DeviceError, match=r"^n2: .*another"):
-        second.lease(board, 0.0, "this test")
+        lease(second)
     held.release()
-    second.lease(board, 5.0, "this test")
+    lease(second, 5.0)
     group = gang.start()
-    for host in (first, second):
-        # For the next test, which may use the same ranks.
-        assert host.lease(board, 0.0, "next test") == host.lease(board, 0.0, "next test")
     for number in range(2):
-        with pytest.raises(DeviceError, match="next test"):
+        with pytest.raises(DeviceError, match="this test"):
             acquire_here(number)
     # The lease lasts until the supervisor has killed every rank.
     supervisor = psutil.Process(group.ranks[2].pid).parent()
