@@ -209,6 +209,12 @@ def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:
     assert re.search(r"edges +outside +resolution +coverage", text)
     assert re.search(r"^1 +3.1 mJ +1.2 mJ +500 µJ +0 J$", text, re.MULTILINE)
     assert "u of an iteration: " in text
+    assert "clock" not in text
+    elsewhere = msgspec.structs.replace(TERMS, clock_j=0.002)
+    hosts = msgspec.structs.replace(record, rounds=[msgspec.structs.replace(rounds[0], terms=elsewhere)])
+    text = "\n".join(shown(hosts, verbosity=2))
+    assert re.search(r"coverage +clock$", text, re.MULTILINE)
+    assert re.search(r"^1 +3.1 mJ +1.2 mJ +500 µJ +0 J +2 mJ$", text, re.MULTILINE)
     # A note below the table has it.
     assert "estimated (note): a model" not in twice
     assert "round 2: late-reader (warning): a tick was seen 12 ms late" in twice
