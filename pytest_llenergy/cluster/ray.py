@@ -103,10 +103,9 @@ class RayCluster:
         except BaseException:
             # Also on Ctrl-C while it waits.
             self._broker.release(number)
-            raise
-        finally:
             listener.close()
-        gang = RayGang(clients, self._broker, number)
+            raise
+        gang = RayGang(clients, listener, self._broker, number)
         self._gangs.append(gang)
         return gang
 
@@ -135,8 +134,12 @@ class RayCluster:
 class RayGang:
     """Hosts whose GPUs one placement group holds. Implements ``Gang``."""
 
-    def __init__(self, clients: Sequence[AgentClient], broker: _Broker, number: int) -> None:
+    def __init__(
+        self, clients: Sequence[AgentClient], listener: Listener, broker: _Broker, number: int
+    ) -> None:
         self.hosts: Sequence[AgentClient] = clients
+        #: Ranks connect to it later.
+        self._listener = listener
         self._broker = broker
         self._number = number
 
@@ -151,6 +154,7 @@ class RayGang:
     def close(self) -> None:
         """See ``Gang``."""
         close_all(self.hosts)
+        self._listener.close()
         self._broker.release(self._number)
 
 
