@@ -148,7 +148,7 @@ class RayGang:
         self, clients: Sequence[AgentClient], listener: Listener, broker: _Broker, number: int
     ) -> None:
         self.hosts: Sequence[AgentClient] = clients
-        # The ranks of the agents connect to it.
+        #: Ranks connect to it later.
         self._listener = listener
         self._broker = broker
         self._number = number
