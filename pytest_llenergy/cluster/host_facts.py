@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.cluster.wire import list_own_addresses
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.inventory import read_answering
 from pytest_llenergy.errors import DeviceError, WorkerError
@@ -99,7 +98,6 @@ class HostFacts(msgspec.Struct, frozen=True):
         python: Version of Python.
         plugin: Version of pytest-llenergy.
         packages: Versions of ``PACKAGES``, if installed.
-        addresses: Interface and address of each interface that is up; loopback ones last.
         settings: Settings of its process, as the launcher made it.
         devices: GPUs that tests may use, in PCI order.
         devices_missing: Why others, or all, are not among them.
@@ -113,7 +111,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     python: str
     plugin: str
     packages: dict[str, str]
-    addresses: list[tuple[str, str]]
     settings: ProcessSettings
     devices: list[Board] = msgspec.field(default_factory=list)
     devices_missing: list[str] = msgspec.field(default_factory=list)
@@ -144,7 +141,6 @@ def describe(*, devices: bool = True, meters: bool = False) -> HostFacts:
         python=platform.python_version(),
         plugin=pytest_llenergy.__version__,
         packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
-        addresses=list_own_addresses(),
         settings=ProcessSettings.read(),
         devices=boards,
         devices_missing=missing,

@@ -27,6 +27,7 @@ import msgspec
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.model.environment import read_boot_id
+from pytest_llenergy.workers.meeting import list_own_addresses
 
 #: Largest hello and control message (bytes). Data of ranks has connections of its own.
 MAX_HELLO_BYTES, MAX_MESSAGE_BYTES = 4096, 16 << 20
@@ -123,22 +124,6 @@ def _close_in_fork() -> None:
 os.register_at_fork(after_in_child=_close_in_fork)
 
 
-def list_own_addresses() -> list[tuple[str, str]]:
-    """Return interface and address, IPv4 first, of each interface that is up; loopback ones last."""
-    import psutil
-
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        (name, str(each.address))
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        # A link-local address is valid on one link only.
-        if name in up and each.family == family and not each.address.startswith("fe80:")
-    ]
-    return sorted(found, key=lambda each: each[1] == "::1" or each[1].startswith("127."))
-
-
 def shut_down(connection: Connection) -> None:
     """End a connection in both directions. Whoever waits for it, in any thread, finds it ended."""
     with suppress(OSError):
@@ -166,7 +151,7 @@ class Listener:
     """
 
     def __init__(self) -> None:
-        addresses = tuple(dict.fromkeys(address for _, address in list_own_addresses()))
+        addresses = tuple(list_own_addresses())
         if not addresses:
             raise WorkerError("no network interface is up; bring one up, such as with 'ip link set lo up'")
         self._secret = os.urandom(32)
@@ -291,7 +276,7 @@ def connect(
     """
     deadline_s = time.monotonic() + timeout_s
     foreign = invitation.boot_id != read_boot_id()
-    left_out = {address for _, address in list_own_addresses()} if foreign else set()
+    left_out = set(list_own_addresses()) if foreign else set()
     addresses = [address for address in invitation.addresses if address not in left_out]
     if not addresses:
         tried = ", ".join(invitation.addresses)

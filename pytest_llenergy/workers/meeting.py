@@ -90,13 +90,13 @@ def listen() -> tuple[socket.socket, Offer]:
         ]
         first, second = (int(each.getsockname()[1]) for each in free)
     port = int(server.getsockname()[1])
-    return server, Offer(tuple(_own_addresses()), port, (first, second), read_boot_id())
+    return server, Offer(tuple(list_own_addresses()), port, (first, second), read_boot_id())
 
 
 def find_routes(offer: Offer) -> Routes:
     """Return the addresses of another host that this one reaches soon, with the own interface to each."""
     # Another host cannot be reached through an address that this one has as well.
-    own = set() if offer.boot_id == read_boot_id() else set(_own_addresses())
+    own = set() if offer.boot_id == read_boot_id() else set(list_own_addresses())
     routes: dict[str, str] = {}
     poll, probes = select.poll(), {}
     with ExitStack() as end:
@@ -144,7 +144,7 @@ def choose_address(offer: Offer, hosts: Sequence[str], routes: Sequence[Routes])
     )
 
 
-def _own_addresses() -> list[str]:
+def list_own_addresses() -> list[str]:
     """Return the addresses of this host: IPv4 before IPv6, fast interfaces first, and loopback last."""
     states = psutil.net_if_stats()
     found = [
