@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_llenergy.api import energy
 from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.measure.host_meters import close_all
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.record import MeterInfo, Procedure, Round
 
@@ -41,8 +42,8 @@ PROCEDURE = Procedure(
 def install(work: Any) -> None:
     """Measure ``work.joules`` after each call, with a little spread by session and round."""
 
-    def measure(workload: Any, plan: Any, selection: Any, *_: Any) -> Experiment:
-        selection.close()
+    def measure(workload: Any, plan: Any, hosts: Any, *_: Any) -> Experiment:
+        close_all(hosts)
         work.joules = 10.0
         workload.work(1)
         match = re.search(r"(\d+)-(?:base|head)", os.environ["LLENERGY_AB_DONE"])
@@ -64,4 +65,4 @@ def install(work: Any) -> None:
         procedure = msgspec.structs.replace(PROCEDURE, **getattr(work, "PROCEDURE", {}))
         return Experiment(rounds, compute_metrics(rounds, None), [METER], 0.1, procedure, [])
 
-    setattr(energy, "measure", measure)  # noqa: B010
+    setattr(energy, "measure_on_hosts", measure)  # noqa: B010

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan
+from pytest_llenergy.measure.host_meters import HostMeters, close_all
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.remaining_time import StepCallback
 from pytest_llenergy.measure.rounds import Workload
-from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
 
@@ -80,14 +79,13 @@ FAIL = "--energy-fail-on=mean_power_w:3%"
 def fake_measure(
     workload: Workload,
     plan: RoundPlan,
-    selection: Selection,
-    lease: Lease,
+    hosts: Sequence[HostMeters],
     on_step: StepCallback,
     load_s: float,
     slo: Slo | None,
 ) -> Experiment:
-    """Replace ``measure``: return rounds of a device that draws the power named by WATTS, at once."""
-    selection.close()
+    """Replace ``measure_on_hosts``: return rounds of a device that draws the power WATTS, at once."""
+    close_all(hosts)
     joules = [float(os.environ["WATTS"]) * 2.0 * each for each in (1, 1.002, 0.997, 1.001, 0.998, 1.002)]
     rounds = [
         Round(start_s=0.0, duration_s=2.0, energy_j=each, energy_u_j=0.001, energy_u_absolute_j=0.1)

@@ -19,7 +19,7 @@ import pytest_llenergy.api.energy
 from tests.gating.inner import fake_measure
 
 os.environ.update(WATTS="10", KIND="measured")
-pytest_llenergy.api.energy.measure = fake_measure
+pytest_llenergy.api.energy.measure_on_hosts = fake_measure
 """
 
 SUITE = """
