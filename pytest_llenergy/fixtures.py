@@ -127,7 +127,8 @@ def backend(_llenergy_backend: str, energy_model: str, _llenergy_context: TestCo
     reason = spec.refuses(model) or _explain_missing_device(spec, has_gpu=bool(context.lease.uuids))
     if reason is not None:
         pytest.skip(reason)
-    return BackendHandle(spec, model, context, dict(context.plan.backend_options or {}))
+    options = spec.capabilities.without_off(context.plan.backend_options or {})
+    return BackendHandle(spec, model, context, options)
 
 
 def _explain_missing_device(spec: BackendSpec, *, has_gpu: bool) -> str | None:

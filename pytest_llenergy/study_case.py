@@ -111,6 +111,7 @@ REASONS = {
     "transformers.trust_remote_code": "code that a model brings along is not run",
     "transformers.batching_strategy": "use the load option batching",
     "vllm.swap_space": "vLLM has no swap space any more",
+    "vllm.beam_search": "beams are not a part of vLLM's engine",
     **dict.fromkeys(
         ("tensorrt-llm.build_cache", "tensorrt-llm.fast_build"),
         "TensorRT-LLM's PyTorch backend builds no engine",
@@ -268,6 +269,8 @@ def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabiliti
             return f"{takes}; {row.reasons['sampling']}" if "sampling" in row.reasons else takes
         if name == "min_p" and "do_sample" not in case.params:
             return "greedy decoding draws nothing"
+        if name == "repetition_penalty" and _is_padded(case):
+            return "it would also apply to the tokens that pad shorter prompts of a batch; use batch_size: 1"
         case.params[name] = value
         return None
     if case.backend == "transformers":
@@ -279,6 +282,11 @@ def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabiliti
     if key.name == "attention.backend":
         value = str(value).upper()  # as vLLM itself does with values of this key
     return _add_option(case, name, value, row)
+
+
+def _is_padded(case: Case) -> bool:
+    """Return whether a rank gets several prompts, which need not have one length, and pads them."""
+    return case.backend == "transformers" and case.batch > case.degrees.get("data", 1)
 
 
 def _convert_for_transformers(
@@ -335,7 +343,7 @@ def _add_option(case: Case, name: str, value: Any, row: Capabilities) -> str | N
     elif name not in row.options:
         root, _, part = name.partition(".")
         reserved = RESERVED[case.backend].get(root)
-        if reserved is None and not part and root not in KNOWN[case.backend]:
+        if reserved is None and root not in KNOWN[case.backend]:
             reserved = _ask_library(case.backend, root)
         if reserved is not None:
             return reserved

@@ -68,6 +68,7 @@ class BackendHandle:
         Raises:
             BackendError: The backend does not take one of them.
         """
+        options = self.spec.capabilities.without_off(options)
         accepted = self.spec.capabilities.options
         unknown = sorted(self.spec.capabilities.unknown_options(options))
         if unknown:

@@ -58,6 +58,7 @@ class Capabilities:
             turn.
         tasks: Names in ``backends.tasks.TASKS``.
         options: Names of the load options.
+        off: Names of common options that it does not have and takes as False, which is what it does.
         passes: Where the library lists its own options, which the backend passes on and checks in the rank;
             None if it takes no others.
         sampling: Parameters of ``generate`` in ``backends.tasks.EXTRA_PARAMS`` that the backend honours.
@@ -87,6 +88,7 @@ class Capabilities:
     gpu: bool = False
     tasks: tuple[str, ...] = ("generate",)
     options: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
     passes: str | None = None
     sampling: tuple[str, ...] = ()
     caches: tuple[str, ...] = ("dynamic",)
@@ -108,6 +110,10 @@ class Capabilities:
     def unsupported_degrees(self, parallel: Parallel) -> list[str]:
         """Return the requested kinds of parallelism that are not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
+
+    def without_off(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the load options without those that ask for what the backend does anyway."""
+        return {name: value for name, value in options.items() if value is not False or name not in self.off}
 
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""

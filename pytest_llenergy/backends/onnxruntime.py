@@ -78,6 +78,7 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         options=("dtype", "precision"),
+        off=("prefix_cache",),
         passes="onnxruntime.SessionOptions",
         caches=("dynamic", "static"),
         prefix_cache="none: each run has its own generator",

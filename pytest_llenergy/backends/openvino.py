@@ -80,6 +80,7 @@ SPEC = BackendSpec(
         exact=True,
         clock="OpenVINO's own monotonic clock, per step",
         options=("dtype", "kv_cache_dtype", "chunked_prefill"),
+        off=("prefix_cache",),
         passes="openvino_genai.SchedulerConfig and the properties of OpenVINO's CPU plugin",
         reasons={
             "tensor": "LLMPipeline takes one device",

@@ -98,7 +98,8 @@ class Requirements:
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
-        unknown = (row if passes else replace(row, passes=None)).unknown_options(self.options)
+        options = row.without_off(self.options)
+        unknown = (row if passes else replace(row, passes=None)).unknown_options(options)
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             why = (*row.option_reasons(unknown), did_you_mean(unknown, row.options))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.cli.console import print_line, print_message, write_output
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 #: Tests of one file above which a warning is printed: at a minute each, a working day.
 MANY_CASES = 500
+
+#: Characters of an unreadable value in a message.
+MAX_SHOWN = 40
 
 
 def add_parser(commands: Commands) -> None:
@@ -57,15 +60,7 @@ def _convert(path: Path, directory: Path, fallback: str | None) -> None:
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.study_import import convert_study, render_tests
 
-    try:
-        import yaml
-    except ImportError:
-        raise PlanError("studies are YAML files: pip install 'pytest-llenergy[import]'") from None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    study = convert_study(content, path.name)
+    study = convert_study(_load(path), path.name)
     target = directory / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', path.stem)}.py"
     if target.exists():
         raise PlanError(f"{target} exists; remove it, or choose another directory with -o")
@@ -83,3 +78,38 @@ def _convert(path: Path, directory: Path, fallback: str | None) -> None:
             "of its sweep, or choose tests with pytest -k",
         )
     print_line(f"{target}: {len(study.cases)} case{'' if len(study.cases) == 1 else 's'}")
+
+
+def _load(path: Path) -> Any:
+    """Return the content of a YAML file. Raises ``PlanError`` if it cannot be read."""
+    from pytest_llenergy.errors import PlanError
+
+    try:
+        import yaml
+    except ImportError:
+        raise PlanError("studies are YAML files: pip install 'pytest-llenergy[import]'") from None
+
+    class Loader(yaml.SafeLoader):
+        """Names the line of a value that has the form of a date, a number or its tag, but is none."""
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                value = super().construct_object(node, deep)
+                if isinstance(value, int):
+                    str(value)  # Python refuses to write more than some thousand digits
+            except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+                text = str(node.value)
+                shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+                why = str(error).partition(";")[0]
+                raise PlanError(
+                    f"{path}, line {node.start_mark.line + 1}: {shown} cannot be read ({why}); correct it, "
+                    "or quote it if it is a text"
+                ) from None
+            return value
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}") from None

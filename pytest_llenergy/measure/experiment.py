@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -217,20 +217,22 @@ def measure_on_hosts(
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
         clocks: list[dict[str, float]] = []
-        may_lengthen = plan.iterations is None and is_enough is None
         while True:
             spent_s = time.monotonic() - start_s
             if is_enough is not None and rounds:
                 if is_enough(rounds):
                     break
             elif is_finished(rounds, plan, warmup_s, spent_s, coverage):
-                lacking = unresolved_phases(rounds, plan.phases) if may_lengthen else frozenset()
-                longer = _longer_rounds(rounds, plan, gap_s, plan.budget_s - warmup_s - spent_s)
-                if not lacking or longer <= iterations:
+                if plan.iterations is not None:
                     break
-                # The trial seemed long enough, by chance or because the machine was less busy: so these
-                # rounds were trials, too.
-                may_lengthen, iterations = False, min(longer, TRIED_LENGTH * iterations)
+                left_s = plan.budget_s - warmup_s - spent_s
+                longer, reasons = _lengthen_again(rounds, iterations, plan, gap_s, left_s)
+                unresolved = {**reasons, **unresolved}
+                if longer <= iterations:
+                    break
+                # The trial seemed long enough, by chance or because the machine was busier: so these rounds
+                # were trials, too.
+                iterations = longer
                 rounds, measured, clocks, start_s = [], [], [], time.monotonic()
                 warmup_s = start_s - begin_s
                 forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
@@ -303,40 +305,72 @@ def lengthen_for_phases(
         trial = try_round(iterations)
         left_s -= time.monotonic() - begin_s
         iteration_s = trial.timeline.duration_s / iterations
-        most = max(iterations, _fitting_iterations(plan, iteration_s, gap_s, left_s))
         limit = RESOLVABLE if number else RESOLVED_WELL
         lengths = required_lengths(trial, hosts, plan.phases, rounds, limit)
         if not number:
             # Few iterations may lie between the same readings, and others between different ones.
-            lengths = {name: min(each, TRIED_LENGTH) for name, each in lengths.items()}
-        needed = {name: math.ceil(iterations * each) for name, each in lengths.items() if each < math.inf}
-        budget = f"the budget of {plan.budget_s:g} s (--energy-budget) allows {most * iteration_s:.2g} s"
-        unresolved = {
-            name: f"{name} needs rounds of about {wanted * iteration_s:.2g} s, and {budget}"
-            for name, wanted in needed.items()
-            if wanted > most
-        }
-        longest = min(most, max(needed.values(), default=1))
+            lengths = {name: each if each < math.inf else TRIED_LENGTH for name, each in lengths.items()}
+        lengths = {name: each for name, each in lengths.items() if each < math.inf}
+        most, unresolved = _fit_lengths(lengths, iterations, iteration_s, plan, gap_s, left_s)
+        longest = min(most, math.ceil(iterations * max(lengths.values(), default=1)))
+        if not number:
+            longest = min(longest, TRIED_LENGTH * iterations)
         if longest <= iterations:
             break
         iterations = longest
     return iterations, unresolved
 
 
-def _longer_rounds(rounds: Sequence[Round], plan: RoundPlan, gap_s: float, left_s: float) -> int:
-    """Return how many iterations each round can have in the time that is left, as fast as these rounds."""
-    made = sum(round_.iterations for round_ in rounds)
-    seconds = math.fsum(round_.duration_s for round_ in rounds)
-    return _fitting_iterations(plan, seconds / made, gap_s, left_s) if made else 0
+def _lengthen_again(
+    rounds: Sequence[Round], iterations: int, plan: RoundPlan, gap_s: float, left_s: float
+) -> tuple[int, dict[str, str]]:
+    """Return how many iterations a round gets for phases that these rounds leave unresolved.
+
+    Returns as many as before if longer rounds that fit into the budget cannot be enough, and the reasons.
+    """
+    lengths = unresolved_phases(rounds, plan.phases)
+    iteration_s = math.fsum(round_.duration_s for round_ in rounds) / (iterations * len(rounds))
+    most, reasons = _fit_lengths(lengths, iterations, iteration_s, plan, gap_s, left_s)
+    return min(most, TRIED_LENGTH * iterations) if lengths.keys() - reasons.keys() else iterations, reasons
+
+
+def _fit_lengths(
+    lengths: Mapping[str, float],
+    iterations: int,
+    iteration_s: float,
+    plan: RoundPlan,
+    gap_s: float,
+    left_s: float,
+) -> tuple[int, dict[str, str]]:
+    """Return how many iterations a round can have in the time that is left, and which phases need more, why.
+
+    A round keeps the ``iterations`` that it has, whatever they take. ``lengths`` are how many times longer
+    rounds must be, by the names of phases.
+    """
+    rounds = _rounds_of_phases(plan)
+    fitting = int((left_s / rounds - 2 * gap_s) / iteration_s)
+    most = max(iterations, fitting)
+    allows = f"allows {_two_digits(fitting * iteration_s)} s" if fitting >= iterations else "is spent before"
+    reasons: dict[str, str] = {}
+    for name, length in lengths.items():
+        round_s = math.ceil(iterations * length) * iteration_s
+        # A trial of this length comes before the rounds.
+        enough_s = plan.budget_s - left_s + (rounds + 1) * (round_s + 2 * gap_s)
+        if iterations * length > most:
+            reasons[name] = (
+                f"{name} needs rounds of about {_two_digits(round_s)} s, but the budget of "
+                f"{plan.budget_s:g} s (--energy-budget) {allows}; try {math.ceil(enough_s)} s"
+            )
+    return most, reasons
+
+
+def _two_digits(seconds: float) -> str:
+    return f"{float(f'{seconds:.2g}'):g}"
 
 
 def _rounds_of_phases(plan: RoundPlan) -> int:
     """Return how many rounds share what is left of the budget."""
     return min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
-
-
-def _fitting_iterations(plan: RoundPlan, iteration_s: float, gap_s: float, left_s: float) -> int:
-    return int((left_s / _rounds_of_phases(plan) - 2 * gap_s) / iteration_s)
 
 
 def _forecast(

@@ -87,8 +87,11 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     return [], no_energy or missing
 
 
-def unresolved_phases(rounds: Sequence[Round], phases: Collection[str]) -> frozenset[str]:
+def unresolved_phases(rounds: Sequence[Round], phases: Collection[str]) -> dict[str, float]:
     """Return the phases whose energy rounds give, but together not well enough.
+
+    The values are how many times longer the rounds must be at least. What rounds share falls at best with
+    their length, the rest with its root.
 
     Args:
         rounds: The rounds.
@@ -101,7 +104,11 @@ def unresolved_phases(rounds: Sequence[Round], phases: Collection[str]) -> froze
         name: [value for each in valid if (value := figure.value_of(each)) is not None]
         for name, figure in figures.items()
     }
-    return frozenset(name for name, values in found.items() if values and not _is_resolvable(values))
+    return {
+        name: _least_length(values)
+        for name, values in found.items()
+        if values and not _is_resolvable(values) and fmean(each.value for each in values) > 0
+    }
 
 
 def _is_resolvable(values: Sequence[RoundValue]) -> bool:
@@ -109,9 +116,20 @@ def _is_resolvable(values: Sequence[RoundValue]) -> bool:
 
     Leaving out single rounds would leave out those that are too low by chance.
     """
+    return math.hypot(*_uncertainties(values)) <= RESOLVABLE * fmean(each.value for each in values)
+
+
+def _least_length(values: Sequence[RoundValue]) -> float:
+    known = RESOLVABLE * fmean(each.value for each in values)
+    single, shared = ((each / known) ** 2 for each in _uncertainties(values))
+    # Solves single / length + shared / length**2 = 1.
+    return (single + math.sqrt(single**2 + 4 * shared)) / 2
+
+
+def _uncertainties(values: Sequence[RoundValue]) -> tuple[float, float]:
+    """Return the standard uncertainties of the mean: what differs between rounds, and what they share."""
     single = math.sqrt(fmean(each.meter**2 for each in values) / len(values))
-    shared = math.hypot(fmean(each.shape for each in values), fmean(each.unsampled for each in values))
-    return math.hypot(single, shared) <= RESOLVABLE * fmean(each.value for each in values)
+    return single, math.hypot(fmean(each.shape for each in values), fmean(each.unsampled for each in values))
 
 
 def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:

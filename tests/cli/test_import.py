@@ -239,6 +239,13 @@ def convert_text(
         ("vllm", "cache_implementation: static", "the cache of vllm is dynamic"),
         ("transformers", "no_such: 1", "has no option no_such"),
         ("transformers", "batch_size: 2, prompt_lookup_num_tokens: 3", "takes one prompt at a time"),
+        (
+            "transformers",
+            "batch_size: 2, repetition_penalty: 1.2",
+            "prompts of a batch; use batch_size: 1",
+        ),
+        ("vllm", "beam_search: {beam_width: 4}", "beams are not a part of vLLM's engine"),
+        ("vllm", "no_such: {part: 4}", ("not checked, since vllm is not installed", "has no option no_such")),
         ("vllm", "engine: {swap_space: 8}", "vLLM has no swap space any more"),
         ("vllm", "sampling: {min_tokens: 8}", "generate has no such argument"),
         ("vllm", "engine: {tokenizer: a}", "use --energy-model or energy_model"),
@@ -249,14 +256,34 @@ def convert_text(
     ],
 )
 def test_options_that_a_backend_refuses_become_notes(
-    engine: str, options: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, options: str, note: str | tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((*_, carried, params),), notes = convert_text(
         f"model: m\nengine: {engine}\n{engine}: {{{options}}}\n", tmp_path, capsys
     )
     assert carried == {}
     assert set(params) == {"max_new_tokens", "seed", "temperature", "top_k", "top_p", "do_sample"}
-    assert any(note in line for line in notes), notes
+    either = (note,) if isinstance(note, str) else note
+    assert any(each in line for line in notes for each in either), notes
+
+
+def test_the_penalty_of_repetition_needs_prompts_without_padding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank pads its prompts; here it gets one, or its engine pads none."""
+    cases, _ = convert_text(
+        "model: m\nsweep:\n"
+        "  g:\n"
+        "  - {engine: transformers, transformers.repetition_penalty: 1.2, num_processes: [1, 2]}\n"
+        "  - {engine: vllm, vllm.sampling.repetition_penalty: 1.2}\n",
+        tmp_path,
+        capsys,
+    )
+    assert [(case[0], case[2], case[4]["repetition_penalty"]) for case in cases] == [
+        ("transformers", 1, 1.2),
+        ("transformers", 2, 1.2),
+        ("vllm", 100, 1.2),
+    ]
 
 
 def test_false_is_a_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,6 +414,35 @@ def test_what_cannot_be_read_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "reason"),
+    [
+        ("2024-13-45", "2024-13-45", "month must be in 1..12"),
+        ("9" * 5000, "9" * 40 + "…", "Exceeds the limit (4300 digits) for integer string conversion"),
+        ("0x" + "f" * 5000, "0x" + "f" * 38 + "…", "Exceeds the limit (4300 digits)"),
+        ("!!int many", "many", "invalid literal for int() with base 10: 'many'"),
+        ("!!bool maybe", "maybe", "'maybe'"),
+        ("!!timestamp today", "today", ""),
+    ],
+    ids=["date", "digits", "hexadecimal", "int", "bool", "timestamp"],
+)
+def test_a_value_that_cannot_be_read_leaves_the_other_files(
+    value: str, shown: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
+    bad.write_text(f"model: m\nnested:\n  list: [1, {value}]\n")
+    good.write_text("model: m\nbackend: vllm\n")
+    missing = tmp_path / "missing.yaml"
+    assert main(["import", str(bad), str(missing), str(good), "-o", str(tmp_path)]) == 2
+    error, absent, *notes = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"llenergy import: {bad}, line 3: {shown} cannot be read ({reason}")
+    assert error.endswith("; correct it, or quote it if it is a text")
+    assert absent == f"llenergy import: {missing}: No such file or directory"
+    assert notes == []
+    assert cases_of((tmp_path / "test_good.py").read_text())[0][:2] == ("vllm", "m")
+    assert not (tmp_path / "test_bad.py").exists()
 
 
 def test_notes_of_a_long_file_are_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

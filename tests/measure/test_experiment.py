@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -334,3 +335,24 @@ def test_rounds_that_do_not_resolve_a_phase_after_all_are_made_longer() -> None:
     assert workload.counts[0] == 1
     assert workload.counts[-1] == result.procedure.iterations > 1
     assert len(result.rounds) >= 3
+
+
+def test_rounds_are_kept_if_no_longer_ones_that_fit_can_resolve_a_phase() -> None:
+    """Two iterations fit into the budget, and three would be needed."""
+    for _ in range(3):
+        meter = AtWork()
+        workload = FasterLater(meter)
+        plan = round_plan(rounds=4, floor=3, warmup=1, budget_s=2.8, phases=frozenset({"prefill"}))
+        result = measure(workload, plan, Selection((meter,), ()), Lease(devices=("cpu",)))
+        if result.metrics["prefill_energy_j"].value is None:
+            break
+        # On a busy machine the phase is longer, and one iteration may be enough.
+    reason = result.metrics["prefill_energy_j"].reason
+    assert reason is not None
+    assert re.search(
+        r"phase in \d rounds; prefill needs rounds of about 0\.\d+ s, but the budget of 2\.8 s "
+        r"\(--energy-budget\) (allows 0\.\d+ s|is spent before); try \d+ s$",
+        reason,
+    )
+    assert set(workload.counts) == {1}
+    assert len(workload.counts) == 2 + len(result.rounds)

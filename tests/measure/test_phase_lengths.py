@@ -11,6 +11,8 @@ import pytest
 
 from pytest_llenergy.compare.gate import parse_fail_on, parse_gate
 from pytest_llenergy.measure.experiment import TRIED_LENGTH, lengthen_for_phases
+from pytest_llenergy.measure.metrics import _least_length
+from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.options.rounds import plan_rounds
@@ -76,9 +78,32 @@ def test_a_budget_that_is_too_small_is_the_reason() -> None:
     iterations, unresolved = lengthen_for_phases(trial(series, []), 1, plan, 0.1, 0.3, [ReadBefore([series])])
     assert iterations == 1
     assert list(unresolved) == ["prefill"]
+    # What was spent, then a trial and a round of this length, each with two gaps.
     assert unresolved["prefill"] == (
-        "prefill needs rounds of about 1.6 s, and the budget of 0.5 s (--energy-budget) allows 0.1 s"
+        "prefill needs rounds of about 1.6 s, but the budget of 0.5 s (--energy-budget) is spent before; "
+        "try 4 s"
     )
+
+
+def test_a_budget_for_no_longer_rounds_is_the_reason_and_the_one_to_try_is_enough() -> None:
+    plan = round_plan(rounds=1, budget_s=0.55, phases=frozenset({"prefill"}))
+    hosts = [ReadBefore([series := read_every(19 * MS)])]
+    _, unresolved = lengthen_for_phases(trial(series, []), 1, plan, 0.1, 0.35, hosts)
+    assert unresolved["prefill"] == (
+        "prefill needs rounds of about 1.6 s, but the budget of 0.55 s (--energy-budget) allows 0.1 s; "
+        "try 4 s"
+    )
+    plan = round_plan(rounds=1, budget_s=4.0, phases=frozenset({"prefill"}))
+    found = lengthen_for_phases(trial(series, []), 1, plan, 0.1, 3.8, hosts)
+    assert found == (TRIED_LENGTH, {})
+
+
+def test_the_uncertainty_that_rounds_share_may_fall_with_their_length_and_the_rest_with_its_root() -> None:
+    """In units of what is resolvable: a third of the value."""
+    assert _least_length([RoundValue(3.0, meter=4.0)]) == 16
+    assert _least_length([RoundValue(3.0, meter=4.0)] * 4) == 4
+    assert _least_length([RoundValue(3.0, shape=4.0)] * 4) == 4
+    assert _least_length([RoundValue(3.0, meter=2.0, unsampled=3**0.5)]) == pytest.approx((4 + 28**0.5) / 2)
 
 
 def settings(**changes: Any) -> Settings:

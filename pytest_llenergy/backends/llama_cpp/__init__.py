@@ -23,6 +23,7 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         options=("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "lora"),
+        off=("prefix_cache", "compile"),
         passes="fields of xllamacpp.CommonParams with which its server loads and computes",
         prefix_cache="switched off",
         timestamps="step",

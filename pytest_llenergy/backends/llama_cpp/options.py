@@ -21,7 +21,7 @@ ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
 #: Values of ``kv_cache_dtype`` besides ``FLOATS`` (``kv_cache_types``, common/arg.cpp).
 QUANTISED_KV_TYPES = ("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
-#: Fields of llama.cpp's parameters that tests can set. All its programs share the parameters: the others are
+#: Fields of llama.cpp's parameters that tests can set. All its programs share the parameters: most others are
 #: those of other programs, of the server's connections, or of requests that are not made here.
 PASSED = frozenset(
     {
@@ -52,7 +52,11 @@ RESERVED = {
     **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
     **dict.fromkeys(("api_keys", "hf_token"), "it is a secret, and options are recorded"),
     **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
-    **{"flash_attn_type": "use attention", "lora_adapters": "use lora", "n_gpu_layers": "it has no GPU"},
+    **{"flash_attn_type": "use attention", "lora_adapters": "use lora"},
+    **dict.fromkeys(
+        ("n_gpu_layers", "split_mode", "tensor_split", "main_gpu", "no_kv_offload", "no_op_offload"),
+        "it has no GPU here, since its wheel is for the CPU",
+    ),
 }
 
 #: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
@@ -111,7 +115,7 @@ class Settings:
         defaults = xllamacpp.CommonParams()
         names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
         native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-        unused = dict.fromkeys(names, "its server does not use it to load or to compute")
+        others = dict.fromkeys(names, "not offered by this backend")
         where = f"xllamacpp.CommonParams of {xllamacpp.__version__}"
         check_engine_options(
             "llama-cpp",
@@ -119,7 +123,7 @@ class Settings:
             PASSED.intersection(names),
             declared=SPEC.capabilities.options,
             where=where,
-            reserved={name: why for name, why in {**unused, **RESERVED}.items() if name not in PASSED},
+            reserved={name: why for name, why in {**others, **RESERVED}.items() if name not in PASSED},
         )
         for name, value in native.items():
             _set_parameter(defaults, name, value)
