@@ -103,9 +103,7 @@ def test_a_verdict_by_bounds_is_shown_with_its_reason(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [tmp_path / "base.json", tmp_path / "head.json"]
-    for path, record in zip(
-        paths, (searched(12.9, None, ENOUGH), searched(None, 8, TOO_MUCH)), strict=True
-    ):
+    for path, record in zip(paths, (searched(12.9, None, ENOUGH), searched(None, 8, TOO_MUCH)), strict=True):
         write_report(report_of(record), path)
     page = tmp_path / "page.html"
     output = [f"--format={form}", *(["-o", str(page)] if form == "html" else [])]
