@@ -8,8 +8,8 @@ of a board and the driver are not facts either: two boards of one model are comp
 backends and libraries are left out because they are under test, and output tokens because they are a result;
 ``work_differences`` finds output tokens and test code that differ too much for a verdict. Number types are
 compared where both records have them, but are no part of ``workload_key``, which groups records of several
-versions. The tokens of a served load are those of its answered requests, so ``work_differences`` compares them
-too, while its parameters and prompts say which requests were asked for.
+versions. The requests of a served load are known by its parameters and prompts; its tokens are those of the
+answered requests, which ``work_differences`` compares.
 """
 
 from __future__ import annotations

@@ -333,8 +333,8 @@ def _foot(compared: ComparedReports) -> str:
         for verdicts in (failing_verdicts(compared), warning_verdicts(compared))
     )
     return (
-        f"Fails: {fails}; warns: {warns}. Regressed: {text}. In rows with a change, base is a median of rounds "
-        "and head is base times the estimated change; the title has the geometric mean of the changes."
+        f"Fails: {fails}; warns: {warns}. Regressed: {text}. In rows with a change, base is a median of "
+        "rounds and head is base times the estimated change; the title has the geometric mean of the changes."
     )
 
 
