@@ -89,6 +89,10 @@ def test_mark_without_effect_is_refused(pytester: pytest.Pytester) -> None:
             "joules is not built in, and a budget cannot limit a custom metric; use assert in the test",
         ),
         (
+            "energy_gate(metric=['energy_j'], threshold='3%')",
+            "metric is ['energy_j'], needs one metric name, such as metric=\"energy_j\"",
+        ),
+        (
             "energy_gate()",
             'needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both',
         ),

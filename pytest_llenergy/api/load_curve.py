@@ -287,9 +287,10 @@ def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoin
         known = [each for part in served for each in getattr(part, column) if each is not None]
         if known:
             latencies |= {f"{name}_p{percent}_s": percentile(known, percent) for percent in (50, 99)}
+    first = experiment.rounds[0].served
     return LoadPoint(
         request_rate=rate,
-        requests=(experiment.rounds[0].requests or 0) // experiment.rounds[0].iterations,
+        requests=len(first.sent_s) + len(first.failures) if first is not None else 0,
         rounds=len(rounds),
         requests_per_s=sum(len(part.sent_s) for part in served) / seconds if seconds else None,
         energy_per_output_token_j=per_token.value if per_token is not None else None,

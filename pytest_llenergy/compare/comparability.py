@@ -8,7 +8,8 @@ of a board and the driver are not facts either: two boards of one model are comp
 backends and libraries are left out because they are under test, and output tokens because they are a result;
 ``work_differences`` finds output tokens and test code that differ too much for a verdict. Number types are
 compared where both records have them, but are no part of ``workload_key``, which groups records of several
-versions.
+versions. The requests of a served load are known by its parameters and prompts; its tokens are those of the
+answered requests, which ``work_differences`` compares.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import log, log1p
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -280,13 +281,13 @@ def workload_key(record: Record) -> str:
 
 def work_differences(base: Record, head: Record, tolerance: float, *, saturation: bool = True) -> list[str]:
     """Return why equal workloads may be different work: an edited test, a saturated server on one side, or
-    answers of another length.
+    answers of another length, and prompts of a served load.
 
     Args:
         base: The record of the baseline.
         head: The record to compare with it.
-        tolerance: Relative change of the output tokens from which on they differ.
-        saturation: Whether a saturated server matters; it does not to the load at which one saturates.
+        tolerance: Relative change of the tokens from which on they differ.
+        saturation: Whether a saturated server makes a difference; False for metrics whose result it is.
     """
     differences = []
     # Reports of earlier versions have none.
@@ -295,11 +296,7 @@ def work_differences(base: Record, head: Record, tolerance: float, *, saturation
     saturated = [_describe_saturation(side, record) for side, record in (("base", base), ("head", head))]
     if saturation and (saturated[0] is None) != (saturated[1] is None):
         differences += [each for each in saturated if each is not None]
-    before, after = _output_tokens(base), _output_tokens(head)
-    if before and after and abs(log(after / before)) > log1p(tolerance):
-        change = after / before - 1
-        differences.append(f"output tokens per iteration: {before:g} -> {after:g} ({change:+.0%})")
-    return differences
+    return differences + _token_differences(base, head, tolerance)
 
 
 def _describe_saturation(side: str, record: Record) -> str | None:
@@ -310,11 +307,45 @@ def _describe_saturation(side: str, record: Record) -> str | None:
     return f"only {side} is saturated, in {len(details)} of {len(record.rounds)} rounds ({details[0]})"
 
 
-def _output_tokens(record: Record) -> float | None:
-    if _is_search(record):
-        return None
-    counts = [each.tokens.output / each.iterations for each in record.rounds if each.tokens is not None]
+def _token_differences(base: Record, head: Record, tolerance: float) -> list[str]:
+    if _is_search(base) or _is_search(head):
+        return []
+    names, unit = ["output"], "iteration"
+    served = _is_served(base) and _is_served(head)
+    if served:
+        names, unit = ["input", "output"], "answered request"
+        # The requests without an answer may have been longer than the others, or shorter.
+        tolerance += _unanswered_share(base, head)
+    differences = []
+    for name in names:
+        before, after = (_median_tokens(each, name, per_request=served) for each in (base, head))
+        if before and after and abs(log(after / before)) > log1p(tolerance):
+            change = after / before - 1
+            differences.append(f"{name} tokens per {unit}: {before:g} -> {after:g} ({change:+.0%})")
+    return differences
+
+
+def _median_tokens(record: Record, name: str, *, per_request: bool) -> float | None:
+    """Return the input or output tokens of an iteration, or of an answered request."""
+    counts = []
+    for each in record.rounds:
+        parts = len(each.served.sent_s) if per_request and each.served is not None else each.iterations
+        if each.tokens is not None and parts:
+            counts.append(getattr(each.tokens, name) / parts)
     return median(counts) if counts else None
+
+
+def _unanswered_share(base: Record, head: Record) -> float:
+    """Return the share of requests without an answer, of both sides together.
+
+    That includes turns of a conversation that were not sent because an earlier one failed.
+    """
+    answered, asked = [], []
+    for record in (base, head):
+        loads = [(each.served, each.iterations) for each in record.rounds if each.served is not None]
+        answered.append(fmean(len(served.sent_s) / count for served, count in loads))
+        asked += [(len(served.sent_s) + len(served.failures)) / count for served, count in loads]
+    return sum(1 - each / max(asked) for each in answered) if any(asked) else 0.0
 
 
 def workload_differences(base: Record, head: Record) -> list[str]:
@@ -369,13 +400,20 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
 
 
 def _batch(record: Record) -> tuple[str, str]:
-    """Requests and input tokens of an iteration, in the first round."""
-    if not record.rounds or _is_search(record):
+    """Requests and input tokens of an iteration, in the first round.
+
+    ``None`` of a served load, where they depend on the requests that failed.
+    """
+    if not record.rounds or _is_served(record):
         return "None", "None"
     first = record.rounds[0]
     return _per_iteration(first.requests, first), _per_iteration(
         first.tokens.input if first.tokens else None, first
     )
+
+
+def _is_served(record: Record) -> bool:
+    return any(each.served is not None for each in record.rounds)
 
 
 def _is_search(record: Record) -> bool:

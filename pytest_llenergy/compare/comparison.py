@@ -36,6 +36,7 @@ from pytest_llenergy.compare.pairing import (
 )
 from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
+from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.measure.metrics import (
     ROUND_METRICS,
     applies_to_rounds,
@@ -301,7 +302,9 @@ def _compare_records(
         reason = f"different workload ({'; '.join(differences)})"
         return case.without_estimate("not comparable", reason, differences), None
     tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
-    changes = work_differences(old, new, tolerance, saturation=metric != MAX_LOAD)
+    # Goodput and the maximum load are what saturation costs; joules are then those of other work.
+    saturation = is_energy or metric not in GOODPUT_METRICS
+    changes = work_differences(old, new, tolerance, saturation=saturation)
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
     differences += changes

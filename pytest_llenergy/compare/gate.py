@@ -35,6 +35,9 @@ BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better
 #: Part of the reason of a test that exceeds its budget.
 OVER_BUDGET = "over the budget of"
 
+#: What to gate by in place of names that are no metrics.
+INSTEAD = {"failed_requests": "slo_attainment counts failed requests as missing the SLO"}
+
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
 
@@ -134,7 +137,7 @@ def check_custom_metrics(criteria: Iterable[Criterion], records: Iterable[Record
 
 def _unknown_metric(name: str, known: Collection[str]) -> PlanError:
     nearest = get_close_matches(name, known, n=3, cutoff=0)
-    hint = did_you_mean([name], known) or f"the nearest names are {', '.join(nearest)}"
+    hint = INSTEAD.get(name) or did_you_mean([name], known) or f"the nearest names are {', '.join(nearest)}"
     return PlanError(f"unknown metric {name!r}; {hint}")
 
 
@@ -248,6 +251,8 @@ def parse_gate(metric: str | None, budget: str | None, threshold: str | None) ->
     Raises:
         PlanError: If they are malformed.
     """
+    if metric is not None and not isinstance(metric, str):
+        raise PlanError(f'metric is {metric!r}, needs one metric name, such as metric="energy_j"')
     if budget is None and threshold is None:
         raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
     return Gate(
@@ -352,7 +357,8 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
     lines = []
     for (metric, limit), found in by_gate.items():
         if metric not in used:
-            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
+            hint = f"; {INSTEAD[metric]}" if metric in INSTEAD else ""
+            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason}){hint}")
         decided = [each for each in found if each.gated and each.rule_applied]
         highest = max((max(each.base or 0.0, each.head or 0.0) for each in decided), default=limit)
         if highest < limit:

@@ -189,8 +189,10 @@ def _render_fitting(compared: ComparedReports, context: CommentContext, room: in
 def _error_command(comparison: Comparison) -> str:
     file, line = _locate(comparison.id)
     values = " -> ".join(format_sides(comparison))
-    title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
-    message = one_line(f"{comparison.metric} regressed, {values}{comparison.kind_label}: {comparison.reason}")
+    change = f" {format_change(comparison)}" if comparison.ratio is not None else ""
+    title = f"Energy: {short_test_name(comparison.id)}{change}"
+    shown = f", {values}{comparison.kind_label}" if None not in (comparison.base, comparison.head) else ""
+    message = one_line(f"{comparison.metric} regressed{shown}: {comparison.reason}")
     return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)
 
 

@@ -31,8 +31,10 @@ from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
     format_ratio,
+    format_rounds,
     format_sides,
     names_metrics,
+    needs_reason,
     overall_changes,
     sort_by_verdict,
     warning_verdicts,
@@ -286,7 +288,7 @@ def _side(side: ReportSource) -> str:
 
 def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
-    reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
+    reason = comparison.reason if needs_reason(comparison) else ""
     metric = f" {escape_markdown(comparison.metric)}" if with_metric else ""
     name = f"<code>{escape_markdown(short_id)}</code>{metric}"
     if comparison.verdict == "removed":
@@ -296,7 +298,7 @@ def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     base, head = map(escape_markdown, format_sides(comparison))
     change = format_change(comparison)
-    if comparison.verdict in ("regressed", "worse", "improved"):
+    if comparison.verdict in ("regressed", "worse", "improved") and comparison.ratio is not None:
         change = f"**{change}**"
     cells = (
         sign,
@@ -306,7 +308,7 @@ def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
         change,
         format_interval(comparison),
         _throughput(comparison),
-        f"{comparison.n_base} + {comparison.n_head}" if comparison.rule_applied else "-",
+        format_rounds(comparison),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -331,8 +333,8 @@ def _foot(compared: ComparedReports) -> str:
         for verdicts in (failing_verdicts(compared), warning_verdicts(compared))
     )
     return (
-        f"Fails: {fails}; warns: {warns}. Regressed: {text}. Base is a median of rounds, head is base times "
-        "the estimated change; the title has the geometric mean of the changes."
+        f"Fails: {fails}; warns: {warns}. Regressed: {text}. In rows with a change, base is a median of "
+        "rounds and head is base times the estimated change; the title has the geometric mean of the changes."
     )
 
 

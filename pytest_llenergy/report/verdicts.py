@@ -84,14 +84,14 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         if state == "unchanged":
             explained = [each for each in explained if any(map(_is_essential, each.notes))]
         if state in ("regressed", "worse", "improved"):
-            explained = [each for each in explained if each.notes]
+            explained = [each for each in explained if each.notes or needs_reason(each)]
         blocks = _explain_tests(explained, with_metric=with_metric, brief=False)
         for block in blocks[:MAX_BLOCKS]:
             console.print(_wrap_block(block, VERDICT_STYLES.get(state, ""), console))
         if len(blocks) > MAX_BLOCKS:
             console.print(f"{state}: {len(blocks) - MAX_BLOCKS} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
-    if compared:
+    if any(each.ratio is not None for each in compared):
         console.print("\n".join(filter(None, [*LEGEND, describe_sessions(comparisons)])), markup=False)
     return strip_trailing_space(stream.getvalue())
 
@@ -212,6 +212,12 @@ def _rounds_can_decide(comparison: Comparison) -> bool:
     )
 
 
+def needs_reason(comparison: Comparison) -> bool:
+    """Return whether the figures of a comparison do not explain its verdict."""
+    undecided = not comparison.rule_applied or comparison.verdict == "inconclusive"
+    return undecided or (comparison.ratio is None and comparison.verdict != "unchanged")
+
+
 def format_size(change: float) -> str:
     """Format a relative change without sign, such as ``4.6%``; large ones as ``>1000%``."""
     return f"{change:.1%}" if change <= LARGE else f">{LARGE:.0%}"
@@ -257,6 +263,12 @@ def format_change_and_limits(comparison: Comparison) -> str:
     """Format the relative change with its limits if it has any: ``+4.6% (+3.1% … +6.0%)``."""
     limits = format_interval(comparison)
     return format_change(comparison) + (f" ({limits})" if limits != "-" else "")
+
+
+def format_rounds(comparison: Comparison) -> str:
+    """Format the numbers of rounds whose values were compared, such as ``6 + 6``, or ``-``."""
+    counts = comparison.n_base, comparison.n_head
+    return f"{counts[0]} + {counts[1]}" if comparison.rule_applied and any(counts) else "-"
 
 
 def format_value(number: float | None, unit: str = "") -> str:
@@ -343,7 +355,7 @@ def _by_metrics(comparisons: Sequence[Comparison], *, brief: bool) -> dict[str, 
     """Return reasons, and notes unless ``brief``, by the names of the metrics that have them."""
     said: dict[str, list[Comparison]] = {}
     for each in comparisons:
-        if brief or each.verdict not in ("regressed", "worse", "improved", "unchanged"):
+        if brief or needs_reason(each):
             said.setdefault(each.reason, []).append(each)
     for each in [] if brief else comparisons:
         for note in each.notes:

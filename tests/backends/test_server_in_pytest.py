@@ -329,7 +329,7 @@ def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: R
     result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
-        ["BackendError: server: request 2 of 2: 500 from /v1/completions: out of memory"]
+        ["BackendError: server: request 2 of 2: 500 from /v1/completions: out of memory; 1 request *"]
     )
     trace, failing, _ = read_report()["records"]
     generation = trace["backend"]["generation"]

@@ -226,6 +226,14 @@ class TestFailures:
             "max_failures is 1"
         )
 
+    def test_one_failure_names_the_limit_if_none_is_allowed(self) -> None:
+        with loaded() as backend, pytest.raises(BackendError) as caught:
+            served(backend, ["!500"], concurrency=1, num_requests=1, max_new_tokens=3)
+        assert str(caught.value) == (
+            "server: request 1 of 1: 500 from /v1/completions: out of memory; 1 request failed, "
+            "max_failures is 0"
+        )
+
     def test_a_time_out_is_a_failure(self) -> None:
         with loaded() as backend:
             made = served(

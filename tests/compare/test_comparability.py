@@ -22,6 +22,7 @@ from pytest_llenergy.compare.comparability import (
 from pytest_llenergy.model.environment import Board, Environment
 from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record, Tokens
+from pytest_llenergy.model.served import ServedRequests
 
 from ..model.reports import BOARD, HOST, RECORD, REPORT
 from .runs import record_of, round_of
@@ -240,19 +241,23 @@ def test_number_of_iterations_is_not_part_of_the_workload() -> None:
 
 
 def test_the_length_of_the_load_that_a_search_ended_with_is_not_part_of_the_workload() -> None:
-    """A higher maximum has more requests, and more tokens in a round."""
+    """A higher maximum has more requests, and more of the long ones."""
 
-    def searched(requests: int, between: tuple[float, float] | None = (1.0, 64.0)) -> Record:
-        tokens = Tokens(input=2 * requests, output=8 * requests)
-        rounds = [
-            msgspec.structs.replace(each, tokens=tokens, requests=requests) for each in record_of().rounds
-        ]
-        return record_of(rounds=rounds, load_curve=LoadCurve(points=[], between=between))
+    def searched(requests: int, tokens: int, between: tuple[float, float] | None = (1.0, 64.0)) -> Record:
+        each_s = [0.1] * requests
+        served = ServedRequests(
+            sent_s=each_s,
+            time_to_first_token_s=each_s,
+            end_to_end_latency_s=each_s,
+            output_tokens=[tokens] * requests,
+        )
+        counted = Tokens(input=2 * requests, output=tokens * requests)
+        round_ = round_of(10.0, tokens=counted, requests=requests, iterations=1, served=served)
+        return record_of(rounds=[round_] * 6, load_curve=LoadCurve(points=[], between=between))
 
-    base, head = searched(100), searched(140)
+    base, head = searched(100, 8), searched(140, 9)
     assert workload_differences(base, head) == []
     assert work_differences(base, head, 0.01) == []
-    assert workload_differences(searched(100, None), searched(140, None)) == [
-        "requests: 50 -> 70",
-        "input tokens: 100 -> 140",
+    assert work_differences(searched(100, 8, None), searched(100, 9, None), 0.01) == [
+        "output tokens per answered request: 8 -> 9 (+12%)"
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SideSessions
@@ -117,6 +118,8 @@ def test_every_reason_for_no_verdict(base: Record, head: Record, verdict: str, r
 def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     (line,) = list_void_gates([one(with_wer(None), with_wer(None))])
     assert line == "nothing was gated by wer: no test has it (neither side has wer)"
+    failed = msgspec.structs.replace(one(with_wer(None), with_wer(None)), metric="failed_requests")
+    assert list_void_gates([failed])[0].endswith("; slo_attainment counts failed requests as missing the SLO")
 
 
 def test_a_metric_that_a_session_lacks_is_not_new() -> None:

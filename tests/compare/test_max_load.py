@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 from shlex import quote
 
@@ -18,6 +19,7 @@ from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.load_curve import MaxLoad
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.store import write_report
 
 from ..backends.servers.start import queueing
 from .runs import LEVEL, record_of, report_of, round_of
@@ -96,6 +98,25 @@ def test_bounds_that_differ_by_less_than_the_absolute_threshold_do_not_decide() 
     assert found.verdict == "invalid"
 
 
+@pytest.mark.parametrize("form", ["text", "markdown", "github", "html"])
+def test_a_verdict_by_bounds_is_shown_with_its_reason(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "base.json", tmp_path / "head.json"]
+    for path, record in zip(paths, (searched(12.9, None, ENOUGH), searched(None, 8, TOO_MUCH)), strict=True):
+        write_report(report_of(record), path)
+    page = tmp_path / "page.html"
+    output = [f"--format={form}", *(["-o", str(page)] if form == "html" else [])]
+    assert main(["compare", *map(str, paths), f"--fail-on={NAME}:5%", *output]) == 1
+    shown = page.read_text() if form == "html" else capsys.readouterr().out
+    assert "base holds 12.9 request/s, head not even 8" in unescape(" ".join(shown.split()))
+    # Neither an estimate nor its legend, for which there is no value.
+    assert "**-**" not in shown
+    assert "0 + 0" not in shown
+    assert "] -," not in shown
+    assert "head: base times" not in shown
+
+
 def joined(*records: Record) -> Report:
     side = SideSessions("base")
     for number, record in enumerate(records, 1):
@@ -144,4 +165,5 @@ def test_a_server_that_collapses_fails_its_gate(quick: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [f"*energy_gate: {NAME} regressed: base holds 30 request/s, head not even 20"]
     )
+    result.stdout.fnmatch_lines(["regressed: *base holds 30 request/s, head not even 20*"])
     assert main(["compare", "base.json", "head.json", f"--fail-on={NAME}:5%"]) == 1

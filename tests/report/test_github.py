@@ -88,7 +88,9 @@ def test_a_test_id_cannot_inject_a_workflow_command() -> None:
 
 def test_invisible_characters_are_escaped_in_the_log() -> None:
     odd = "\x1b[31m\u202e\x85"
-    found = comparison(f"d{odd}/t.py::t[{odd}]", "regressed", reason=odd, metric=odd, unit=odd, head=1.0)
+    found = comparison(
+        f"d{odd}/t.py::t[{odd}]", "regressed", reason=odd, metric=odd, unit=odd, base=1.0, head=1.0
+    )
     text = shown(compared(found), "github")
     assert all(each.isprintable() or each == "\n" for each in text)
     assert text.count("\\x1b") == 5

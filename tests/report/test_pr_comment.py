@@ -60,9 +60,8 @@ def test_the_comment_shows_verdicts_most_urgent_first() -> None:
     assert lines[-1] == (
         "Fails: regressed, not comparable, invalid, removed; warns: worse, inconclusive. Regressed: "
         "energy_per_output_token_j: the estimate is about 3% worse or more and the lower limit is above 1%. "
-        "Base "
-        "is a median of rounds, head is base times the estimated change; the title has the geometric mean of "
-        "the changes."
+        "In rows with a change, base is a median of rounds and head is base times the estimated change; the "
+        "title has the geometric mean of the changes."
     )
 
 

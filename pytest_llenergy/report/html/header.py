@@ -17,6 +17,7 @@ from pytest_llenergy.report.html.cases import Case, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
 from pytest_llenergy.report.layout import record_labels
 from pytest_llenergy.report.notes import UNCERTAINTY_NOTE, list_notes, summary_flags
+from pytest_llenergy.report.verdicts import needs_reason
 
 #: Most names of models or backends in the header.
 MAX_NAMES = 4
@@ -26,9 +27,6 @@ MAX_TESTS = 12
 
 #: Reasons in the order in which they are shown.
 ORDER = ("failed", "crashed", *VERDICTS, "no joules", "measured", "skipped")
-
-#: Verdicts that the change and its limits explain.
-EVIDENT = ("regressed", "worse", "improved", "unchanged")
 
 #: Metrics of a single test that are shown as numbers: name, and what it is called.
 TILES = {
@@ -146,7 +144,7 @@ def _reasons(case: Case) -> list[tuple[str, str, str]]:
         return [
             (each.verdict, "; ".join([each.reason, *each.notes, *each.differences]), "")
             for each in case.comparisons
-            if each.verdict not in EVIDENT or each.notes
+            if needs_reason(each) or each.notes
         ]
     records = list(case.records.values())
     windows = [window for record in records for window in record.windows if window.energy_j is None]

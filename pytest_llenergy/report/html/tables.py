@@ -23,6 +23,7 @@ from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
+    format_rounds,
     format_sides,
     format_size,
     format_value,
@@ -69,7 +70,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             format_interval(each),
             format_share(each.noise),
             "-" if each.detectable is None else format_size(each.detectable),
-            f"{each.n_base} + {each.n_head}" if each.rule_applied else "-",
+            format_rounds(each),
             f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
             if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
             else "-",
