@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from pytest_llenergy.cluster.base import Cluster, Gang, HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.base import Cluster, Gang, Shape
 from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.cluster.remote_host import RemoteHost
@@ -65,6 +65,43 @@ class _Held:
     lease: GangLease | None = field(default=None)
 
 
+class _ShortHostError(Exception):
+    """A host has fewer GPUs that fit than its share."""
+
+    def __init__(self, host: str, message: str) -> None:
+        super().__init__(message)
+        self.host = host
+
+
+def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
+    """Refuse hosts that show the same board, whose joules would be counted twice.
+
+    Raises:
+        DeviceError: Names both hosts.
+    """
+    owners: dict[str, str] = {}
+    for name, lease in leases.items():
+        for uuid in lease.uuids:
+            if (other := owners.setdefault(uuid, name)) != name:
+                raise DeviceError(f"{other} and {name} both show {uuid}: give each board to one of them")
+
+
+def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
+    """Refuse two agents on one machine, if a meter reads all of it.
+
+    Raises:
+        DeviceError: Names both hosts.
+    """
+    owners: dict[str, str] = {}
+    for client in clients:
+        boot_id = client.facts.boot_id
+        if boot_id and (other := owners.setdefault(boot_id, client.name)) != client.name:
+            raise DeviceError(
+                f"{other} and {client.name} are one machine, which --energy-meter would read twice: name "
+                "meters of GPUs, or start one agent on each machine"
+            )
+
+
 class GangKeeper:
     """Leases hosts for one test after the other.
 
@@ -108,18 +145,28 @@ class GangKeeper:
         with self._lock:
             self._stop_timer()
             held = self._held
-            same = held is not None and held.request == request
-            shape = held.shape if held is not None and same else choose_shape(request, self._offers())
-            if held is not None and (held.shape != shape or self._note_lost(held)):
+            if held is not None and self._note_lost(held):
                 self._give_back()
-            if self._held is None:
-                self._held = self._start(shape, on_wait)
-            try:
-                return self._lease_devices(self._held, request, test, exclusive)
-            except BaseException:
-                self._note_lost(self._held)
-                self._give_back()
-                raise
+            elif held is not None and held.lease is not None and held.request == request:
+                return held.lease
+            # Hosts whose GPUs are not those that the test wants.
+            short: dict[str, str] = {}
+            while True:
+                avoid = {**self._lost, **short}
+                offers = [each for each in self._cluster.offers() if each.name not in avoid]
+                shape = choose_shape(request, offers)
+                held = self._held
+                if held is None or held.shape != shape or short:
+                    self._give_back()
+                    held = self._held = self._start(shape, on_wait, avoid)
+                try:
+                    return self._lease_devices(held, request, test, exclusive)
+                except _ShortHostError as error:
+                    short[error.host] = str(error)
+                except BaseException:
+                    self._note_lost(held)
+                    self._give_back()
+                    raise
 
     def finish_test(self) -> None:
         """Keep hosts and ranks for the next test, for a while."""
@@ -146,12 +193,9 @@ class GangKeeper:
             self._cluster.close()
             self._scratch.remove()
 
-    def _offers(self) -> list[HostOffer]:
-        return [each for each in self._cluster.offers() if each.name not in self._lost]
-
-    def _start(self, shape: Shape, on_wait: Callable[[str], None]) -> _Held:
+    def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
         settings = self._settings
-        gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, self._lost)
+        gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, avoid)
         hosts = {
             client.name: RemoteHost(client, self._scratch.path, settings.start_method, settings.rank_logs)
             for client in gang.hosts
@@ -160,8 +204,6 @@ class GangKeeper:
 
     def _lease_devices(self, held: _Held, request: GpuRequest, test: str, exclusive: bool) -> GangLease:
         """Lease the devices on each host, in an order in which no two runs wait for each other."""
-        if held.lease is not None and held.request == request:
-            return held.lease
         self._pool.use_hosts({})
         self._release(held)
         held.request = request
@@ -177,13 +219,16 @@ class GangKeeper:
                 test=test,
             )
             if answer.shortage is not None:
-                raise NeverError(f"{request}: {name}: {answer.shortage}")
+                raise _ShortHostError(name, f"{name}: {answer.shortage}")
             if answer.busy is not None:
                 raise DeviceError(f"{name}: {answer.busy}")
             assert answer.lease is not None
             leases[name] = answer.lease
             flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in answer.flags]
         clients = held.gang.hosts
+        _refuse_same_boards(leases)
+        if exclusive:
+            _refuse_same_machine(clients)
         for client in clients:
             if client.unlike_pytest:
                 detail = f"{client.name}: {'; '.join(client.unlike_pytest)}"
@@ -197,9 +242,13 @@ class GangKeeper:
         return held.lease
 
     def _note_lost(self, held: _Held) -> bool:
-        """Remember hosts that were lost. Returns whether there are any."""
+        """Remember hosts that were lost. Returns whether there are any.
+
+        All of several at once are not to blame: their launcher has ended, or the network of pytest's host.
+        """
         lost = held.gang.lost()
-        self._lost.update(lost)
+        if not len(lost) == held.shape.hosts > 1:
+            self._lost.update(lost)
         return bool(lost)
 
     def _release(self, held: _Held) -> None:

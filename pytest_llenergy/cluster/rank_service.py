@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class RankService:
         self, request: GpuRequest | None, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
     ) -> LeaseAnswer:
         try:
-            possible = select_devices(request)
+            possible = _in_pci_order(select_devices(request))
         except ShortageError as error:
             return LeaseAnswer(shortage=str(error))
         host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
@@ -177,6 +178,12 @@ class RankService:
     def _kill(self, group: str) -> list[int]:
         self._logs.pop(group, None)
         return [] if self._host is None else self._host.kill(group)
+
+
+def _in_pci_order(possible: Lease) -> Lease:
+    """Return a plan whose devices come in PCI order, in whatever order a launcher lists them."""
+    ordered = sorted(possible.choices, key=lambda choice: choice.indices)
+    return replace(possible, order=tuple(choice.devices[0] for choice in ordered))
 
 
 def _decode_environment(environment: bytes) -> dict[str, str]:

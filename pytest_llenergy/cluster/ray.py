@@ -85,6 +85,9 @@ class RayCluster:
         avoid: Mapping[str, str] = NONE_LOST,
     ) -> RayGang:
         """See ``Cluster``."""
+        if self._broker.has_ended:
+            # Its agents ended with it, and nothing else is wrong.
+            self._broker = _Broker(self.address)
         number = next(self._numbers)
         owner = f"{psutil.Process().username()}, process {os.getpid()} on {platform.node()}"
         listener = Listener()
@@ -123,8 +126,8 @@ class RayCluster:
             exist = (
                 ", ".join(f"{each.name} has {each.devices}" for each in self.offers()) or "it has no hosts"
             )
-            lost = "".join(f"; not used again: {reason}" for reason in avoid.values())
-            raise NeverError(f"{self._name} cannot provide {shape}: {exist}{lost}")
+            left_out = "".join(f"; not used: {reason}" for reason in avoid.values())
+            raise NeverError(f"{self._name} cannot provide {shape}: {exist}{left_out}")
         if "busy" in answer:
             raise BusyError(
                 f"{self._name} did not free {shape} within {wait_s:g} s: {_describe_holders(answer['busy'])}"
@@ -198,6 +201,11 @@ class _Broker:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._popen.poll() is not None
 
     def request(
         self,

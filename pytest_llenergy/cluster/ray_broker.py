@@ -202,7 +202,7 @@ class Broker:
         wait_s: float,
         avoid: list[str],
         invitation: str,
-    ) -> dict[str, list[str]]:
+    ) -> dict[str, Any]:
         """Start an agent on each of some hosts, or on none.
 
         Args:
@@ -221,13 +221,17 @@ class Broker:
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"GPU": per_host} if per_host else {"CPU": 1}
         everywhere = self._list_nodes()
         names = dict(zip((node["NodeID"] for node in everywhere), _distinct_names(everywhere), strict=True))
         left_out = [node for node, host in names.items() if host in avoid]
+        needed, kind = (per_host, "GPU") if per_host else (1, "CPU")
+        # Ray finds out that there are too few hosts only if it may use all of them.
+        allowed = [node for node in everywhere if node["NodeID"] not in left_out]
+        if sum(node["Resources"].get(kind, 0) >= needed for node in allowed) < hosts:
+            return {"never": True}
         labels = {"ray.io/node-id": f"!in({','.join(left_out)})"} if left_out else {}
         group = placement_group(
-            [bundle] * hosts,
+            [{kind: needed}] * hosts,
             strategy="STRICT_SPREAD",
             name=name,
             bundle_label_selector=[labels] * hosts if labels else None,

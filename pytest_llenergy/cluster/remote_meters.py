@@ -8,6 +8,7 @@ others keep theirs.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +49,8 @@ def open_remote_meters(
         MeterError: A host lacks a meter that ``names`` or ``require_measured`` ask for.
         WorkerError: A host is lost.
     """
-    opened = [RemoteMeters(client, prefixed=len(hosts) > 1) for client, _ in hosts]
+    clients = [client for client, _ in hosts]
+    opened = [RemoteMeters(client, [each for each in clients if each is not client]) for client in clients]
     try:
         pending = [
             client.begin(
@@ -75,13 +77,14 @@ class RemoteMeters:
 
     Args:
         client: The agent of the host.
-        prefixed: Whether the names of domains begin with that of the host.
+        others: The agents of the other hosts. With some, the names of domains begin with that of the host.
     """
 
-    def __init__(self, client: AgentClient, *, prefixed: bool) -> None:
+    def __init__(self, client: AgentClient, others: Sequence[AgentClient] = ()) -> None:
         self.load_average: float | None = None
         self._client = client
-        self._prefix = f"{client.name}/" if prefixed else ""
+        self._others = others
+        self._prefix = f"{client.name}/" if others else ""
         self._reasons: list[str] = []
         self._missing: str | None = None
         self._pending: list[Pending] = []
@@ -258,9 +261,14 @@ class RemoteMeters:
             end_ns=clock.to_remote(timeline.end_ns),
             gap_end_ns=clock.to_remote(measured.gap_end_ns),
             phases=[(name, clock.to_remote(start), clock.to_remote(end)) for start, end, name in parts],
-            u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (timeline.start_ns, timeline.end_ns)),
+            u_ns=max(map(self._u_ns, (timeline.start_ns, timeline.end_ns))),
         )
         return msgspec.to_builtins(moments)
+
+    def _u_ns(self, edge_ns: int) -> float:
+        """Return the standard uncertainty of an edge, which a rank of any host may have marked."""
+        marked_ns = max((other.clock.offset(edge_ns).u_ns for other in self._others), default=0.0)
+        return math.hypot(self._client.clock.offset(edge_ns).u_ns, marked_ns)
 
     def _name_host(self, found: HostRound) -> HostRound:
         """Return what the host found, with its name wherever a reader would miss it."""

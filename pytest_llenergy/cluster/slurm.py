@@ -119,8 +119,10 @@ class SlurmCluster:
         # If the job has unlike numbers of GPUs, Slurm gives a step more than the fewest only in total.
         in_total = shape.hosts == 1 and any(offer.devices > fewest for offer in chosen)
         if len(chosen) < shape.hosts and avoid:
-            left = f"without {'; '.join(avoid.values())}; Slurm job {self._job} has too few hosts left"
-            raise NeverError(f"{shape}: {left}")
+            left_out = "".join(f"; not used: {reason}" for reason in avoid.values())
+            raise NeverError(
+                f"Slurm job {self._job} cannot provide {shape}: too few hosts are left{left_out}"
+            )
         if len(chosen) < shape.hosts or (shape.per_host > fewest and not in_total):
             raise NeverError(self._explain_never(shape))
         gpus = f"--gpus={chosen[0].devices}" if in_total else f"--gres=gpu:{fewest}" if fewest else ""
