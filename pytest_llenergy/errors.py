@@ -40,6 +40,10 @@ class DeviceError(LLEnergyError):
     """The requested devices do not exist, are not allowed, or are not free."""
 
 
+class LeaseTimeoutError(DeviceError):
+    """Others still held the devices when the wait for them was over."""
+
+
 class NoDriverError(DeviceError):
     """The host has no NVIDIA driver, or the Python binding is missing."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -18,15 +18,19 @@ import msgspec
 from pytest_llenergy.cluster.base import Cluster, Gang, Shape
 from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.launchers import choose_shape
+from pytest_llenergy.cluster.rank_service import LeaseAnswer
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.errors import DeviceError, WorkerError
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers.plan import HostDevices
 from pytest_llenergy.workers.pool import RankPool
+
+#: How long an agent waits for devices before pytest reports who holds them (seconds).
+WAIT_S = 3.0
 
 #: How long an idle gang is kept for the next test (seconds).
 IDLE_S = 5.0
@@ -160,7 +164,7 @@ class GangKeeper:
                     self._give_back()
                     held = self._held = self._start(shape, on_wait, avoid)
                 try:
-                    return self._lease_devices(held, request, test, exclusive)
+                    return self._lease_devices(held, request, test, exclusive, on_wait)
                 except _ShortHostError as error:
                     short[error.host] = str(error)
                 except BaseException:
@@ -183,6 +187,12 @@ class GangKeeper:
             self._timer.daemon = True
             self._timer.start()
 
+    def give_back(self) -> None:
+        """Give an idle gang back at once, since its end would disturb a test on pytest's own host."""
+        with self._lock:
+            self._stop_timer()
+            self._give_back()
+
     def close(self) -> None:
         """Give everything back, after the ranks were closed."""
         if os.getpid() != self._owner:
@@ -202,22 +212,23 @@ class GangKeeper:
         }
         return _Held(shape, gang, hosts)
 
-    def _lease_devices(self, held: _Held, request: GpuRequest, test: str, exclusive: bool) -> GangLease:
+    def _lease_devices(
+        self,
+        held: _Held,
+        request: GpuRequest,
+        test: str,
+        exclusive: bool,
+        on_wait: Callable[[str], None],
+    ) -> GangLease:
         """Lease the devices on each host, in an order in which no two runs wait for each other."""
         self._pool.use_hosts({})
         self._release(held)
         held.request = request
-        own, settings = replace(request, n=held.shape.per_host, per_host=None), self._settings
+        own = replace(request, n=held.shape.per_host, per_host=None)
         leases: dict[str, Lease] = {}
         flags: list[Flag] = []
         for name in sorted(held.hosts):
-            answer = held.hosts[name].lease(
-                own,
-                exclusive=exclusive,
-                wait_s=settings.lease_timeout,
-                busy_timeout_s=settings.busy_timeout,
-                test=test,
-            )
+            answer = self._lease_on(held.hosts[name], own, test, exclusive, on_wait)
             if answer.shortage is not None:
                 raise _ShortHostError(name, f"{name}: {answer.shortage}")
             if answer.busy is not None:
@@ -241,6 +252,34 @@ class GangKeeper:
         held.lease = GangLease(join_leases([each.lease for each in devices]), devices, clients, flags)
         return held.lease
 
+    def _lease_on(
+        self,
+        host: RemoteHost,
+        request: GpuRequest,
+        test: str,
+        exclusive: bool,
+        on_wait: Callable[[str], None],
+    ) -> LeaseAnswer:
+        """Lease devices of one host, and report who holds them meanwhile."""
+        settings = self._settings
+        deadline_s = time.monotonic() + settings.lease_timeout
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                # An agent that waits answers nothing else, such as a request to stop waiting.
+                return host.lease(
+                    request,
+                    exclusive=exclusive,
+                    wait_s=min(left_s, WAIT_S),
+                    busy_timeout_s=settings.busy_timeout,
+                    test=test,
+                )
+            except LeaseTimeoutError as error:
+                if left_s <= WAIT_S:
+                    total = f"{error}; {settings.lease_timeout:g} s in all (--energy-lease-timeout)"
+                    raise LeaseTimeoutError(total) from None
+                on_wait(str(error))
+
     def _note_lost(self, held: _Held) -> bool:
         """Remember hosts that were lost. Returns whether there are any.
 
@@ -259,11 +298,8 @@ class GangKeeper:
     def _give_back(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            # The ranks first.
+            # The ranks first. The agents release the devices when they end, even one that waits for some.
             self._pool.use_hosts({})
-            for host in held.hosts.values():
-                with suppress(WorkerError):
-                    host.close()
             held.gang.close()
 
     def _stop_timer(self) -> None:

@@ -54,6 +54,8 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         with _lease_on_cluster(item, request, wanted_settings) as lease:
             yield lease
         return
+    if (gangs := state.opened_gangs) is not None:
+        gangs.give_back()
     try:
         # Code in this process may run on any device that this process sees.
         every = request is None and draft.in_process

@@ -89,7 +89,7 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
-    if settings.keeps_something:
+    if settings.keeps_something or settings.cluster != "local":
         from pytest_llenergy.options.checks import check_launcher
 
         check_launcher(config.stash[ENVIRONMENT])

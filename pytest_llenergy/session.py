@@ -252,6 +252,11 @@ class RunState:
         # Workers of pytest-xdist would wait for hosts that idle ones keep.
         return GangKeeper(cluster, self.pool, self.settings, keeps=not is_worker(self._config))
 
+    @property
+    def opened_gangs(self) -> GangKeeper | None:
+        """The leases on other hosts, if a test has needed some."""
+        return self.__dict__.get("gangs")
+
     def begin_counter_check(self) -> None:
         """Begin to check the energy counters of the GPUs that tests may use; later calls do nothing."""
         runs_tests = not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS)
@@ -272,7 +277,7 @@ class RunState:
             self.keeper.close()
         if "pool" in self.__dict__:
             self.pool.close()
-        if (gangs := self.__dict__.get("gangs")) is not None:
+        if (gangs := self.opened_gangs) is not None:
             gangs.close()
 
 

@@ -51,6 +51,9 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
     facts = dict(host_facts(environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
+    hosts = {rank.host for rank in record.ranks}
+    if len(hosts) > 1:
+        facts["hosts"] = str(len(hosts))
     if gpus:
         found = [_find_board(uuid, record, environment) for uuid in gpus]
         limits = [_power_limit_w(board, environment) for board in found]

@@ -31,7 +31,7 @@ from pytest_llenergy.devices.timeouts import (
     WAIT_MESSAGE_EVERY_S,
     WAIT_MESSAGE_FIRST_S,
 )
-from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 
 
 class ProcessLeases:
@@ -312,7 +312,7 @@ def _wait(
             return chosen
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise DeviceError(timeout_message(request, wait_s, snapshot, refused))
+            raise LeaseTimeoutError(timeout_message(request, wait_s, snapshot, refused))
         if time.monotonic() > message_s:
             on_wait(wait_message(request, snapshot, refused))
             message_s = time.monotonic() + WAIT_MESSAGE_EVERY_S

@@ -58,6 +58,10 @@ def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) ->
         (2, names[1], 0),
         (3, names[1], 1),
     ]
+    for host in cluster_runs.hosts:
+        uuids = [host.world.board(number).uuid for number in range(4)]
+        places = [uuids.index(rank.device) for rank in record.ranks if rank.host == host.name]
+        assert places == sorted(places)
     powers_w = {
         f"{host.name}/gpu:{uuid}": host.world.board(number).power_w
         for host in cluster_runs.hosts
