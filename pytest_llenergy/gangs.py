@@ -22,12 +22,13 @@ from pytest_llenergy.cluster.rank_service import LeaseAnswer
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers.plan import HostDevices
 from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.workers.timeouts import SLOW_LOAD_S
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
 WAIT_S = 3.0
@@ -126,6 +127,8 @@ class GangKeeper:
         self._held: _Held | None = None
         #: Why hosts that were lost are not used again, by name.
         self._lost: dict[str, str] = {}
+        #: Why gangs did not start although that took long: they would only fail again.
+        self._failed: dict[Shape, str] = {}
         # Held while a gang is given back, so that no test gets it meanwhile.
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -205,7 +208,15 @@ class GangKeeper:
 
     def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
         settings = self._settings
-        gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, avoid)
+        if shape in self._failed:
+            raise WorkerError(f"not started again: {self._failed[shape]}")
+        begin_s = time.monotonic()
+        try:
+            gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, avoid)
+        except WorkerError as error:
+            if time.monotonic() - begin_s >= SLOW_LOAD_S:
+                self._failed[shape] = str(error)
+            raise
         hosts = {
             client.name: RemoteHost(client, self._scratch.path, settings.start_method, settings.rank_logs)
             for client in gang.hosts

@@ -70,7 +70,8 @@ def select_devices(
         return Lease(devices=(CPU,))
     if request.per_host is not None and request.per_host < request.n:
         hosts = request.n // request.per_host
-        raise ShortageError(f"{request} needs {hosts} hosts, and this run has one; see --energy-cluster")
+        ways = "run with --energy-cluster, and work in ranks (fixture workers or backend)"
+        raise ShortageError(f"{request} needs {hosts} hosts: {ways}")
     inventory = read_inventory(without_lost=True)
     leasable = list_leasable(inventory, selection, environment, instances=request.mig is not None)
     fitting = [uuid for uuid in leasable.uuids if _fits(request, inventory.device(uuid), inventory)]

@@ -64,7 +64,7 @@ def test_several_hosts_are_a_reason_to_skip_on_one(pytester: pytest.Pytester) ->
     result = pytester.runpytest_inprocess("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(
-        ["SKIPPED*gpus(16, per_host=8) needs 2 hosts, and this run has one; see --energy-cluster"]
+        ["SKIPPED*gpus(16, per_host=8) needs 2 hosts: run with --energy-cluster, and work in ranks *"]
     )
 
 
