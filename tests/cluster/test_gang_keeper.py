@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs of real agents with stand-ins of NVML, from one test to the next, under a launcher of these tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_llenergy import gangs
+from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.lockdir import open_lock_directory
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
+from pytest_llenergy.gangs import GangKeeper
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.workers.pool import RankPool
+
+from ..nvml_sim import Board, World
+from .agents import await_end, start_agent
+
+#: Board of each host: its UUID and product name.
+BOARDS = {"n1": ("GPU-1", "Small"), "n2": ("GPU-2", "Large"), "n3": ("GPU-2", "Large")}
+
+
+class Gang:
+    """Agents of this host in the place of others."""
+
+    def __init__(self, names: Sequence[str], environments: Mapping[str, dict[str, str]]) -> None:
+        self._end = ExitStack()
+        self._listener = Listener()
+        self._end.callback(self._listener.close)
+        for slot, name in enumerate(names):
+            agent = start_agent(self._listener.invitation, slot, environment=environments[name])
+            self._end.callback(await_end, agent)
+        self.hosts: Sequence[AgentClient] = accept_agents(self._listener, names, 60.0)
+        self._end.callback(close_all, self.hosts)
+
+    def lost(self) -> Mapping[str, str]:
+        return {each.name: each.lost for each in self.hosts if each.lost is not None}
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class Cluster:
+    """Hosts with one board each."""
+
+    def __init__(self, names: Sequence[str], environments: Mapping[str, dict[str, str]]) -> None:
+        self._names, self._environments = names, environments
+        self.gangs: list[Gang] = []
+
+    def offers(self) -> Sequence[HostOffer]:
+        return [HostOffer(name, 1) for name in self._names]
+
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> Gang:
+        left = [name for name in self._names if name not in avoid]
+        if len(left) < shape.hosts:
+            raise NeverError("; ".join(avoid.values()))
+        self.gangs.append(Gang(left[: shape.hosts], self._environments))
+        return self.gangs[-1]
+
+    def close(self) -> None:
+        for each in self.gangs:
+            each.close()
+
+
+class Hosts:
+    """Makes keepers of gangs on some of ``BOARDS``."""
+
+    def __init__(self, directory: Path, library: Path, end: ExitStack) -> None:
+        self._end = end
+        self.environments: dict[str, dict[str, str]] = {}
+        for name, (uuid, product) in BOARDS.items():
+            home = directory / name
+            home.mkdir(mode=0o700)
+            world = end.enter_context(World(home / "world", [Board(uuid=uuid, name=product)]))
+            self.environments[name] = {"LLENERGY_LOCK_DIR": str(home), **world.environment(library.parent)}
+
+    def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Cluster]:
+        settings = {"lease_timeout": 30.0, "busy_timeout": 1.0, "start_method": "spawn", "rank_logs": None}
+        cluster = Cluster(names, self.environments)
+        pool = RankPool(60.0, "spawn", "backend")
+        made = cast(Settings, SimpleNamespace(**{**settings, **changes}))
+        keeper = GangKeeper(cluster, pool, made, keeps=True)
+        self._end.callback(pool.close)
+        self._end.callback(keeper.close)
+        return keeper, cluster
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, nvml_library: Path) -> Iterator[Hosts]:
+    with ExitStack() as end:
+        yield Hosts(tmp_path, nvml_library, end)
+
+
+def lease(
+    keeper: GangKeeper,
+    request: GpuRequest,
+    *,
+    exclusive: bool = False,
+    on_wait: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Return the boards, each with its host."""
+    found = keeper.lease(request, "test_it", exclusive=exclusive, on_wait=on_wait)
+    return [f"{each.host} {uuid}" for each in found.hosts for uuid in each.lease.uuids]
+
+
+def test_the_next_test_gets_the_same_hosts_if_it_asks_for_the_same(hosts: Hosts) -> None:
+    keeper, cluster = hosts.keeper("n1", "n2")
+    assert lease(keeper, GpuRequest(2)) == ["n1 GPU-1", "n2 GPU-2"]
+    keeper.finish_test()
+    assert lease(keeper, GpuRequest(2)) == ["n1 GPU-1", "n2 GPU-2"]
+    assert len(cluster.gangs) == 1
+    keeper.finish_test()
+    assert lease(keeper, GpuRequest(1)) == ["n1 GPU-1"]
+    assert len(cluster.gangs) == 2
+
+
+def test_a_host_whose_boards_do_not_fit_is_passed_over(hosts: Hosts) -> None:
+    keeper, _ = hosts.keeper("n1", "n2")
+    assert lease(keeper, GpuRequest(1, name="large")) == ["n2 GPU-2"]
+    keeper.finish_test()
+    with pytest.raises(NeverError, match=r"^n1: gpus\(1, name='large'\).*Small"):
+        lease(keeper, GpuRequest(2, name="large"))
+
+
+def test_one_board_on_two_hosts_is_refused(hosts: Hosts) -> None:
+    keeper, _ = hosts.keeper("n2", "n3")
+    with pytest.raises(DeviceError) as error:
+        lease(keeper, GpuRequest(2))
+    assert str(error.value) == "n2 and n3 both show GPU-2: give each board to one of them"
+
+
+def test_two_agents_on_one_machine_are_refused_if_a_meter_reads_all_of_it(hosts: Hosts) -> None:
+    keeper, _ = hosts.keeper("n1", "n2")
+    with pytest.raises(DeviceError, match=r"^n1 and n2 are one machine, which --energy-meter would read"):
+        lease(keeper, GpuRequest(2), exclusive=True)
+
+
+def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gangs, "WAIT_S", 0.3)
+    keeper, _ = hosts.keeper("n1", "n2", lease_timeout=1.0)
+    board = LockRequest((DeviceLock("GPU-2"),))
+    held = acquire(board, 0.0, "test_other", lambda: open_lock_directory(hosts.environments["n2"]))
+    lines: list[str] = []
+    with pytest.raises(LeaseTimeoutError, match=r"test_other.*; 1 s in all \(--energy-lease-timeout\)$"):
+        lease(keeper, GpuRequest(2), on_wait=lines.append)
+    assert len(lines) >= 2
+    assert all(each.startswith("n2: ") and "test_other" in each for each in lines)
+    held.release()
+    assert len(lease(keeper, GpuRequest(2))) == 2
+
+
+def test_an_interrupted_wait_ends_at_once(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gangs, "WAIT_S", 0.3)
+    keeper, _ = hosts.keeper("n1", "n2")
+    board = LockRequest((DeviceLock("GPU-2"),))
+    acquire(board, 0.0, "test_other", lambda: open_lock_directory(hosts.environments["n2"]))
+
+    def interrupt(_: str) -> None:
+        monkeypatch.setattr(gangs, "WAIT_S", 60.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+    def on_alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lease(keeper, GpuRequest(2), on_wait=interrupt)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    begin_s = time.monotonic()
+    keeper.close()
+    # Far below the time limit of a request to an agent that still waits.
+    assert time.monotonic() - begin_s < 15
+
+
+def test_an_idle_gang_is_given_back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gangs, "IDLE_S", 0.2)
+    keeper, cluster = hosts.keeper("n1", "n2")
+    lease(keeper, GpuRequest(2))
+    keeper.finish_test()
+    deadline_s = time.monotonic() + 30
+    while len(cluster.gangs[0].lost()) < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    monkeypatch.setattr(gangs, "IDLE_S", 60.0)
+    lease(keeper, GpuRequest(2))
+    keeper.finish_test()
+    # As before a test on pytest's own host.
+    keeper.give_back()
+    assert len(cluster.gangs[1].lost()) == 2
+
+
+def test_a_host_that_was_lost_is_not_used_again(hosts: Hosts) -> None:
+    keeper, cluster = hosts.keeper("n1", "n2")
+    lease(keeper, GpuRequest(2))
+    agent = cluster.gangs[0].hosts[1]
+    os.kill(agent.facts.pid, signal.SIGKILL)
+    while agent.lost is None:
+        time.sleep(0.01)
+    keeper.finish_test()
+    assert lease(keeper, GpuRequest(1)) == ["n1 GPU-1"]
+    keeper.finish_test()
+    with pytest.raises(NeverError, match=r"^n2: its agent"):
+        lease(keeper, GpuRequest(2))
