@@ -15,7 +15,7 @@ from pytest_llenergy import errors
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.host import Host
-from pytest_llenergy.workers.plan import RankPlan
+from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
 
 #: How many characters of the messages of further failed ranks an error shows.
 OTHERS_CHARACTERS = 200
@@ -116,6 +116,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _name_rank(plan: RankPlan, world_size: int) -> str:
+    """Return the number of a rank, and its host if that is not pytest's."""
+    host = "" if plan.host == LOCALHOST else f" on {plan.host}"
+    return f"rank {plan.rank} of {world_size}{host}"
+
+
 def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
     """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads.
 
@@ -125,7 +131,7 @@ def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, ou
         timeout_s: Time limit that was exceeded (seconds).
         outputs: Recent output of all ranks, with the stacks of their threads.
     """
-    names = ", ".join(f"rank {plan.rank} of {world_size} ({plan.device})" for plan in silent)
+    names = ", ".join(f"{_name_rank(plan, world_size)} ({plan.device})" for plan in silent)
     raise WorkerError(
         f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
     )
@@ -157,7 +163,7 @@ def raise_first_cause(
         raise OutcomeInRank(report["outcome"], reason, report.get("exit_code"))
     if first.host_lost is not None:
         raise _lost_host_error(failures, first, world_size, outputs)
-    where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
+    where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
         error = own_class(report["reason"] if world_size == 1 else f"{where}: {report['reason']}")

@@ -162,7 +162,7 @@ def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: 
         assert pool.get_ranks(plan(TORCH)) is group
         assert [pid for *_, pid in run(group, look)] == [rank.pid for rank in group.ranks]
         assert pool.devices == frozenset()
-        with pytest.raises(WorkerError, match=r"^rank 3 of 4 \(.*\): was killed by SIGKILL"):
+        with pytest.raises(WorkerError, match=r"^rank 3 of 4 on n2 \(.*\): was killed by SIGKILL"):
             run(group, die_while_others_wait)
         group = pool.get_ranks(plan())
         pool.use_hosts({})
@@ -214,7 +214,7 @@ def test_the_first_cause_on_any_host_is_shown_with_traceback_and_output(
     with pytest.raises(WorkerError) as caught:
         run(ranks, work)
     text = str(caught.value)
-    assert text.startswith(f"rank 3 of 4 (cpu, pid {pids[3]}): CauseError: the real cause\n")
+    assert text.startswith(f"rank 3 of 4 on n2 (cpu, pid {pids[3]}): CauseError: the real cause\n")
     assert "raise CauseError" in text
     assert re.search(r"\n\nranks [012], [012], [012] later: RuntimeError: what came of it$", text)
     assert caught.value.sections == tuple(
@@ -249,7 +249,7 @@ def test_large_arguments_and_results_cross_and_leave_no_file(gang: Gang, ranks: 
 def test_a_rank_that_dies_is_named(ranks: RankGroup, code: str, message: str) -> None:
     pids = [rank.pid for rank in ranks.ranks]
     work = f"if os.environ['RANK'] == '2': {code}\nif os.environ['RANK'] == '3': time.sleep(300)"
-    with pytest.raises(WorkerError, match=rf"^rank 2 of 4 \(cpu, pid {pids[2]}\): {message}"):
+    with pytest.raises(WorkerError, match=rf"^rank 2 of 4 on n2 \(cpu, pid {pids[2]}\): {message}"):
         run(ranks, exec, f"import os, time\n{work}")
     assert not any(map(alive, pids))
 
@@ -263,7 +263,8 @@ def test_ranks_that_hang_show_their_stacks_or_why_they_have_none(ranks: RankGrou
 
     with pytest.raises(
         WorkerError,
-        match=r"^rank 1 of 4 \(cpu\), rank 2 of 4 \(cpu\), rank 3 of 4 \(cpu\) did not answer within 0.5 s",
+        match=r"^rank 1 of 4 on n1 \(cpu\), rank 2 of 4 on n2 \(cpu\), rank 3 of 4 on n2 \(cpu\) did not "
+        "answer within 0.5 s",
     ) as caught:
         run(ranks, hang_in_the_test, timeout_s=0.5)
     outputs = dict(caught.value.sections)
