@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -142,10 +143,19 @@ def test_a_signal_to_the_guard_ends_the_agent_and_all_that_it_started(
         if number == signal.SIGKILL:
             # Nobody is left to end what is no service's; ranks have guards of their own.
             client.popen.wait()  # type: ignore[attr-defined]
-            for pid, command in survivors(mark).items():
-                if "sleep" in command:
-                    os.kill(pid, signal.SIGKILL)
+            end_sleepers(mark)
         assert await_none(mark) == {}
+
+
+def end_sleepers(mark: str, timeout_s: float = 30.0) -> None:
+    """Kill what the service has started, also what has not become its program yet, until all is gone."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left := survivors(mark)) and time.monotonic() < deadline_s:
+        for pid, command in left.items():
+            if "sleep" in command:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def test_an_agent_reports_why_it_has_ended() -> None:
