@@ -33,6 +33,9 @@ BOARDS = {
     "n2": Board(latch_ns=5 * MS, latch_jitter_ns=MS // 4),
 }
 
+#: How long ahead the power is planned. A busy machine may hold up the process that plans it.
+LEAD_NS = 30 * MS
+
 
 @dataclass
 class MeteredHost:
@@ -111,7 +114,7 @@ class Surges:
     def work(self, iterations: int = 1) -> None:
         assert iterations == 1
         # Planned ahead, so that the power is exact for every reader.
-        start_ns = time.monotonic_ns() + 3 * MS
+        start_ns = time.monotonic_ns() + LEAD_NS
         border_ns = start_ns + round(self._random.uniform(0.4, 1.0) * self.longest_s * 1e9)
         end_ns = border_ns + round(self._random.uniform(0.4, 1.0) * self.longest_s * 1e9)
         for host in self.hosts:

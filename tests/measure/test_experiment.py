@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import ESTIMATE_TARGET, Experiment, measure
 from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, Meter, within
@@ -176,6 +177,14 @@ class Resting:
         """Do nothing: the meter holds no resources."""
 
 
+class Trickle(Resting):
+    """An estimate of 0.2 to 1.8 mW, up and down."""
+
+    def read(self) -> list[float | str]:
+        now_s = time.monotonic()
+        return [1e-3 * now_s + 2e-5 * math.sin(40 * now_s)]
+
+
 def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
     used_s = []
 
@@ -237,7 +246,9 @@ class TestEstimate:
         assert (result.procedure.warmup_iterations, len(result.rounds)) == (1, 4)
 
     def test_work_that_only_waits_needs_no_rounds_to_know_how_little_it_costs(self) -> None:
-        result = run_on(Resting(), lambda: time.sleep(0.1), rounds=4, floor=3, budget_s=60.0)
+        result = run_on(Trickle(), lambda: time.sleep(0.1), rounds=4, floor=3, budget_s=60.0)
+        assert result.procedure.reached is not None
+        assert result.procedure.reached > ESTIMATE_TARGET
         # Its power is known to a hundredth of a watt, however much it scatters relatively. Two seconds, the
         # other limit, would hold twenty rounds.
         assert 4 <= len(result.rounds) < 10
