@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import re
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
