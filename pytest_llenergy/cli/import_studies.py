@@ -90,7 +90,7 @@ def _load(path: Path) -> Any:
         raise PlanError("studies are YAML files: pip install 'pytest-llenergy[import]'") from None
 
     class Loader(yaml.SafeLoader):
-        """Names the line of a value that has the form of a date, a number or its tag, but is none."""
+        """Names the line of a value that looks like a date, a number or its tag but cannot be read."""
 
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:

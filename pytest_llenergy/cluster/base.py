@@ -11,7 +11,7 @@ from typing import Protocol
 from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.errors import DeviceError
 
-#: Hosts that gangs must not use, if there are none.
+#: For gangs that may use all hosts.
 NONE_LOST: Mapping[str, str] = MappingProxyType({})
 
 

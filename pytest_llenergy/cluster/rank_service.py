@@ -45,7 +45,7 @@ HOST_VARIABLES = frozenset(
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
-    """Leased devices of a host, or why there are none.
+    """Leased devices of a host, or why it has none for the test.
 
     Attributes:
         lease: The devices.

@@ -225,7 +225,7 @@ class Broker:
         names = dict(zip((node["NodeID"] for node in everywhere), _distinct_names(everywhere), strict=True))
         left_out = [node for node, host in names.items() if host in avoid]
         needed, kind = (per_host, "GPU") if per_host else (1, "CPU")
-        # Ray finds out that there are too few hosts only if it may use all of them.
+        # If some hosts are excluded, Ray does not report that the others are too few.
         allowed = [node for node in everywhere if node["NodeID"] not in left_out]
         if sum(node["Resources"].get(kind, 0) >= needed for node in allowed) < hosts:
             return {"never": True}

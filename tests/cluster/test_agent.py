@@ -36,7 +36,7 @@ with gang(None, None) as clients:
     time.sleep(1000)
 """
 
-#: Stands in for a launcher: starts what it is told to and waits.
+#: Takes the place of a launcher: starts a command and waits.
 LAUNCHER = "import subprocess, sys; subprocess.run(sys.argv[1:], stdin=0)"
 
 

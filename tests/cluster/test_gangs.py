@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a mark asks for, and what a mark or an option that makes no sense is told."""
+"""The hosts that a mark asks for, and the errors of marks and options that make no sense."""
 
 from __future__ import annotations
 
