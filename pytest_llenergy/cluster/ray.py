@@ -87,6 +87,7 @@ class RayCluster:
         """See ``Cluster``."""
         if self._broker.has_ended:
             # Its agents ended with it, and nothing else is wrong.
+            self._broker.close()
             self._broker = _Broker(self.address)
         number = next(self._numbers)
         owner = f"{psutil.Process().username()}, process {os.getpid()} on {platform.node()}"
