@@ -20,7 +20,7 @@ from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 from pytest_llenergy.gangs import GangKeeper
@@ -104,6 +104,13 @@ class Hosts:
         self._end.callback(keeper.close)
         return keeper, cluster
 
+    def hold_board_of_n2(self) -> Holding:
+        """Lock the board of n2 as another test does; it is released at the end at the latest."""
+        board = LockRequest((DeviceLock("GPU-2"),))
+        held = acquire(board, 0.0, "test_other", lambda: open_lock_directory(self.environments["n2"]))
+        self._end.callback(held.release)
+        return held
+
 
 @pytest.fixture
 def hosts(tmp_path: Path, nvml_library: Path) -> Iterator[Hosts]:
@@ -158,8 +165,7 @@ def test_two_agents_on_one_machine_are_refused_if_a_meter_reads_all_of_it(hosts:
 def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "WAIT_S", 0.3)
     keeper, _ = hosts.keeper("n1", "n2", lease_timeout=1.0)
-    board = LockRequest((DeviceLock("GPU-2"),))
-    held = acquire(board, 0.0, "test_other", lambda: open_lock_directory(hosts.environments["n2"]))
+    held = hosts.hold_board_of_n2()
     lines: list[str] = []
     with pytest.raises(LeaseTimeoutError, match=r"test_other.*; 1 s in all \(--energy-lease-timeout\)$"):
         lease(keeper, GpuRequest(2), on_wait=lines.append)
@@ -172,8 +178,7 @@ def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pyt
 def test_an_interrupted_wait_ends_at_once(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "WAIT_S", 0.3)
     keeper, _ = hosts.keeper("n1", "n2")
-    board = LockRequest((DeviceLock("GPU-2"),))
-    acquire(board, 0.0, "test_other", lambda: open_lock_directory(hosts.environments["n2"]))
+    hosts.hold_board_of_n2()
 
     def interrupt(_: str) -> None:
         monkeypatch.setattr(gangs, "WAIT_S", 60.0)
