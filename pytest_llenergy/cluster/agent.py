@@ -116,6 +116,7 @@ class _Worker:
                     raise errors.WorkerError(f"its agent has no verb {request.verb}")
                 answer = Answer(request.id, verbs[verb](**request.arguments))
             except BaseException as error:
+                # Whatever a verb raises, pytest waits for its answer.
                 answer = _describe_error(request.id, error)
             try:
                 self._send(answer)
@@ -123,6 +124,7 @@ class _Worker:
                 # The main thread finds the connection ended.
                 return
             except Exception as error:
+                # The answer itself cannot be sent, for example because it is too large.
                 self._send(_describe_error(request.id, error))
 
 

@@ -51,9 +51,8 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
     facts = dict(host_facts(environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
-    hosts = {rank.host for rank in record.ranks}
-    if len(hosts) > 1:
-        facts["hosts"] = str(len(hosts))
+    if (hosts := _count_hosts(record)) > 1:
+        facts["hosts"] = str(hosts)
     if gpus:
         found = [_find_board(uuid, record, environment) for uuid in gpus]
         limits = [_power_limit_w(board, environment) for board in found]
@@ -68,6 +67,11 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         if record.kind == "attributed":
             facts["meter.kind"] = "attributed"
     return facts
+
+
+def _count_hosts(record: Record) -> int:
+    """Return on how many hosts the ranks of a test ran."""
+    return len({rank.host for rank in record.ranks})
 
 
 def describe_settings(board: BoardSettings) -> str:
@@ -148,7 +152,7 @@ def device_differences(
     if base_on is None or head_on is None:
         return [f"host: {UNKNOWN}"]
     same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
-    same = same and base.gpu_settings == head.gpu_settings
+    same = same and base.gpu_settings == head.gpu_settings and _count_hosts(base) == _count_hosts(head)
     if same and host_facts(base_on) == host_facts(head_on) and base_on.gpus == head_on.gpus:
         return []
     return list_differences(

@@ -83,6 +83,18 @@ def test_number_of_boards_counts() -> None:
     assert device_differences(RECORD, two, HERE, there) == ["gpu.count: 1 -> 2"]
 
 
+def test_a_test_on_several_hosts_is_another_experiment() -> None:
+    def ranks_on(*hosts: str) -> Record:
+        (rank,) = RECORD.ranks
+        ranks = [msgspec.structs.replace(rank, rank=number, host=host) for number, host in enumerate(hosts)]
+        return msgspec.structs.replace(RECORD, ranks=ranks)
+
+    assert device_differences(ranks_on("n1", "n1"), ranks_on("n1", "n2"), HERE, HERE) == ["hosts: none -> 2"]
+    assert device_differences(ranks_on("n1", "n2"), ranks_on("n3", "n4"), HERE, HERE) == []
+    # The host of a run without a cluster has another name, which makes no difference.
+    assert device_differences(RECORD, ranks_on("n1"), HERE, HERE) == []
+
+
 def test_mig_instance_differs_from_its_board() -> None:
     part = board(uuid="MIG-1", name="NVIDIA H100 MIG 1g.10gb", memory_bytes=10 * 2**30, power_limit_w=None)
     instance = msgspec.structs.replace(RECORD, devices=["MIG-1"], boards=[part])

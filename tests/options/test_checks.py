@@ -349,7 +349,7 @@ class TestLauncher:
             ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 pytest"),
         ],
     )
-    @pytest.mark.parametrize("option", ["--energy-report", "--energy-save=main"])
+    @pytest.mark.parametrize("option", ["--energy-report", "--energy-save=main", "--energy-cluster=slurm"])
     def test_several_processes_are_refused(
         self,
         pytester: pytest.Pytester,
