@@ -167,7 +167,7 @@ def test_the_holder_is_named_when_the_wait_times_out(
     user = pwd.getpwuid(os.geteuid()).pw_name
     uuids = [world.board(index).uuid for index in range(2)]
     pattern = (
-        rf"DeviceError: gpus: waited 0\.2 s for {uuids[0]}, {uuids[1]}: {uuids[1]} held by process "
+        rf"LeaseTimeoutError: gpus: waited 0\.2 s for {uuids[0]}, {uuids[1]}: {uuids[1]} held by process "
         rf"{holder.pid} of {user} since [\d:]+ \(other\.py::test\); wait for it, or raise "
         "--energy-lease-timeout"
     )
