@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from .runs import ClusterRuns
@@ -97,7 +99,9 @@ def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: 
     assert (cluster_runs.directory / "energy.json").read_text().count('"cpu_model"') == 3
     base = cluster_runs.directory / "energy.json"
     base = base.rename(base.with_name("base.json"))
-    done = cluster_runs.run(SUM, *options, "-n1", "--energy-compare=base.json", "--energy-fail-on=energy_j:90%")
+    done = cluster_runs.run(
+        SUM, *options, "-n1", "--energy-compare=base.json", "--energy-fail-on=energy_j:90%"
+    )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     (record,) = cluster_runs.report.records
     assert record.comparisons[0].verdict in ("unchanged", "inconclusive", "improved"), record.comparisons
@@ -181,4 +185,9 @@ def test_the_doctor_walks_from_host_to_host(cluster_runs: ClusterRuns) -> None:
         assert f"host     {host.name}: Python " in done.stdout
         assert f"gpu {host.world.board(0).uuid}: NVIDIA Sim" in done.stdout
     assert done.stdout.count("clock: its difference is known within") == 2
-    assert "network  all_reduce over" in done.stdout
+    assert done.stdout.count("meter nvml for GPU-") == 2
+    assert done.stdout.count("; likewise 3 more GPUs") == 2
+    assert "hosts differ" not in done.stdout
+    first, second = (re.escape(host.name) for host in cluster_runs.hosts)
+    network = rf"^network  [0-9.]+ GB/s by gloo, all_reduce of 64 MiB over {first} \(\w+\), {second} \(\w+\)$"
+    assert re.search(network, done.stdout, re.MULTILINE), done.stdout
