@@ -92,7 +92,7 @@ def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: 
         found = environment.cluster_hosts[host.name]
         assert {board.uuid for board in found.gpus} == {host.world.board(number).uuid for number in range(4)}
         assert found.host.cpu_model == environment.host.cpu_model
-        assert (found.driver, found.python) != (None, None)
+        assert found.driver is not None
         assert found.packages == environment.packages
     (record,) = cluster_runs.report.records
     assert "unlike-hosts" not in {flag.name for flag in record.flags}

@@ -77,8 +77,8 @@ def test_the_host_of_pytest_does_not_count() -> None:
 
 
 def test_unlike_hosts_are_compared_by_what_they_are_in_whatever_order_they_come() -> None:
-    kinds = [{"logical_cpus": 32}, {"memory_bytes": 2**37}, {}]
-    runs = []
+    kinds: list[dict[str, Any]] = [{"logical_cpus": 32}, {"memory_bytes": 2**37}, {}]
+    runs: list[tuple[Record, Environment]] = []
     for order in itertools.permutations(kinds):
         names = [f"node{len(runs)}-{place}" for place in range(3)]
         hosts = [node(name, **changes) for name, changes in zip(names, order, strict=True)]

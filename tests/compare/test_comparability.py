@@ -90,6 +90,7 @@ def ranks_on(*hosts: str) -> Record:
 
 
 def test_a_test_on_several_hosts_is_another_experiment() -> None:
+    assert HERE is not None
     there = HERE.with_hosts({"n1": HERE, "n2": HERE, "n3": HERE, "n4": HERE})
     one_host, two_hosts = ranks_on("n1", "n1"), ranks_on("n1", "n2")
     assert device_differences(one_host, two_hosts, there, there) == ["hosts: none -> 2"]

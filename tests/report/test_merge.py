@@ -184,14 +184,16 @@ def test_two_halves_run_under_xdist_merge_into_the_whole_run(
 
 
 def test_hosts_of_a_cluster_are_merged_by_name_and_refused_if_they_are_others() -> None:
-    def on(**hosts: Environment) -> Environment:
-        assert ENVIRONMENT is not None
-        return ENVIRONMENT.with_hosts(hosts)
+    here = ENVIRONMENT
+    assert here is not None
 
-    newer = msgspec.structs.replace(ENVIRONMENT, driver="590.2")
+    def on(**hosts: Environment) -> Environment:
+        return here.with_hosts(hosts)
+
+    newer = msgspec.structs.replace(here, driver="590.2")
     report = merged(
-        shard("a", "t.py::a", environment=on(n1=ENVIRONMENT, n2=ENVIRONMENT)),
-        shard("b", "t.py::b", environment=on(n2=newer, n3=ENVIRONMENT)),
+        shard("a", "t.py::a", environment=on(n1=here, n2=here)),
+        shard("b", "t.py::b", environment=on(n2=newer, n3=here)),
         shard("c", "t.py::c"),
     )
     assert report.environment is not None
@@ -202,11 +204,11 @@ def test_hosts_of_a_cluster_are_merged_by_name_and_refused_if_they_are_others() 
         "n3": "580.1",
     }
     host = msgspec.structs.replace(HOST, logical_cpus=32)
-    other = msgspec.structs.replace(ENVIRONMENT, host=host, key=environment_key(host, [BOARD]))
+    other = msgspec.structs.replace(here, host=host, key=environment_key(host, [BOARD]))
     assert (
         refusal(
             shard("a", "t.py::a"),
-            shard("b", "t.py::b", environment=on(n1=ENVIRONMENT)),
+            shard("b", "t.py::b", environment=on(n1=here)),
             shard("c", "t.py::c", environment=on(n1=other)),
         )
         == "n1 is different hardware in 1.json and 2.json (cores: 64 -> 32); merge them separately"

@@ -207,7 +207,9 @@ def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> 
 
 def test_a_journal_has_the_hosts_of_a_cluster_as_soon_as_a_test_used_them(tmp_path: Path) -> None:
     builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
-    hosts = {name: msgspec.structs.replace(REPORT.environment, driver=name) for name in ("n1", "n2", "n3")}
+    here = REPORT.environment
+    assert here is not None
+    hosts = {name: msgspec.structs.replace(here, driver=name) for name in ("n1", "n2", "n3")}
     builder.add(record_of("t.py::one"), hosts={"n1": hosts["n1"]})
     builder.describe_run()
     builder.add(record_of("t.py::two"), hosts={name: hosts[name] for name in ("n2", "n1")})
