@@ -116,8 +116,10 @@ class Controller:
     def _add_record(self, primitives: dict[str, Any], node: Any) -> None:
         import msgspec
 
+        from pytest_llenergy.model.environment import Environment
         from pytest_llenergy.model.record import Record
         from pytest_llenergy.model.text import escape_surrogates
+        from pytest_llenergy.recorder import HOSTS
         from pytest_llenergy.report_builder import ReportBuilder
 
         if self._builder is None:
@@ -135,10 +137,12 @@ class Controller:
                 distributed=self._config.pluginmanager.has_plugin("dsession"),
                 environment=self._config.stash[ENVIRONMENT],
             )
-        record = msgspec.convert(escape_surrogates(primitives), Record)
+        fields = {name: value for name, value in primitives.items() if name != HOSTS}
+        record = msgspec.convert(escape_surrogates(fields), Record)
+        hosts = msgspec.convert(primitives.get(HOSTS, {}), dict[str, Environment])
         worker = "" if node is None else str(node.gateway.id)
         environment = self._workers.worker_environment(node) if self._workers is not None else None
-        self._builder.add(record, worker=worker, environment=environment)
+        self._builder.add(record, worker=worker, environment=environment, hosts=hosts)
         if self._workers is not None:
             self._workers.note_kept(node, primitives)
 

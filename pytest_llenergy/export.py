@@ -19,6 +19,7 @@ from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.base import Direction
+from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.quantity import shown_unit
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
@@ -265,17 +266,12 @@ def render_pytest_benchmark(side: ExportSide) -> str:
     iterations per second of which more is better.
     """
     report = side.report
-    environment = report.environment
     machine = {}
-    if environment is not None:
-        machine = {
-            "node": environment.host.name,
-            "machine": environment.host.machine,
-            "processor": environment.host.cpu_model,
-            "system": environment.host.system,
-            "python_version": environment.python,
-            "cpu": {"brand_raw": environment.host.cpu_model, "count": environment.host.logical_cpus},
-        }
+    if report.environment is not None:
+        machine = _describe_machine(report.environment)
+        hosts = report.environment.cluster_hosts
+        if hosts:
+            machine["hosts"] = {name: _describe_machine(each) for name, each in hosts.items()}
     content = {
         "machine_info": machine,
         "commit_info": {
@@ -289,6 +285,18 @@ def render_pytest_benchmark(side: ExportSide) -> str:
         "version": f"pytest-llenergy {pytest_llenergy.__version__}",
     }
     return json.dumps(content, indent=4) + "\n"
+
+
+def _describe_machine(environment: Environment) -> dict[str, Any]:
+    host = environment.host
+    return {
+        "node": host.name,
+        "machine": host.machine,
+        "processor": host.cpu_model,
+        "system": host.system,
+        "python_version": environment.python,
+        "cpu": {"brand_raw": host.cpu_model, "count": host.logical_cpus},
+    }
 
 
 def _benchmark(record: Record) -> dict[str, Any] | None:

@@ -20,9 +20,11 @@ from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.cluster.rank_service import LeaseAnswer
 from pytest_llenergy.cluster.remote_host import RemoteHost
+from pytest_llenergy.cluster.timeouts import DESCRIBE_TIMEOUT_S
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
+from pytest_llenergy.model.environment import Environment, describe_unlike
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.scratch import ScratchDirectory
@@ -45,12 +47,14 @@ class GangLease:
         lease: All its devices, in the order of the ranks.
         hosts: Its devices on each host.
         clients: The agents of these hosts.
+        environments: Machine and packages of these hosts, by name.
         flags: What a reader of the record must know of the hosts.
     """
 
     lease: Lease
     hosts: Sequence[HostDevices]
     clients: Sequence[AgentClient]
+    environments: Mapping[str, Environment]
     flags: Sequence[Flag] = ()
 
     @property
@@ -127,6 +131,8 @@ class GangKeeper:
         self._held: _Held | None = None
         #: Why hosts that were lost are not used again, by name.
         self._lost: dict[str, str] = {}
+        #: Machine and packages of each host that was used, by name.
+        self._environments: dict[str, Environment] = {}
         #: Why gangs did not start although that took long: they would only fail again.
         self._failed: dict[Shape, str] = {}
         # Held while a gang is given back, so that no test gets it meanwhile.
@@ -259,8 +265,12 @@ class GangKeeper:
             HostDevices(client.name, leases[client.name], held.hosts[client.name].usable_cpus())
             for client in clients
         ]
+        environments = self._describe(clients)
+        if unlike := describe_unlike(environments):
+            flags.append(Flag(name="unlike-hosts", severity="note", detail=unlike))
         self._pool.use_hosts(held.hosts)
-        held.lease = GangLease(join_leases([each.lease for each in devices]), devices, clients, flags)
+        lease = join_leases([each.lease for each in devices])
+        held.lease = GangLease(lease, devices, clients, environments, flags)
         return held.lease
 
     def _lease_on(
@@ -290,6 +300,15 @@ class GangKeeper:
                     total = f"{error}; {settings.lease_timeout:g} s in all (--energy-lease-timeout)"
                     raise LeaseTimeoutError(total) from None
                 on_wait(str(error))
+
+    def _describe(self, clients: Sequence[AgentClient]) -> dict[str, Environment]:
+        """Return machine and packages of each host, which is asked once in a run."""
+        new = [client for client in clients if client.name not in self._environments]
+        pending = [client.begin("host.environment") for client in new]
+        for client, each in zip(new, pending, strict=True):
+            found = each.result(DESCRIBE_TIMEOUT_S)
+            self._environments[client.name] = msgspec.convert(found, Environment)
+        return {client.name: self._environments[client.name] for client in clients}
 
     def _note_lost(self, held: _Held) -> bool:
         """Remember hosts that were lost. Returns whether there are any.

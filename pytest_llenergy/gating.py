@@ -8,7 +8,7 @@ compares nothing does not import this module.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -20,6 +20,7 @@ from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, 
 from pytest_llenergy.compare.gate import Gate, common_rule, select_criteria
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import Work, find_renamed, group_by_work, mark_renamed
+from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.errors import warn_caller
 from pytest_llenergy.history.spread import StoredEstimator
 from pytest_llenergy.history.store import open_store
@@ -31,7 +32,6 @@ from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.options.table import Settings
-from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 
@@ -55,7 +55,11 @@ class Gating:
         return StoredEstimator(store, self._environment, _warn_always)
 
     def compare(
-        self, record: Record, gate: Gate | None, collected: Sequence[pytest.Item]
+        self,
+        record: Record,
+        gate: Gate | None,
+        collected: Sequence[pytest.Item],
+        hosts: Mapping[str, Environment],
     ) -> list[Comparison]:
         """Compare a test with its baseline in every metric that the options or its gate names.
 
@@ -63,6 +67,7 @@ class Gating:
             record: The record of the test.
             gate: Its gate from a mark.
             collected: Tests of this run: others of the baseline may have been renamed.
+            hosts: The hosts of a cluster on which the test ran, by name.
         """
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
@@ -89,7 +94,8 @@ class Gating:
                 comparisons.append(compare_without_baseline(record, each, incomplete))
             else:
                 base = MeasuredRecord(before, stored.report.environment)
-                head = MeasuredRecord(record, self._environment)
+                head = MeasuredRecord(record, self._environment.with_hosts(hosts))
+                self._estimator.environment = head.environment
                 found = compare_records(base, head, each, estimator=self._estimator)
                 comparisons.append(mark_renamed(self._explain_missing(found, record), renamed))
         return comparisons

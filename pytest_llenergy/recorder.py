@@ -64,6 +64,9 @@ SETTINGS_LOST = Flag(
 #: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
 MAX_NESTING = 100
 
+#: Key of the environments of its hosts in the primitives of a record, on their way to the controller.
+HOSTS = "environments"
+
 #: Prefix of the properties that JUnit XML shows.
 PROPERTY = "llenergy."
 
@@ -304,7 +307,8 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
     from pytest_llenergy.gating import gating_of
 
     record = build_record(item, *_status_of_passed(draft))
-    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items)
+    hosts = draft.gang.environments if draft.gang is not None else {}
+    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items, hosts)
     for each in draft.comparisons:
         item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:
@@ -350,7 +354,16 @@ def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
     record = _record_of(item, report)
     if record is not None:
         replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
-        vars(report)["llenergy"] = to_primitives(replaced or record)
+        _attach(report, item, replaced or record)
+
+
+def _attach(report: pytest.TestReport, item: pytest.Item, record: Record) -> None:
+    """Attach a record to a report, with the hosts of a cluster that it names."""
+    primitives = to_primitives(record)
+    gang = draft_of(item).gang
+    if gang is not None:
+        primitives[HOSTS] = escape_surrogates(msgspec.to_builtins(gang.environments))
+    vars(report)["llenergy"] = primitives
 
 
 def _record_of(item: pytest.Item, report: pytest.TestReport) -> Record | None:
@@ -375,7 +388,7 @@ def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
             record = _record_of(item, report)
             if record is None:
                 return
-            vars(report)["llenergy"] = to_primitives(record)
+            _attach(report, item, record)
         deliver_record(item, report)
         # Does nothing outside of a worker.
         worker_input_of(item.config).send_record(report.llenergy)
@@ -400,7 +413,7 @@ def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:
     """Attach a record to the only report of a test whose forked process died."""
     lines = str(report.longrepr).strip().splitlines()
     record = build_record(item, "crashed", lines[0] if lines else "its process died")
-    vars(report)["llenergy"] = to_primitives(record)
+    _attach(report, item, record)
 
 
 def to_primitives(record: Record) -> dict[str, Any]:

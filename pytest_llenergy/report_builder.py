@@ -12,14 +12,15 @@ from types import MappingProxyType
 import msgspec
 
 import pytest_llenergy
+from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import Baseline
-from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.environment import Environment, describe_differences
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
-from pytest_llenergy.report.merge import describe_differences, merge_environments
-from pytest_llenergy.report.provenance import collect_environment, collect_source, find_slurm_job
+from pytest_llenergy.report.merge import merge_environments
+from pytest_llenergy.report.provenance import collect_source, find_slurm_job
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
 
@@ -71,6 +72,9 @@ class ReportBuilder:
         # Environments of the tests by their encoding; None is that of this process, others those of workers.
         # One that is not known yet is None.
         self._environments: dict[bytes | None, Environment | None] = {}
+        # Hosts of a cluster by name, and whether the journal lacks some.
+        self._hosts: dict[str, Environment] = {}
+        self._new_hosts = False
         self._journal: Journal | None = None
         self._source: Source | None = None
         self.problems: list[str] = []
@@ -83,7 +87,14 @@ class ReportBuilder:
         """Every record so far."""
         return list(self._records.values())
 
-    def add(self, record: Record, *, worker: str = "", environment: bytes | None = None) -> None:
+    def add(
+        self,
+        record: Record,
+        *,
+        worker: str = "",
+        environment: bytes | None = None,
+        hosts: Mapping[str, Environment] = MappingProxyType({}),
+    ) -> None:
         """Keep a record and append it to the journal. A failure of the journal becomes a problem.
 
         What may take long is left to ``describe_run``, so that callers can hold off Ctrl-C.
@@ -92,7 +103,12 @@ class ReportBuilder:
             record: The record of one attempt of a test.
             worker: Id of the worker that ran the test; empty for this process.
             environment: Encoded environment of the worker; None if it is that of this process.
+            hosts: The hosts of a cluster on which the test ran, by name.
         """
+        for name, host in hosts.items():
+            if name not in self._hosts:
+                self._hosts[name], self._new_hosts = host, True
+                self.problems += [f"environment: {name}: {reason}" for reason in host.gpus_missing]
         record = self._with_attempt(record, worker)
         self._records[record.id, record.attempt] = record
         self._environments.setdefault(environment, None)
@@ -113,13 +129,14 @@ class ReportBuilder:
         Queries git and the GPU driver, which may take long. Ctrl-C may end it; a later call continues.
         """
         unknown = [each for each, found in self._environments.items() if found is None]
-        if not unknown and self._source is not None:
+        if not unknown and self._source is not None and not self._new_hosts:
             return
         for encoded in unknown:
             self._add_environment(encoded)
         if self._source is None:
             self._source = collect_source(self._root)
         try:
+            self._new_hosts = False
             if self._journal is not None:
                 self._journal.add_header(self._build_start())
         except OSError as error:
@@ -227,7 +244,7 @@ class ReportBuilder:
     @property
     def has_gpus(self) -> bool:
         """Whether a host of the run has GPUs."""
-        return any(each.gpus for each in self._known_environments)
+        return any(each.has_gpus for each in (*self._known_environments, *self._hosts.values()))
 
     @property
     def _known_environments(self) -> list[Environment]:
@@ -254,7 +271,6 @@ class ReportBuilder:
         if not known or len(known) < len(self._environments):
             return None
         first, *others = known
-        if not others:
-            return first
-        alike = all(each.key == first.key for each in others)
-        return merge_environments(known) if alike else None
+        if any(each.key != first.key for each in others):
+            return None
+        return (merge_environments(known) if others else first).with_hosts(self._hosts)

@@ -146,7 +146,7 @@ class WorkerInput:
             return
         import msgspec
 
-        from pytest_llenergy.report.provenance import collect_environment
+        from pytest_llenergy.devices.environment import collect_environment
 
         self._environment_sent = True
         self._send(ENVIRONMENT, msgspec.json.encode(collect_environment()))

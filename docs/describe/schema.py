@@ -53,7 +53,11 @@ def _object(title: str, part: dict[str, Any]) -> Iterator[str]:
         [
             code(name),
             _type(about),
-            "" if name in required else code(json.dumps(about.get("default"))),
+            ""
+            if name in required
+            else code(json.dumps(about["default"]))
+            if "default" in about
+            else "absent",
             meanings.get(name, ""),
         ][: len(columns)]
         for name, about in part["properties"].items()

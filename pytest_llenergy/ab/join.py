@@ -124,7 +124,12 @@ class SideSessions:
         records = [
             _join_record(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()
         ]
-        return msgspec.structs.replace(first, run=run, records=records, baseline=None)
+        environments = [each.environment for each in self.reports if each.environment is not None]
+        hosts = {name: host for each in reversed(environments) for name, host in each.cluster_hosts.items()}
+        environment = first.environment.with_hosts(hosts) if first.environment is not None else None
+        return msgspec.structs.replace(
+            first, run=run, environment=environment, records=records, baseline=None
+        )
 
 
 def _session(side: SideName, report: Report) -> Session:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_format, print_json
@@ -84,31 +85,33 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_cluster(name: str, *, as_json: bool) -> int:
-    """Check the hosts of a cluster. Returns 1 if one cannot be used."""
+    """Check the hosts of a cluster. Returns 1 if one cannot be used, or lacks GPUs."""
     from pytest_llenergy.cluster.launchers import open_cluster
-    from pytest_llenergy.doctor.hosts import check_hosts, measure_bandwidth
+    from pytest_llenergy.doctor.hosts import check_hosts, describe_differences, measure_bandwidth
     from pytest_llenergy.doctor.text import render_bandwidth, render_host_of_cluster
     from pytest_llenergy.errors import LLEnergyError
 
+    hosts = []
     try:
-        cluster = open_cluster(name, os.environ)
+        with closing(open_cluster(name, os.environ)) as cluster:
+            for host in check_hosts(cluster):
+                hosts.append(host)
+                if not as_json:
+                    print(*map(escape_invisible, render_host_of_cluster(host)), sep="\n", flush=True)
+            bandwidth = measure_bandwidth(cluster, hosts)
     except LLEnergyError as error:
         print(f"llenergy doctor --cluster={name}: {escape_invisible(str(error))}", file=sys.stderr)
         return 1
-    hosts = []
-    try:
-        for host in check_hosts(cluster):
-            hosts.append(host)
-            if not as_json:
-                print(*map(escape_invisible, render_host_of_cluster(host)), sep="\n", flush=True)
-        bandwidth = measure_bandwidth(cluster, hosts)
-    finally:
-        cluster.close()
+    differences = describe_differences(hosts)
     if as_json:
-        print_json({"cluster": name, "hosts": hosts, "bandwidth": bandwidth})
-    elif bandwidth is not None:
-        print(escape_invisible(render_bandwidth(bandwidth)))
-    faults = [host.fault for host in hosts] + ([] if bandwidth is None else [bandwidth.fault])
+        print_json({"cluster": name, "hosts": hosts, "differences": differences, "bandwidth": bandwidth})
+    else:
+        if differences:
+            print(escape_invisible(f"note     hosts differ in {differences}"))
+        if bandwidth is not None:
+            print(escape_invisible(render_bandwidth(bandwidth)))
+    faults = [each for host in hosts for each in (host.fault, host.shortage)]
+    faults += [] if bandwidth is None else [bandwidth.fault]
     return 1 if any(fault is not None for fault in faults) else 0
 
 

@@ -8,7 +8,6 @@ import platform
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 import pytest_llenergy
 from pytest_llenergy.devices.allocation import list_leasable
+from pytest_llenergy.devices.environment import collect_environment, installed_version
 from pytest_llenergy.devices.inventory import read_answering
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.meters.select import MeterFacts, list_meters
@@ -140,7 +140,7 @@ def describe(*, devices: bool = True, meters: bool = False) -> HostFacts:
         pid=os.getpid(),
         python=platform.python_version(),
         plugin=pytest_llenergy.__version__,
-        packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        packages={name: found for name in PACKAGES if (found := installed_version(name)) is not None},
         settings=ProcessSettings.read(),
         devices=boards,
         devices_missing=missing,
@@ -162,13 +162,6 @@ def _list_devices() -> tuple[list[Board], list[str]]:
     # Launchers list them in any order.
     uuids = sorted(visible.uuids, key=inventory.index)
     return [inventory.device(uuid) for uuid in uuids], missing
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def refuse_differences(ours: HostFacts, hosts: Mapping[str, HostFacts]) -> None:
@@ -207,7 +200,7 @@ def _differences(one: HostFacts, other: HostFacts, build: bool) -> Iterator[tupl
 
 
 class HostService:
-    """Verbs ``host.describe`` and ``host.adopt`` of an agent."""
+    """Verbs ``host.describe``, ``host.environment`` and ``host.adopt`` of an agent."""
 
     def __init__(self, _context: object) -> None:
         pass
@@ -216,6 +209,7 @@ class HostService:
         """See ``Service``."""
         return {
             "describe": lambda meters=False: msgspec.to_builtins(describe(meters=meters)),
+            "environment": lambda: msgspec.to_builtins(collect_environment()),
             "adopt": lambda settings: msgspec.convert(settings, ProcessSettings).adopt(),
         }
 

@@ -18,6 +18,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from math import log, log1p
 from statistics import fmean, median
 
@@ -25,7 +26,15 @@ import msgspec
 
 from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
-from pytest_llenergy.model.record import BoardSettings, MeterInfo, Record, Round, domain_kind, without_host
+from pytest_llenergy.model.record import (
+    LOCALHOST,
+    BoardSettings,
+    MeterInfo,
+    Record,
+    Round,
+    domain_kind,
+    without_host,
+)
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"
@@ -48,14 +57,14 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         environment: Machine of the test; None if unknown.
         meters: Whether to include the meters.
     """
-    facts = dict(host_facts(environment))
+    facts = dict(_facts_of_hosts(record, environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
     if (hosts := _count_hosts(record)) > 1:
         facts["hosts"] = str(hosts)
     if gpus:
         found = [_find_board(uuid, record, environment) for uuid in gpus]
-        limits = [_power_limit_w(board, environment) for board in found]
+        limits = [_power_limit_w(board, record, environment) for board in found]
         facts["gpu.name"] = _count_values(board.name if board else UNKNOWN for board in found)
         facts["gpu.memory"] = _count_values(_memory_gib(board) for board in found)
         facts["gpu.power_limit"] = _count_values(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
@@ -88,6 +97,34 @@ def describe_settings(board: BoardSettings) -> str:
 def host_facts(environment: Environment | None) -> Mapping[str, str]:
     """Describe the CPU and the memory of the host."""
     return {"host": UNKNOWN} if environment is None else _host_facts(environment.host)
+
+
+def _measured_hosts(record: Record, environment: Environment | None) -> list[Environment | None]:
+    """Return the hosts of a test's ranks, None for each that is unknown; without ranks, pytest's own."""
+    if environment is None:
+        return [None]
+    names = dict.fromkeys(rank.host for rank in record.ranks)
+    hosts = {LOCALHOST: environment, **environment.cluster_hosts}
+    return [hosts.get(name) for name in names] or [environment]
+
+
+def _facts_of_hosts(record: Record, environment: Environment | None) -> Mapping[str, str]:
+    """Describe the hosts of a test. The values of unlike hosts are in one order, whatever their names."""
+    hosts = [host_facts(each) for each in _measured_hosts(record, environment)]
+    if len(hosts) == 1:
+        return hosts[0]
+    if {"host": UNKNOWN} in hosts:
+        return {"host": UNKNOWN}
+    hosts.sort(key=lambda facts: tuple(facts.values()))
+    return {name: _list_values([facts[name] for facts in hosts]) for name in hosts[0]}
+
+
+def _list_values(values: Sequence[str]) -> str:
+    """List values in their order, equal neighbours once with their number: ``64 x3, 96``."""
+    if len(set(values)) == 1:
+        return values[0]
+    runs = ((value, len(list(same))) for value, same in groupby(values))
+    return ", ".join(f"{value} x{count}" if count > 1 else value for value, count in runs)
 
 
 @lru_cache(maxsize=16)
@@ -137,7 +174,7 @@ def device_differences(
 ) -> list[str]:
     """List how the devices of two records and, with ``meters``, their meters differ.
 
-    An unknown host differs from every other.
+    An unknown host differs from every other. Hosts of a cluster are compared by what they are, not by name.
 
     Args:
         base: The record of the baseline.
@@ -149,11 +186,13 @@ def device_differences(
     Returns:
         One line for each difference; empty if the records are comparable in this respect.
     """
-    if base_on is None or head_on is None:
+    base_hosts, head_hosts = _measured_hosts(base, base_on), _measured_hosts(head, head_on)
+    if base_on is None or head_on is None or None in base_hosts or None in head_hosts:
         return [f"host: {UNKNOWN}"]
     same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
     same = same and base.gpu_settings == head.gpu_settings and _count_hosts(base) == _count_hosts(head)
-    if same and host_facts(base_on) == host_facts(head_on) and base_on.gpus == head_on.gpus:
+    same = same and _facts_of_hosts(base, base_on) == _facts_of_hosts(head, head_on)
+    if same and _list_boards(base_hosts) == _list_boards(head_hosts):
         return []
     return list_differences(
         device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters)
@@ -194,13 +233,23 @@ def comparison_notes(
             f"different boards of the same model ({', '.join(boards)} -> {', '.join(head_boards)}): "
             "such boards can differ by 10 % or more"
         )
-    if base_on is None or head_on is None:
+    sides = [_measured_hosts(base, base_on), _measured_hosts(head, head_on)]
+    if any(None in hosts for hosts in sides):
         return notes
-    if not boards and base_on.host.name != head_on.host.name:
-        notes.append(f"different host of the same kind ({base_on.host.name} -> {head_on.host.name})")
-    if boards and base_on.driver != head_on.driver:
-        notes.append(f"different driver ({base_on.driver or UNKNOWN} -> {head_on.driver or UNKNOWN})")
+    names, drivers = [], []
+    for hosts in sides:
+        known = [host for host in hosts if host is not None]
+        names.append(_join({host.host.name for host in known}))
+        drivers.append(_join({host.driver or UNKNOWN for host in known}))
+    if not boards and names[0] != names[1]:
+        notes.append(f"different host{'s' * (len(sides[0]) > 1)} of the same kind ({' -> '.join(names)})")
+    if boards and drivers[0] != drivers[1]:
+        notes.append(f"different driver ({' -> '.join(drivers)})")
     return notes
+
+
+def _join(values: Iterable[str]) -> str:
+    return ", ".join(sorted(values))
 
 
 def describe_devices(record: Record, environment: Environment | None) -> str:
@@ -211,6 +260,8 @@ def describe_devices(record: Record, environment: Environment | None) -> str:
         device = f"{facts['gpu.count']}x {facts['gpu.name']}{'' if limit == UNKNOWN else f' {limit}'}"
     else:
         device = facts.get("cpu.model", UNKNOWN)
+    if "hosts" in facts:
+        device += f" on {facts['hosts']} hosts"
     if "meter.name" not in facts:
         return f"{device}, no meter"
     return f"{device}, {facts['meter.name']} ({facts['meter.kind']})"
@@ -223,15 +274,20 @@ def _domain(meter: MeterInfo) -> str:
 
 
 def _find_board(uuid: str, record: Record, environment: Environment | None) -> Board | None:
-    known = [*record.boards, *(environment.gpus if environment else ())]
+    known = [*record.boards, *_list_boards(_measured_hosts(record, environment))]
     return next((board for board in known if board.uuid == uuid), None)
 
 
-def _power_limit_w(board: Board | None, environment: Environment | None) -> float | None:
+def _list_boards(hosts: Iterable[Environment | None]) -> list[Board]:
+    return [board for host in hosts if host is not None for board in host.gpus]
+
+
+def _power_limit_w(board: Board | None, record: Record, environment: Environment | None) -> float | None:
     """The limit of the board; for a MIG instance, of the board with the same PCI bus id."""
-    if board is None or board.power_limit_w is not None or environment is None:
+    if board is None or board.power_limit_w is not None:
         return board.power_limit_w if board else None
-    whole = (each for each in environment.gpus if each.pci_bus_id == board.pci_bus_id)
+    boards = _list_boards(_measured_hosts(record, environment))
+    whole = (each for each in boards if each.pci_bus_id == board.pci_bus_id)
     return next((each.power_limit_w for each in whole), None)
 
 

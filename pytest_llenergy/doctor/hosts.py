@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
+
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.cluster.base import Cluster, HostOffer, Shape
 from pytest_llenergy.cluster.client import AgentClient
@@ -18,6 +20,7 @@ from pytest_llenergy.cluster.host_facts import HostFacts
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import LLEnergyError, WorkerError
+from pytest_llenergy.model.environment import Environment, describe_unlike
 from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
@@ -38,6 +41,8 @@ class HostCheckup:
         name: Its name in the cluster.
         fault: Why it cannot be used; None if it can.
         facts: What its agent reports.
+        environment: Its machine and packages.
+        shortage: How the GPUs of its driver are fewer than the launcher's; None if they are not.
         unlike_pytest: Settings of its processes that differ from pytest's and cannot be undone.
         clock_bound_s: The difference of its clock is known within this (seconds).
     """
@@ -45,6 +50,8 @@ class HostCheckup:
     name: str
     fault: str | None = None
     facts: HostFacts | None = None
+    environment: Environment | None = None
+    shortage: str | None = None
     unlike_pytest: Sequence[str] = ()
     clock_bound_s: float | None = None
 
@@ -54,14 +61,16 @@ class Bandwidth:
     """An ``all_reduce`` over one rank on each host.
 
     Attributes:
-        hosts: Their names.
+        hosts: Their names, each with its network interface.
         bytes_per_s: Bus bandwidth, 2 (n - 1) / n times size over duration, as nccl-tests defines it.
         fault: Why it could not be measured; None if it was.
+        size_bytes: Size of the tensor.
     """
 
     hosts: Sequence[str]
     bytes_per_s: float | None = None
     fault: str | None = None
+    size_bytes: int = TENSOR_BYTES
 
 
 def check_hosts(cluster: Cluster) -> Iterator[HostCheckup]:
@@ -84,11 +93,33 @@ def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str]) -> Ho
         found = client.call("host.describe", METERS_S, meters=True)
         bound_s = client.exchange().bound_ns / 1e9
         facts = HostFacts.from_primitives(found)
-        return HostCheckup(offer.name, None, facts, client.unlike_pytest, bound_s)
+        environment = msgspec.convert(client.call("host.environment", METERS_S), Environment)
+        return HostCheckup(
+            offer.name,
+            None,
+            facts,
+            environment,
+            _explain_shortage(facts, offer),
+            client.unlike_pytest,
+            bound_s,
+        )
     except LLEnergyError as error:
         return HostCheckup(offer.name, fault=str(error))
     finally:
         gang.close()
+
+
+def _explain_shortage(facts: HostFacts, offer: HostOffer) -> str | None:
+    found = len(facts.devices)
+    if found >= offer.devices:
+        return None
+    reasons = f": {'; '.join(facts.devices_missing)}" if facts.devices_missing else ""
+    return f"{offer.devices} for the launcher, {found or 'none'} that the driver shows{reasons}"
+
+
+def describe_differences(hosts: Sequence[HostCheckup]) -> str:
+    """Describe how the hosts differ from each other, on one line; "" if they do not."""
+    return describe_unlike({host.name: host.environment for host in hosts if host.environment is not None})
 
 
 def measure_bandwidth(cluster: Cluster, hosts: Sequence[HostCheckup]) -> Bandwidth | None:
@@ -108,7 +139,7 @@ def measure_bandwidth(cluster: Cluster, hosts: Sequence[HostCheckup]) -> Bandwid
         return Bandwidth(names, fault=str(error))
     scratch = ScratchDirectory()
     try:
-        return Bandwidth(names, _sum_on(gang.hosts, scratch))
+        return _sum_on(gang.hosts, scratch)
     except LLEnergyError as error:
         return Bandwidth(names, fault=str(error))
     finally:
@@ -116,7 +147,7 @@ def measure_bandwidth(cluster: Cluster, hosts: Sequence[HostCheckup]) -> Bandwid
         scratch.remove()
 
 
-def _sum_on(clients: Sequence[AgentClient], scratch: ScratchDirectory) -> float:
+def _sum_on(clients: Sequence[AgentClient], scratch: ScratchDirectory) -> Bandwidth:
     hosts = {client.name: RemoteHost(client, scratch.path, "spawn") for client in clients}
     cpu = Lease(devices=(CPU,))
     devices = [HostDevices(name, cpu, host.usable_cpus()) for name, host in hosts.items()]
@@ -125,18 +156,28 @@ def _sum_on(clients: Sequence[AgentClient], scratch: ScratchDirectory) -> float:
     try:
         workload = call_workload(group, f"{__name__}:sum_seconds", (TENSOR_BYTES, SUMS), {}, RANKS_S)
         workload.run_round()
-        seconds: float = max(workload.results())
+        results: list[tuple[float, str]] = list(workload.results())
     finally:
         group.kill()
         for host in hosts.values():
             with suppress(WorkerError):
                 host.close()
     n = len(clients)
-    return 2 * (n - 1) / n * TENSOR_BYTES / seconds
+    seconds = max(took_s for took_s, _ in results)
+    names = [f"{client.name} ({interface})" for client, (_, interface) in zip(clients, results, strict=True)]
+    return Bandwidth(names, 2 * (n - 1) / n * TENSOR_BYTES / seconds)
 
 
-def sum_seconds(size: int, times: int) -> float:
-    """Return the median duration of an ``all_reduce`` of a tensor of so many bytes; runs in ranks."""
+def sum_seconds(size: int, times: int) -> tuple[float, str]:
+    """Time an ``all_reduce``; runs in ranks.
+
+    Args:
+        size: Size of the tensor (bytes).
+        times: How often it is summed.
+
+    Returns:
+        The median duration (seconds), and the network interface that gloo uses.
+    """
     torch = sys.modules["torch"]
     tensor, took_s = torch.zeros(size // 4), []
     for _ in range(times + 1):
@@ -145,7 +186,7 @@ def sum_seconds(size: int, times: int) -> float:
         torch.distributed.all_reduce(tensor)
         took_s.append(time.perf_counter() - start_s)
     # The first connects the ranks.
-    return median(took_s[1:])
+    return median(took_s[1:]), os.environ.get("GLOO_SOCKET_IFNAME", "interface chosen by gloo")
 
 
 def _ignore(_line: str) -> None:

@@ -140,11 +140,19 @@ def render_host_of_cluster(host: HostCheckup) -> Iterator[str]:
     yield f"host     {host.name}: Python {facts.python}, pytest-llenergy {facts.plugin}{packages}"
     for board in facts.devices:
         yield f"{INDENT}gpu {board.uuid}: {board.name}, {format_memory(board.memory_bytes)}"
-    for reason in () if facts.devices else facts.devices_missing:
-        yield f"{INDENT}gpu none: {reason}"
+    if host.shortage is not None:
+        yield f"{INDENT}wrong: GPUs: {host.shortage}"
+    else:
+        yield from (f"{INDENT}gpu none: {each}" for each in ([] if facts.devices else facts.devices_missing))
     # Reasons are the same on all hosts, and matter only where nothing can be measured.
+    alike: dict[str, list[MeterFacts]] = {}
     for meter in [each for each in facts.meters if each.available] or facts.meters:
-        yield f"{INDENT}meter {_render_meter(meter)}"
+        # Alike on all boards but for their names and for digits of their measured periods.
+        text = _render_meter(meter).replace(meter.target or "\0", "").partition(", every ")[0]
+        alike.setdefault(text, []).append(meter)
+    for first, *others in alike.values():
+        more = f"; likewise {len(others)} more GPU{'s' * (len(others) > 1)}" if others else ""
+        yield f"{INDENT}meter {_render_meter(first)}{more}"
     yield f"{INDENT}clock: its difference is known within {host.clock_bound_s * 1e6:.3g} µs"
     for setting in host.unlike_pytest:
         yield f"{INDENT}{setting}"
@@ -155,7 +163,8 @@ def render_bandwidth(bandwidth: Bandwidth) -> str:
     if bandwidth.bytes_per_s is None:
         return f"network  {bandwidth.fault}"
     speed = f"{bandwidth.bytes_per_s / 1e9:.3g} GB/s"
-    return f"network  all_reduce over {', '.join(bandwidth.hosts)} (gloo): {speed}"
+    size = f"{bandwidth.size_bytes >> 20} MiB"
+    return f"network  {speed} by gloo, all_reduce of {size} over {', '.join(bandwidth.hosts)}"
 
 
 def render_backend(backend: BackendFacts) -> str:

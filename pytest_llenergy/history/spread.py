@@ -59,7 +59,8 @@ class StoredEstimator:
     ) -> None:
         self._say = say
         self._store = store
-        self._environment = environment
+        #: The machine of the head.
+        self.environment = environment
         self._found: dict[tuple[str, str], dict[str, float]] = {}
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
@@ -77,7 +78,7 @@ class StoredEstimator:
     def _spread(self, record: Record, metric: str) -> float:
         if self._store is None:
             return SESSION_SPREAD
-        key = metric, fingerprint(device_facts(record, self._environment))
+        key = metric, fingerprint(device_facts(record, self.environment))
         if key not in self._found:
             try:
                 self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])

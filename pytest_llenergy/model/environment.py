@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,8 @@ class Environment(StoredStruct, frozen=True):
             the devices of each test, see ``compare.comparability``.
         gpus: Boards that answered.
         gpus_missing: For each other board, or for the driver, the reason why it did not.
+        hosts: Those on which tests were measured with ``--energy-cluster``, by their names in ranks and
+            domains; unset without. The other fields then describe the host of pytest.
     """
 
     key: str
@@ -50,6 +53,23 @@ class Environment(StoredStruct, frozen=True):
     python: str
     packages: dict[str, str]
     gpus_missing: list[str] = msgspec.field(default_factory=list)
+    hosts: dict[str, Environment] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def cluster_hosts(self) -> Mapping[str, Environment]:
+        """``hosts``, empty if unset."""
+        return self.hosts if isinstance(self.hosts, dict) else {}
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any of the hosts has GPUs that answered."""
+        return any(each.gpus for each in (self, *self.cluster_hosts.values()))
+
+    def with_hosts(self, hosts: Mapping[str, Environment]) -> Environment:
+        """Return it with more hosts of a cluster, if there are any."""
+        if not hosts:
+            return self
+        return msgspec.structs.replace(self, hosts={**self.cluster_hosts, **hosts})
 
 
 def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
@@ -72,6 +92,52 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     if missing:
         facts["gpus_missing"] = missing
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def hardware_facts(environment: Environment) -> dict[str, str]:
+    """Describe what ``key`` depends on, for messages."""
+    host = environment.host
+    boards = sorted(f"{board.name} {board.power_limit_w or '?'} W" for board in environment.gpus)
+    return {
+        "CPU": f"{host.cpu_model} ({host.machine})",
+        "cores": str(host.logical_cpus),
+        "memory": f"{round(host.memory_bytes / 2**30)} GiB",
+        "GPUs": ", ".join(boards) or "none",
+        "GPUs missing": str(len(environment.gpus_missing)),
+    }
+
+
+def describe_differences(one: Environment, other: Environment) -> str:
+    """Describe how the hardware of two machines differs."""
+    here, there = hardware_facts(one), hardware_facts(other)
+    return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
+
+
+def describe_unlike(hosts: Mapping[str, Environment]) -> str:
+    """Describe how hosts of a cluster differ in hardware and software, on one line; "" if they do not.
+
+    Args:
+        hosts: The hosts by name.
+    """
+    facts = {
+        name: {
+            **hardware_facts(each),
+            "system": each.host.system,
+            "driver": each.driver or "none",
+            "Python": each.python,
+            **each.packages,
+        }
+        for name, each in hosts.items()
+    }
+    lines = []
+    for fact in dict.fromkeys(fact for each in facts.values() for fact in each):
+        owners: dict[str, list[str]] = {}
+        for name, each in facts.items():
+            owners.setdefault(each.get(fact, "none"), []).append(name)
+        if len(owners) > 1:
+            values = (f"{value} ({', '.join(names)})" for value, names in owners.items())
+            lines.append(f"{fact}: {', '.join(values)}")
+    return "; ".join(lines)
 
 
 def read_boot_id() -> str:

@@ -28,6 +28,9 @@ from pytest_llenergy.model.served import ServedRequests
 
 Severity = Literal["note", "warning", "invalid"]
 
+#: Host of ranks on the host of pytest itself, in place of its name in a cluster.
+LOCALHOST = "localhost"
+
 #: Joules of a test are attributed if they are so in this share of its rounds.
 ATTRIBUTED_SHARE = 0.5
 
@@ -311,7 +314,7 @@ class RankInfo(StoredStruct, frozen=True):
     device: str
     threads: int | None = None
     cpus: list[int] | None = None
-    host: str = "localhost"
+    host: str = LOCALHOST
     workers: list[int] = []
     coordinates: Coordinates | None = None
     worker_coordinates: list[Coordinates] = []

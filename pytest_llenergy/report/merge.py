@@ -14,13 +14,17 @@ from dataclasses import dataclass
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.environment import Environment, describe_differences
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo, Source
 
 
 def merge_environments(environments: Sequence[Environment]) -> Environment:
     """Merge environments of one kind of machine, keeping all boards, host names and versions."""
+    hosts: dict[str, list[Environment]] = {}
+    for environment in environments:
+        for name, each in environment.cluster_hosts.items():
+            hosts.setdefault(name, []).append(each)
     boards = {board.uuid: board for each in environments for board in each.gpus}
     names = list(dict.fromkeys(name for each in environments for name in each.packages))
     return msgspec.structs.replace(
@@ -34,25 +38,7 @@ def merge_environments(environments: Sequence[Environment]) -> Environment:
         packages={
             name: _join_values(each.packages.get(name, "none") for each in environments) for name in names
         },
-    )
-
-
-def describe_differences(one: Environment, other: Environment) -> str:
-    """Describe how two machines differ."""
-    here, there = _facts(one), _facts(other)
-    return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
-
-
-def _facts(environment: Environment) -> dict[str, str]:
-    host = environment.host
-    boards = sorted(f"{board.name} {board.power_limit_w or '?'} W" for board in environment.gpus)
-    return {
-        "CPU": f"{host.cpu_model} ({host.machine})",
-        "cores": str(host.logical_cpus),
-        "memory": f"{round(host.memory_bytes / 2**30)} GiB",
-        "GPUs": ", ".join(boards) or "none",
-        "GPUs missing": str(len(environment.gpus_missing)),
-    }
+    ).with_hosts({name: merge_environments(found) for name, found in hosts.items()})
 
 
 def _join_values(values: Iterable[str | None]) -> str:
@@ -79,6 +65,7 @@ def merge_reports(parts: Sequence[NamedReport]) -> Report:
     for part in parts[1:]:
         _check_source(parts[0], part)
         _check_machine(parts[0], part)
+    _check_hosts(parts)
     records = _merge_records(parts)
     reports = [part.report for part in parts]
     environments = [report.environment for report in reports if report.environment is not None]
@@ -127,6 +114,20 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
             f"{one.origin} and {other.origin} ran on different hardware "
             f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
         )
+
+
+def _check_hosts(parts: Sequence[NamedReport]) -> None:
+    """Refuse hosts of a cluster that are different hardware under one name."""
+    known: dict[str, tuple[Environment, str]] = {}
+    for part in parts:
+        environment = part.report.environment
+        for name, host in environment.cluster_hosts.items() if environment is not None else ():
+            first, origin = known.setdefault(name, (host, part.origin))
+            if host.key != first.key:
+                raise ReportError(
+                    f"{name} is different hardware in {origin} and {part.origin} "
+                    f"({describe_differences(first, host)}); merge them separately"
+                )
 
 
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:

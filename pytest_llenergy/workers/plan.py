@@ -19,6 +19,7 @@ import psutil
 from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
+from pytest_llenergy.model.record import LOCALHOST as LOCALHOST
 from pytest_llenergy.model.record import Coordinates, Parallel, RankInfo
 from pytest_llenergy.workers.meeting import LOOPBACK
 
@@ -38,9 +39,6 @@ STALE_PREFIXES = (
 
 #: Variables that ranks do not inherit: pytest sets them for each phase of each test, and ranks outlive tests.
 PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
-
-#: The host of pytest itself, in runs without agents on other hosts.
-LOCALHOST = "localhost"
 
 #: Variables that differ between the ranks of a group; all others can be set before torch is imported.
 PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

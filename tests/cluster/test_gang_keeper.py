@@ -18,6 +18,7 @@ from pytest_llenergy import gangs
 from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
@@ -228,3 +229,24 @@ def test_a_host_that_was_lost_is_not_used_again(hosts: Hosts) -> None:
     keeper.finish_test()
     with pytest.raises(NeverError, match=r"^n2: its agent"):
         lease(keeper, GpuRequest(2))
+
+
+def test_machine_and_packages_of_each_host_are_known_and_differences_are_named(hosts: Hosts) -> None:
+    keeper, _ = hosts.keeper("n1", "n2")
+    found = keeper.lease(GpuRequest(2), "test_it", exclusive=False, on_wait=lambda _: None)
+    assert {name: [board.uuid for board in each.gpus] for name, each in found.environments.items()} == {
+        "n1": ["GPU-1"],
+        "n2": ["GPU-2"],
+    }
+    here = collect_environment()
+    for each in found.environments.values():
+        assert (each.packages, each.python) == (here.packages, here.python)
+        assert each.host.cpu_model == here.host.cpu_model
+        assert each.driver is not None
+    (flag,) = found.flags
+    assert (flag.name, flag.severity) == ("unlike-hosts", "note")
+    assert flag.detail == "GPUs: Small 700.0 W (n1), Large 700.0 W (n2)"
+    keeper.finish_test()
+    alone = keeper.lease(GpuRequest(1), "test_it", exclusive=False, on_wait=lambda _: None)
+    assert alone.environments == {"n1": found.environments["n1"]}
+    assert not alone.flags

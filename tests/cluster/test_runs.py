@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from .runs import ClusterRuns
@@ -77,6 +79,43 @@ def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) ->
         assert abs(round_.energy_j - sum(powers_w.values()) * round_.duration_s) <= 4 * round_.energy_u_j
 
 
+def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: ClusterRuns) -> None:
+    """Also in a run of pytest-xdist, whose workers lease the hosts."""
+    options = ["--energy-rounds=4", "--energy-warmup=0", "-k", "test_sum"]
+    done = cluster_runs.run(SUM, *options)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    environment = cluster_runs.report.environment
+    assert environment is not None
+    names = [host.name for host in cluster_runs.hosts]
+    assert sorted(environment.cluster_hosts) == sorted(names)
+    for host in cluster_runs.hosts:
+        found = environment.cluster_hosts[host.name]
+        assert {board.uuid for board in found.gpus} == {host.world.board(number).uuid for number in range(4)}
+        assert found.host.cpu_model == environment.host.cpu_model
+        assert found.driver is not None
+        assert found.packages == environment.packages
+    (record,) = cluster_runs.report.records
+    assert "unlike-hosts" not in {flag.name for flag in record.flags}
+    assert (cluster_runs.directory / "energy.json").read_text().count('"cpu_model"') == 3
+    base = cluster_runs.directory / "energy.json"
+    base = base.rename(base.with_name("base.json"))
+    done = cluster_runs.run(
+        SUM, *options, "-n1", "--energy-compare=base.json", "--energy-fail-on=energy_j:90%"
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    (record,) = cluster_runs.report.records
+    assert record.comparisons[0].verdict in ("unchanged", "inconclusive", "improved"), record.comparisons
+    again = cluster_runs.report.environment
+    assert again is not None
+    assert sorted(again.cluster_hosts) == sorted(names)
+    # As if the second host had been another machine.
+    text = base.read_text()
+    place = text.rindex('"logical_cpus": ')
+    base.write_text(text[:place] + text[place:].replace('"logical_cpus": ', '"logical_cpus": 10', 1))
+    compared = cluster_runs.execute("llenergy", "compare", "base.json", "energy.json")
+    assert "cpu.count: " in compared.stdout, compared.stdout + compared.stderr
+
+
 SURGES = """
 import os, random, time
 import pytest
@@ -146,4 +185,9 @@ def test_the_doctor_walks_from_host_to_host(cluster_runs: ClusterRuns) -> None:
         assert f"host     {host.name}: Python " in done.stdout
         assert f"gpu {host.world.board(0).uuid}: NVIDIA Sim" in done.stdout
     assert done.stdout.count("clock: its difference is known within") == 2
-    assert "network  all_reduce over" in done.stdout
+    assert done.stdout.count("meter nvml for GPU-") == 2
+    assert done.stdout.count("; likewise 3 more GPUs") == 2
+    assert "hosts differ" not in done.stdout
+    first, second = (re.escape(host.name) for host in cluster_runs.hosts)
+    network = rf"^network  [0-9.]+ GB/s by gloo, all_reduce of 64 MiB over {first} \(\w+\), {second} \(\w+\)$"
+    assert re.search(network, done.stdout, re.MULTILINE), done.stdout

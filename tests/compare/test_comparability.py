@@ -83,16 +83,21 @@ def test_number_of_boards_counts() -> None:
     assert device_differences(RECORD, two, HERE, there) == ["gpu.count: 1 -> 2"]
 
 
-def test_a_test_on_several_hosts_is_another_experiment() -> None:
-    def ranks_on(*hosts: str) -> Record:
-        (rank,) = RECORD.ranks
-        ranks = [msgspec.structs.replace(rank, rank=number, host=host) for number, host in enumerate(hosts)]
-        return msgspec.structs.replace(RECORD, ranks=ranks)
+def ranks_on(*hosts: str) -> Record:
+    (rank,) = RECORD.ranks
+    ranks = [msgspec.structs.replace(rank, rank=number, host=host) for number, host in enumerate(hosts)]
+    return msgspec.structs.replace(RECORD, ranks=ranks)
 
-    assert device_differences(ranks_on("n1", "n1"), ranks_on("n1", "n2"), HERE, HERE) == ["hosts: none -> 2"]
-    assert device_differences(ranks_on("n1", "n2"), ranks_on("n3", "n4"), HERE, HERE) == []
+
+def test_a_test_on_several_hosts_is_another_experiment() -> None:
+    assert HERE is not None
+    there = HERE.with_hosts({"n1": HERE, "n2": HERE, "n3": HERE, "n4": HERE})
+    one_host, two_hosts = ranks_on("n1", "n1"), ranks_on("n1", "n2")
+    assert device_differences(one_host, two_hosts, there, there) == ["hosts: none -> 2"]
+    assert device_differences(two_hosts, ranks_on("n3", "n4"), there, there) == []
     # The host of a run without a cluster has another name, which makes no difference.
-    assert device_differences(RECORD, ranks_on("n1"), HERE, HERE) == []
+    assert device_differences(RECORD, ranks_on("n1"), HERE, there) == []
+    assert describe_devices(two_hosts, there).startswith("1x NVIDIA H100 700 W on 2 hosts, ")
 
 
 def test_mig_instance_differs_from_its_board() -> None:

@@ -131,6 +131,15 @@ class TestPytestBenchmark:
         assert benchmark["extra_info"]["energy_kind"] == "measured"
         assert not any("energy" in name for name in benchmark["stats"])
 
+    def test_the_hosts_of_a_cluster_are_in_the_machine_info(self) -> None:
+        here = REPORT.environment
+        assert here is not None
+        on_cluster = report_of(record_of(), environment=here.with_hosts({"n1": here}))
+        machine = json.loads(export(on_cluster, "pytest-benchmark"))["machine_info"]
+        hosts = machine.pop("hosts")
+        assert hosts == {"n1": machine}
+        assert json.loads(export(report_of(record_of()), "pytest-benchmark"))["machine_info"] == machine
+
     def test_tests_without_rounds_are_absent(self) -> None:
         assert json.loads(export(report_of(GONE), "pytest-benchmark"))["benchmarks"] == []
 

@@ -149,6 +149,17 @@ def test_machine_meters_and_rule_are_listed(compared_page: str) -> None:
     assert {"3% or more", "more than 1%", "less than 5%"} <= cells
 
 
+def test_the_hosts_of_a_cluster_are_described() -> None:
+    here = REPORT.environment
+    assert here is not None
+    alike = here.with_hosts({"n1": here, "n2": here})
+    text = render_report(report_of(record_of(), environment=alike))
+    assert text.count("2 hosts of: AMD EPYC 9354 (64 CPUs), NVIDIA H100") == 2
+    unlike = here.with_hosts({"n1": here, "n2": msgspec.structs.replace(here, driver="590.2")})
+    cells = Reader(render_report(report_of(record_of(), environment=unlike))).cells()
+    assert {"n1, n2", "580.1, 590.2", "driver: 580.1 (n1), 590.2 (n2)"} <= cells
+
+
 def test_a_report_shows_each_test_once_by_its_last_attempt() -> None:
     first = record_of("t.py::test_it", [1.0] * 6)
     again = msgspec.structs.replace(first, attempt=2, status="failed", reason="it broke")

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Board, environment_key
+from pytest_llenergy.model.environment import Board, Environment, environment_key
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.store import Journal, write_report
@@ -181,3 +181,35 @@ def test_two_halves_run_under_xdist_merge_into_the_whole_run(
         f"test_two_halves_run_under_xdist_merge_into_the_whole_run.py::test_{letter}" for letter in "abc"
     ]
     assert report["run"]["complete"] is True
+
+
+def test_hosts_of_a_cluster_are_merged_by_name_and_refused_if_they_are_others() -> None:
+    here = ENVIRONMENT
+    assert here is not None
+
+    def on(**hosts: Environment) -> Environment:
+        return here.with_hosts(hosts)
+
+    newer = msgspec.structs.replace(here, driver="590.2")
+    report = merged(
+        shard("a", "t.py::a", environment=on(n1=here, n2=here)),
+        shard("b", "t.py::b", environment=on(n2=newer, n3=here)),
+        shard("c", "t.py::c"),
+    )
+    assert report.environment is not None
+    hosts = report.environment.cluster_hosts
+    assert {name: each.driver for name, each in hosts.items()} == {
+        "n1": "580.1",
+        "n2": "580.1, 590.2",
+        "n3": "580.1",
+    }
+    host = msgspec.structs.replace(HOST, logical_cpus=32)
+    other = msgspec.structs.replace(here, host=host, key=environment_key(host, [BOARD]))
+    assert (
+        refusal(
+            shard("a", "t.py::a"),
+            shard("b", "t.py::b", environment=on(n1=here)),
+            shard("c", "t.py::c", environment=on(n1=other)),
+        )
+        == "n1 is different hardware in 1.json and 2.json (cores: 64 -> 32); merge them separately"
+    )

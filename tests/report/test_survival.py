@@ -26,6 +26,7 @@ from pytest_llenergy.report.store import read_report, replace_file
 from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
+from ..model.reports import REPORT
 
 THREE = """
 import pathlib, time
@@ -202,6 +203,28 @@ def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> 
     assert report.environment == left.environment
     assert builder.write(report)
     assert not journal.exists()
+
+
+def test_a_journal_has_the_hosts_of_a_cluster_as_soon_as_a_test_used_them(tmp_path: Path) -> None:
+    builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
+    here = REPORT.environment
+    assert here is not None
+    hosts = {name: msgspec.structs.replace(here, driver=name) for name in ("n1", "n2", "n3")}
+    builder.add(record_of("t.py::one"), hosts={"n1": hosts["n1"]})
+    builder.describe_run()
+    builder.add(record_of("t.py::two"), hosts={name: hosts[name] for name in ("n2", "n1")})
+    builder.describe_run()
+    (journal,) = tmp_path.glob("*.jsonl")
+    environment = read_report(journal).environment
+    assert environment is not None
+    assert environment.cluster_hosts == {"n1": hosts["n1"], "n2": hosts["n2"]}
+    size = journal.stat().st_size
+    builder.describe_run()
+    assert journal.stat().st_size == size
+    report = builder.build(0, complete=True)
+    assert report is not None
+    assert report.environment == environment
+    assert builder.write(report)
 
 
 def test_a_pipe_without_a_reader_keeps_the_journal(

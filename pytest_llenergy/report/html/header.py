@@ -56,9 +56,20 @@ def run_facts(report: Report) -> list[tuple[str, str]]:
 
 
 def describe_machine(environment: Environment | None) -> str:
-    """Return CPU and GPUs, such as ``AMD EPYC 9354 (64 CPUs), 2 × NVIDIA H100``."""
+    """Return CPU and GPUs, such as ``AMD EPYC 9354 (64 CPUs), 2 × NVIDIA H100``, or those of a cluster."""
     if environment is None:
         return ""
+    hosts = environment.cluster_hosts
+    if not hosts:
+        return _describe_host(environment)
+    kinds = Counter(map(_describe_host, hosts.values()))
+    count = f"{len(hosts)} host{'s' * (len(hosts) > 1)}"
+    if len(kinds) == 1:
+        return f"{count}{' of' * (len(hosts) > 1)}: {next(iter(kinds))}"
+    return f"{count}: {'; '.join(f'{number} of {kind}' for kind, number in kinds.items())}"
+
+
+def _describe_host(environment: Environment) -> str:
     host = environment.host
     boards = Counter(board.name for board in environment.gpus)
     gpus = (name if count == 1 else f"{count} × {name}" for name, count in boards.items())

@@ -11,12 +11,13 @@ from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.custom_metrics import custom_metrics_of
 from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.environment import Board, Environment, describe_unlike
 from pytest_llenergy.model.quantity import format_quantity, shown_unit
 from pytest_llenergy.model.record import MeterInfo, Round
 from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import COLUMNS, column_of, default_column
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
+from pytest_llenergy.report.html.header import describe_machine
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
 from pytest_llenergy.report.remote import redact_urls
@@ -270,7 +271,26 @@ def _machine(side: LabelledReport) -> list[tuple[str, str]]:
         ("Python", environment.python),
     ]
     facts += [(name, version) for name, version in environment.packages.items()]
-    return [*facts, ("device key", environment.key)]
+    return [*facts, ("device key", environment.key), *_hosts_of_cluster(environment)]
+
+
+def _hosts_of_cluster(environment: Environment) -> list[tuple[str, str]]:
+    """Describe the hosts on which tests were measured, if they are not that of pytest."""
+    hosts = environment.cluster_hosts
+    if not hosts:
+        return []
+    facts = {
+        "their memory": (_gib(each.host.memory_bytes) for each in hosts.values()),
+        "their system": (f"{each.host.system}, {each.host.machine}" for each in hosts.values()),
+        "their driver": (each.driver or "-" for each in hosts.values()),
+        "their Python": (each.python for each in hosts.values()),
+    }
+    return [
+        ("measured hosts", ", ".join(hosts)),
+        ("their hardware", describe_machine(environment)),
+        *((name, ", ".join(dict.fromkeys(values))) for name, values in facts.items()),
+        ("their differences", describe_unlike(hosts) or "-"),
+    ]
 
 
 def _board(board: Board) -> str:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy doctor --cluster`` with real agents on this host, one of which sees another driver or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.cluster import launchers
+from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, Shape
+from pytest_llenergy.errors import WorkerError
+
+from ..cluster.test_gang_keeper import Gang
+from ..nvml_sim import Board, World
+
+
+class Cluster:
+    """A launcher that counts one GPU on each host."""
+
+    def __init__(self, environments: Mapping[str, dict[str, str]]) -> None:
+        self.environments = environments
+
+    def offers(self) -> Sequence[HostOffer]:
+        return [HostOffer(name, 1) for name in self.environments]
+
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> Gang:
+        names = [name for name in self.environments if name not in avoid]
+        return Gang(names[: shape.hosts], self.environments)
+
+    def close(self) -> None:
+        pass
+
+
+class EndedCluster(Cluster):
+    def offers(self) -> Sequence[HostOffer]:
+        raise WorkerError("Slurm job 7 is NODE_FAIL")
+
+
+def test_fewer_gpus_than_the_launcher_counts_and_differences_are_named(
+    tmp_path: Path,
+    nvml_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ExitStack() as end:
+        world = end.enter_context(World(tmp_path / "world", [Board(uuid="GPU-1", name="Small")]))
+        seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
+        blind = {"LLENERGY_LOCK_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+        cluster = Cluster({"n1": seen, "n2": blind})
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: cluster)
+        assert main(["doctor", "--cluster=slurm"]) == 1
+    out = capsys.readouterr().out
+    assert "host     n1: Python " in out
+    assert "         wrong: GPUs: 1 for the launcher, none that the driver shows: " in out
+    assert out.count("wrong: ") == 1
+    (differ,) = [line for line in out.splitlines() if line.startswith("note     hosts differ in ")]
+    assert "GPUs: Small 700.0 W (n1), none (n2)" in differ
+    assert "none (n2)" in differ.partition("driver: ")[2]
+    assert "by gloo, all_reduce of 64 MiB over n1 (" in out
+
+
+def test_a_job_that_has_ended_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launchers, "open_cluster", lambda *_: EndedCluster({}))
+    assert main(["doctor", "--cluster=slurm"]) == 1
+    assert capsys.readouterr().err == "llenergy doctor --cluster=slurm: Slurm job 7 is NODE_FAIL\n"
