@@ -238,8 +238,8 @@ class Backend(Protocol):
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         """Load the model onto the context's devices.
 
-        With ``context.node_rank`` above 0, start this host's part of the model. No other method but
-        ``workers``, ``synchronize`` and ``close`` is called then: the rank with ``node_rank`` 0 does the work.
+        With ``context.node_rank`` above 0, start this host's part of the model. Only ``workers``,
+        ``synchronize`` and ``close`` are called then: the rank with ``node_rank`` 0 does the work.
 
         Args:
             model: The model to load.

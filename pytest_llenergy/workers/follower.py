@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,5 +62,7 @@ class WorkerWatch:
         readable = {descriptor for descriptor, _ in self._poll.poll()}
         if self._stopped not in readable:
             ended = ", ".join(str(pid) for descriptor, pid in self._pids.items() if descriptor in readable)
-            print(f"a process of the backend has ended (pid {ended}), and this rank with it", flush=True)
+            with suppress(Exception):
+                sys.stdout.write(f"a process of the backend has ended (pid {ended}), and this rank with it\n")
+                sys.stdout.flush()
             os._exit(1)

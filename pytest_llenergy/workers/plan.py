@@ -373,9 +373,10 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
     first, node_rank = divmod(rank.rank, nodes)
     here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
-    if len(set(pids)) != planned or worlds != [size] or any(worker.rank not in here for worker in ordered):
+    misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
+    if len(set(pids)) != planned or worlds != [size] or misplaced:
         numbers = ", ".join(str(worker.rank) for worker in ordered)
-        on_nodes = f", as numbers {numbers} where {here[0]} to {here[-1]} belong" if nodes > 1 else ""
+        on_nodes = f", as numbers {numbers} where {here[0]} to {here[-1]} belong" if misplaced else ""
         raise WorkerPlacementError(
             f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
             f"pipeline {degrees.pipeline}; found {actual}{on_nodes}"

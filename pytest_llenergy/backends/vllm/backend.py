@@ -284,7 +284,7 @@ class VllmBackend:
 
 
 def node_arguments(context: RankContext) -> dict[str, Any]:
-    """Return the arguments of ``vllm.EngineArgs`` for a model that is spread over hosts; none for one host."""
+    """Return the arguments of ``vllm.EngineArgs`` for a model on several hosts; none for one host."""
     if context.master is None:
         return {}
     address, port = context.master
