@@ -102,8 +102,8 @@ class Requirements:
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
         size = self.parallel.tensor * self.parallel.pipeline
         if row.launch == "backend" and row.hosts == "one" and size > (self.per_host or size):
-            why = f"it needs {size} devices, and a host has {self.per_host}"
-            yield f"one model over several hosts{_parenthesize(why, row.reasons.get('hosts', ''))}"
+            needs = f"it needs {size} devices, and a host has {self.per_host}"
+            yield f"one model over several hosts{_parenthesize(needs, row.reasons.get('hosts', ''))}"
         options = row.without_off(self.options)
         unknown = (row if passes else replace(row, passes=None)).unknown_options(options)
         if unknown:

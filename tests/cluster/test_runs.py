@@ -116,6 +116,7 @@ def test_one_model_over_two_hosts_is_measured_on_both(cluster_runs: ClusterRuns)
     assert record.rounds
     for round_ in record.rounds:
         # Counted once.
+        assert round_.tokens is not None
         assert (round_.tokens.input, round_.tokens.output) == (14 * round_.iterations, 6 * round_.iterations)
         assert {name.partition("/")[0] for name in round_.by_domain} == set(names)
         assert round_.energy_j is not None, round_.reason
