@@ -266,7 +266,7 @@ def test_a_model_over_several_hosts_is_refused_by_backends_of_one_host() -> None
     assert reason.startswith(
         "tensorrt-llm does not offer one model over several hosts (it needs 16 devices, and a host has 8; "
     )
-    assert reason.endswith("backends that do: transformers, vllm, sglang")
+    assert reason.endswith("backends that do: vllm, sglang")
     assert explain_unmet(known["vllm"], required, known) is None
     fits = Requirements(parallel=Parallel(tensor=8, data=2), per_host=8)
     assert explain_unmet(known["tensorrt-llm"], fits, known) is None
