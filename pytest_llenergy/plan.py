@@ -87,6 +87,7 @@ class TestPlan:
             self.backend_needs or Requirements(),
             parallel=self.parallel or Parallel(data=n),
             options=self.backend_options or {},
+            per_host=self.gpus.per_host if self.gpus is not None else None,
             implied="" if self.parallel else implied,
         )
 

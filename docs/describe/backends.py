@@ -13,7 +13,7 @@ from .text import capital, code, help_text, lines_of, page, table
 
 #: Several narrow tables stay readable with ten backends.
 TABLES = {
-    "Processes and devices": ("launch", "managed_by", "cpu", "gpu", "hardware"),
+    "Processes and devices": ("launch", "hosts", "managed_by", "cpu", "gpu", "hardware"),
     "Parallelism": ("data", "tensor", "pipeline", "placement"),
     "Work": ("tasks", "batching", "sampling"),
     "Load options": ("options", "passes"),

@@ -11,6 +11,7 @@ import msgspec
 from pytest_llenergy.api.context import TestContext, raise_rank_outcomes
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.backends.tasks import (
     EMBED,
     GENERATE,
@@ -23,7 +24,7 @@ from pytest_llenergy.backends.tasks import (
     ServedLoad,
     Task,
 )
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.session import diagnose_failed_start
@@ -147,6 +148,7 @@ class BackendHandle:
         check_inputs(task.name, inputs)
         checked = task.params.parse(complete_arguments(task.name, inputs, params))
         self._check(task, checked)
+        self._check_hosts()
         plan = self.context.plan_ranks(self.spec.capabilities, self.spec.python)
         if len(inputs) < plan.parallel.data:
             raise BackendError(
@@ -166,6 +168,16 @@ class BackendHandle:
             workload = self.workload(task, inputs, params)
             workload.run_round()
             return task.result.merge(workload.results())
+
+    def _check_hosts(self) -> None:
+        """Raise ``PlanError`` if the model does not fit on a host and the backend uses one host for it."""
+        gang = self.context.draft.gang
+        if gang is not None:
+            per_host = min(len(each.lease.devices) for each in gang.hosts)
+            required = Requirements(parallel=self.context.plan.degrees, per_host=per_host)
+            refusal = explain_unmet(self.spec, required, self.context.state.backends)
+            if refusal is not None:
+                raise PlanError(refusal)
 
     def _check(self, task: Task, params: Params) -> None:
         """Raise ``BackendError`` if the capability row lacks the task, the cache or a parameter."""

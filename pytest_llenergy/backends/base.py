@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -49,6 +50,8 @@ class Capabilities:
             devices and the library starts its own workers.
         replicas: Who creates data-parallel replicas with ``launch="backend"``. With ``plugin``, each replica
             is a separate process with its own devices.
+        hosts: With ``launch="backend"``, whether one model may be spread over several hosts. The plugin then
+            starts one rank on each; see ``RankContext.nodes``.
         framework: Library whose visible devices are checked before the model is loaded. Its process group is
             initialised when there are several ranks.
         process_group: Initialise the process group for a single rank as well.
@@ -77,6 +80,7 @@ class Capabilities:
 
     launch: Literal["ranks", "backend"] = "ranks"
     replicas: Literal["plugin", "backend"] = "plugin"
+    hosts: Literal["one", "several"] = "one"
     framework: Literal["torch"] | None = None
     process_group: bool = False
     preload: tuple[str, ...] = ()
@@ -174,6 +178,10 @@ class RankContext:
     Attributes:
         devices: The rank's devices. With ``launch="backend"``, all devices of the test or of one replica, to
             be used as ``parallel`` says.
+        nodes: Over how many hosts one model is spread, each with one rank that has the devices of its host;
+            see ``Capabilities.hosts``. ``node_rank`` is the position of this rank among them.
+        master: Address of the host with ``node_rank`` 0 that all of them reach, and a free port of it; None
+            if ``nodes`` is 1.
         threads: Number of CPU threads to use.
         cpus: Logical CPUs that the process is pinned to; empty if not pinned.
         scratch: Directory for files that are removed with the rank, however it ends; None outside of ranks.
@@ -187,6 +195,25 @@ class RankContext:
     cpus: tuple[int, ...] = ()
     parallel: Parallel = field(default_factory=Parallel)
     scratch: str | None = None
+    nodes: int = 1
+    node_rank: int = 0
+    master: tuple[str, int] | None = None
+
+    @property
+    def master_url(self) -> str:
+        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets."""
+        assert self.master is not None
+        address, port = self.master
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    def find_own_address(self) -> str:
+        """Return the address of this host towards ``master``, which the other hosts reach."""
+        assert self.master is not None
+        family = socket.AF_INET6 if ":" in self.master[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing, but chooses the route.
+            probe.connect(self.master)
+            return str(probe.getsockname()[0])
 
 
 class Job(Protocol):
@@ -210,6 +237,9 @@ class Backend(Protocol):
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         """Load the model onto the context's devices.
+
+        With ``context.node_rank`` above 0, start this host's part of the model. Only ``workers``,
+        ``synchronize`` and ``close`` are called then: the rank with ``node_rank`` 0 does the work.
 
         Args:
             model: The model to load.
@@ -255,7 +285,8 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid: Process id; 0 if unknown.
-        rank: From 0 to ``world_size - 1`` within one replica; the shards of a stage are consecutive.
+        rank: From 0 to ``world_size - 1`` within one replica, over all its hosts; the shards of a stage are
+            consecutive.
         replica: Number of the replica within the rank, if the backend makes several.
         attached: The process was already running and is not a child of the rank.
     """
@@ -271,7 +302,7 @@ class SelfLaunchingBackend(Backend, Protocol):
     """A backend with ``launch="backend"``. Its reported workers are checked against the process plan."""
 
     def workers(self) -> Sequence[BackendWorker]:
-        """Return the processes that hold a part of the model; the rank itself if it does."""
+        """Return the processes of this host that hold a part of the model; the rank itself if it does."""
 
 
 @dataclass(frozen=True)

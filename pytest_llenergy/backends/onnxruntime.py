@@ -101,6 +101,7 @@ SPEC = BackendSpec(
             "options_compile": "graphs are optimised when they are loaded: graph_optimization_level",
         },
         sources={
+            "hosts": "this adapter",
             **dict.fromkeys(("launch", "managed_by", "cpu", "tasks", "hardware"), "tested"),
             **dict.fromkeys(("gpu", "tensor", "pipeline", "placement"), "this adapter"),
             "data": "tested",

@@ -93,6 +93,7 @@ SPEC = BackendSpec(
             "options_compile": "its plugin always compiles the model when it loads it",
         },
         sources={
+            "hosts": "this adapter",
             **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
             **dict.fromkeys(("prefix_cache", "timestamps", "options", "hardware"), "tested"),
             "gpu": "this adapter",

@@ -75,6 +75,7 @@ class Requirements:
 
     Attributes:
         timestamps: ``step`` or ``token``. Timestamps of each token satisfy ``step`` too.
+        per_host: How many devices each host of the test has, where that limits a model; None if it does not.
         implied: Why a degree is required that the test does not name.
     """
 
@@ -84,6 +85,7 @@ class Requirements:
     cache: str | None = None
     batching: str | None = None
     timestamps: str | None = None
+    per_host: int | None = None
     implied: str = ""
 
     def unmet(self, row: Capabilities, *, passes: bool = True) -> Iterator[str]:
@@ -98,6 +100,10 @@ class Requirements:
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
             yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
+        size = self.parallel.tensor * self.parallel.pipeline
+        if row.launch == "backend" and row.hosts == "one" and size > (self.per_host or size):
+            needs = f"it needs {size} devices, and a host has {self.per_host}"
+            yield f"one model over several hosts{_parenthesize(needs, row.reasons.get('hosts', ''))}"
         options = row.without_off(self.options)
         unknown = (row if passes else replace(row, passes=None)).unknown_options(options)
         if unknown:

@@ -7,6 +7,7 @@ Written from the documentation; not yet run on hardware.
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ SPEC = BackendSpec(
     capabilities=replace(
         SCHEDULING_ENGINE,
         replicas="backend",
+        hosts="several",
         cpu=False,
         options=tuple(COMMON_OPTIONS),
         passes="sglang.srt.server_args.ServerArgs",
@@ -77,6 +79,7 @@ SPEC = BackendSpec(
             "managed_by": OFFLINE_API_DOCS,
             "gpu": OFFLINE_API_DOCS,
             "launch": OFFLINE_API_DOCS,
+            "hosts": f"{ARGUMENTS_DOCS} (nnodes, node_rank, dist_init_addr)",
             "replicas": f"{ARGUMENTS_DOCS} (dp_size)",
             "data": f"{ARGUMENTS_DOCS} (dp_size)",
             "tensor": f"{ARGUMENTS_DOCS} (tp_size)",
@@ -105,7 +108,7 @@ ADAPTER = "adapter"
 #: Fields of ``ServerArgs`` that this backend sets, with the reason.
 RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("model_path", "tokenizer_path", "skip_tokenizer_init", "revision"), SOURCE),
-    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "nnodes", "node_rank"), DEVICES),
+    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "nnodes", "node_rank", "dist_init_addr"), DEVICES),
     **dict.fromkeys(("base_gpu_id", "gpu_id_step", "device"), DEVICES),
     "random_seed": "a seed is an argument of generate",
     "disable_radix_cache": "use the load option prefix_cache",
@@ -132,6 +135,16 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
         reserved=RESERVED,
     )
     return combine_options("sglang", _translate(common), passed)
+
+
+def node_arguments(context: RankContext) -> dict[str, Any]:
+    """Return the fields of ``ServerArgs`` for a model that is spread over hosts; none for one host."""
+    if context.master is None:
+        return {}
+    # Read by ``Engine``, which otherwise waits for the end of a part without the first rank.
+    os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
+    os.environ["SGLANG_HOST_IP"] = context.find_own_address()
+    return {"nnodes": context.nodes, "node_rank": context.node_rank, "dist_init_addr": context.master_url}
 
 
 def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
@@ -246,14 +259,19 @@ class SglangBackend:
                 model_path=path,
                 tp_size=parallel.tensor,
                 pp_size=parallel.pipeline,
-                dp_size=parallel.data,
+                # Those of this rank; other ranks make the others.
+                dp_size=parallel.data * context.nodes // context.world_size,
+                **node_arguments(context),
                 disable_radix_cache=not self._reuses,
                 skip_tokenizer_init=True,
                 random_seed=0,
                 **keywords,
             )
         self._seeded = bool(options.get("enable_deterministic_inference"))
-        server_info = self._engine.get_server_info()
+        # Without a tokenizer manager, which the first rank has, the engine answers nothing.
+        server_info = (
+            self._engine.get_server_info() if context.node_rank == 0 else {"disable_radix_cache": True}
+        )
         if not self._reuses and not server_info.get("disable_radix_cache"):
             raise BackendError(
                 "sglang: does not confirm that its radix cache is off, which would make rounds almost free"
@@ -283,7 +301,7 @@ class SglangBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """Return the schedulers, each with one shard, identified by their process titles."""
+        """Return the schedulers of this host, each with one shard, identified by their process titles."""
         import psutil
 
         tensor, pipeline = self._world

@@ -73,6 +73,7 @@ SPEC = BackendSpec(
             "options_lora": "not offered by this adapter; TensorRT-LLM needs a lora_config",
             "sampling": "beams need max_beam_width at loading, and are not offered",
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
+            "hosts": "over hosts its workers are started by MPI or by Ray, beyond the control of the plugin",
             "placement": f"TensorRT-LLM {SHARDS_ONLY}",
         },
         sources={
@@ -82,7 +83,7 @@ SPEC = BackendSpec(
             "sampling": f"{REFERENCE_DOCS} (SamplingParams)",
             "managed_by": REFERENCE_DOCS,
             "gpu": REFERENCE_DOCS,
-            "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
+            **dict.fromkeys(("launch", "hosts"), "tensorrt_llm/llmapi/llm.py (MpiPoolSession)"),
             "replicas": "the plugin starts one LLM per replica",
             "tensor": f"{REFERENCE_DOCS} (LLM, tensor_parallel_size)",
             "pipeline": f"{REFERENCE_DOCS} (LLM, pipeline_parallel_size)",

@@ -71,6 +71,7 @@ def list_facts(row: Capabilities) -> Iterator[Fact]:
 
 def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:
     yield "launch", "launch", _launch(row)
+    yield "hosts", "hosts of one model", _hosts(row)
     yield "managed_by", "devices assigned by", row.managed_by
     yield "cpu", "CPU", _yes(row.cpu)
     yield "gpu", "NVIDIA GPUs", _yes(row.gpu)
@@ -93,6 +94,10 @@ def _launch(row: Capabilities) -> str:
     if not row.data:
         return "backend"
     return f"backend; copies by {'the plugin' if row.replicas == 'plugin' else 'the backend'}"
+
+
+def _hosts(row: Capabilities) -> str:
+    return "several" if row.launch == "ranks" and (row.tensor or row.pipeline) else row.hosts
 
 
 def _timestamps(row: Capabilities) -> str:

@@ -190,7 +190,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failures(self) -> tuple[str, ...]:
         """Why requests failed, one message each."""
-        return tuple(why for rank in self.ranks for each in rank.iterations for why in each.failures)
+        reporting = (rank for rank in self.ranks if not rank.repeats_others)
+        return tuple(why for rank in reporting for each in rank.iterations for why in each.failures)
 
     @property
     def cpu_time_s(self) -> float:

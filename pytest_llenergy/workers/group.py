@@ -269,7 +269,7 @@ class RankGroup:
             self._hosts[name].prepare(self._name, variables, self.plan.preload, limit.left_s())
 
         self._on_hosts(prepare)
-        rendezvous, meeting = self._arrange_meeting(environment)
+        rendezvous, meeting = self._arrange_meetings(environment)
         sys_path = None if python else [path for path in sys.path if isinstance(path, str)]
 
         def start(name: str) -> list[_Rank]:
@@ -286,6 +286,7 @@ class RankGroup:
                     "rank": each.rank,
                     "local_rank": each.local_rank,
                     "world_size": each.world_size,
+                    "nodes": self.plan.nodes,
                     "devices": each.devices,
                     "parallel": msgspec.to_builtins(self.plan.parallel),
                     "divided": self.plan.divided,
@@ -304,13 +305,26 @@ class RankGroup:
     def _plans_on(self, name: str) -> list[RankPlan]:
         return [each for each in self.plan.ranks if each.host == name]
 
-    def _arrange_meeting(self, environment: Mapping[str, str]) -> tuple[str, dict[str, dict[str, str]]]:
-        """Return the URL at which all ranks meet, and the variables about it for the ranks of each host."""
-        names = list(self._hosts)
+    def _arrange_meetings(self, environment: Mapping[str, str]) -> tuple[str, dict[str, dict[str, str]]]:
+        """Return the URL at which all ranks meet, and the variables about it for the ranks of each host.
+
+        If a backend spreads each of several models over hosts, the variables are about the hosts of a model.
+        """
+        names, nodes = list(self._hosts), self.plan.nodes
+        url, variables = self._arrange_meeting(names, environment)
+        if 1 < nodes < len(names):
+            for start in range(0, len(names), nodes):
+                variables |= self._arrange_meeting(names[start : start + nodes], environment)[1]
+        return url, variables
+
+    def _arrange_meeting(
+        self, names: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[str, dict[str, dict[str, str]]]:
+        """Return the URL at which the ranks of these hosts meet, and their variables by host."""
         first = self._hosts[names[0]]
         if len(names) > 1:
             offer = first.offer_meeting(self._name)
-            routes = self._on_hosts(lambda name: self._hosts[name].find_routes(offer))
+            routes = self._on_hosts(lambda name: self._hosts[name].find_routes(offer), names)
             address, (port, master_port) = choose_address(offer, names, routes), offer.free_ports
             master = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port)}
             # An administrator may have chosen an interface for all hosts.
@@ -328,13 +342,14 @@ class RankGroup:
                 raise
         return first.rendezvous_url(self._name), {names[0]: master}
 
-    def _on_hosts(self, work: Callable[[str], Result]) -> list[Result]:
-        """Return the result of ``work`` for the name of each host, at the same time for all."""
-        if len(self._hosts) == 1:
-            return [work(name) for name in self._hosts]
-        threads = ThreadPoolExecutor(len(self._hosts))
+    def _on_hosts(self, work: Callable[[str], Result], names: Sequence[str] = ()) -> list[Result]:
+        """Return the result of ``work`` for each name, by default all hosts', at the same time for all."""
+        names = names or list(self._hosts)
+        if len(names) == 1:
+            return [work(name) for name in names]
+        threads = ThreadPoolExecutor(len(names))
         try:
-            return list(threads.map(work, self._hosts))
+            return list(threads.map(work, names))
         finally:
             # After an error the others are not waited for. ``kill`` follows, and then nothing can start.
             threads.shutdown(wait=False)
@@ -354,13 +369,18 @@ class RankGroup:
         answers: dict[int, Any] = {}
         failures: list[failure.Failure] = []
         waiting = {rank.channel.connection: rank for rank in self._ranks}
+        #: They send nothing more, but may end before the others have answered.
+        answered: dict[Any, _Rank] = {}
         sentinels = self._sentinels()
         others_deadline = math.inf
         while waiting:
             left_s = min(limit.left_s(), max(0.0, others_deadline - time.monotonic()))
-            readable = wait([*waiting, *sentinels], left_s)
+            readable = wait([*waiting, *answered, *sentinels], left_s)
             if not readable:
                 break
+            ended = [answered.pop(connection) for connection in list(answered) if connection in readable]
+            for rank in ended:
+                failures.append(rank.make_failure(failure.describe_death(rank.host, self._name, rank.pid)))
             ready = [rank for connection, rank in waiting.items() if connection in readable]
             for rank in ready:
                 state, value = self._receive(rank, limit)
@@ -370,9 +390,10 @@ class RankGroup:
                 del waiting[rank.channel.connection]
                 if state == "ok":
                     answers[rank.plan.rank] = value
+                    answered[rank.channel.connection] = rank
                 else:
                     failures.append(rank.make_failure(value))
-            if not ready:
+            if not ready and not ended:
                 # No rank lives without supervision, but what it has forked may keep its connection open.
                 host = next(sentinels[each] for each in readable if isinstance(each, int))
                 sentinels = {each: other for each, other in sentinels.items() if other is not host}

@@ -300,6 +300,7 @@ class LocalHost:
 
     def offer_meeting(self, group: str) -> meeting.Offer:
         """See ``Host``. The socket is closed when the first rank of the group starts."""
+        self._end_meeting(group)
         self._meetings[group], offer = meeting.listen()
         return offer
 

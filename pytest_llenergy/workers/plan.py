@@ -99,7 +99,8 @@ class ProcessPlan:
         parallel: The parallel degrees, which multiply to the number of devices.
         ranks: The plan of each rank.
         divided: UUIDs of the boards of leased MIG instances.
-        replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do.
+        replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do. With
+            ``launch="backend"`` the first of them does, and the others hold the parts of their hosts.
         process_group: Whether ranks join a process group of the framework.
         python: Interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
         preload: Modules that the process which forks the ranks imports.
@@ -119,6 +120,11 @@ class ProcessPlan:
     def hosts(self) -> tuple[str, ...]:
         """The hosts of its ranks, that of rank 0 first."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def nodes(self) -> int:
+        """Over how many hosts the backend spreads one model, each with one rank."""
+        return self.replica_size if self.launch == "backend" else 1
 
 
 def explain_degree_mismatch(degrees: Parallel, devices: int) -> str | None:
@@ -191,8 +197,9 @@ def plan_on_hosts(
         raise PlanError(
             f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
         )
-    groups = [_device_groups(capabilities, degrees, each) for each in hosts]
-    if capabilities.launch == "ranks" and not tensor_across_hosts:
+    nodes = _count_nodes(capabilities, degrees, hosts)
+    groups = [_device_groups(capabilities, degrees, each, nodes) for each in hosts]
+    if not tensor_across_hosts and (capabilities.launch == "ranks" or nodes > 1):
         _check_tensor_degree(degrees, hosts)
     world_size = sum(map(len, groups))
     ranks: list[RankPlan] = []
@@ -221,25 +228,48 @@ def plan_on_hosts(
         parallel=degrees,
         ranks=tuple(ranks),
         divided=tuple(board for each in hosts for board in each.lease.divided),
-        replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else 1,
+        replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else nodes,
         process_group=framework is not None and (world_size > 1 or capabilities.process_group),
         python=python,
         preload=() if python else (*([framework] if framework else []), *capabilities.preload),
     )
 
 
-def _device_groups(capabilities: Capabilities, degrees: Parallel, hold: HostDevices) -> list[tuple[str, ...]]:
-    """Return the devices of each rank of a host."""
+def _count_nodes(capabilities: Capabilities, degrees: Parallel, hosts: Sequence[HostDevices]) -> int:
+    """Return over how many hosts a backend must spread one model; 1 unless it can do so.
+
+    Raises:
+        PlanError: The hosts cannot have equal parts of it.
+    """
+    size, counts = degrees.tensor * degrees.pipeline, {len(each.lease.devices) for each in hosts}
+    if capabilities.launch == "ranks" or capabilities.hosts == "one" or size <= min(counts):
+        return 1
+    if len(counts) > 1 or size % min(counts):
+        listed = " and ".join(map(str, sorted(counts)))
+        raise PlanError(
+            f"one model needs {size} devices, and hosts with {listed} each cannot have equal parts of it: "
+            "use gpus(..., per_host=n) with a divisor n"
+        )
+    return size // min(counts)
+
+
+def _device_groups(
+    capabilities: Capabilities, degrees: Parallel, hold: HostDevices, nodes: int
+) -> list[tuple[str, ...]]:
+    """Return the devices of each rank of a host, of which one model needs ``nodes``."""
     size, lease = degrees.placement, hold.lease
     if capabilities.launch == "backend":
         size *= degrees.tensor * degrees.pipeline
-        size *= degrees.data if capabilities.replicas == "backend" else 1
+        if capabilities.replicas == "backend" and nodes == 1:
+            # All replicas of a host are made by one rank.
+            size *= max(1, min(degrees.data, len(lease.devices) // size))
     if lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
             f"one process sees one MIG instance and the lease has {len(lease.devices)} for a backend that "
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
+    size //= nodes
     devices = lease.devices
     if len(devices) % size:
         raise PlanError(
@@ -332,22 +362,27 @@ def check_backend_workers(
 
 
 def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
-    degrees = plan.parallel
-    replicas, size = degrees.data // len(plan.ranks), degrees.tensor * degrees.pipeline
-    planned = size * replicas
+    degrees, nodes = plan.parallel, plan.nodes
+    replicas, size = degrees.data * nodes // len(plan.ranks), degrees.tensor * degrees.pipeline
+    planned = size * replicas // nodes
     ordered = sorted(workers, key=lambda worker: (worker.replica, worker.rank))
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
     actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
-    if len(set(pids)) != planned or worlds != [size]:
+    first, node_rank = divmod(rank.rank, nodes)
+    here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
+    misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
+    if len(set(pids)) != planned or worlds != [size] or misplaced:
+        numbers = ", ".join(str(worker.rank) for worker in ordered)
+        on_nodes = f", as numbers {numbers} where {here[0]} to {here[-1]} belong" if misplaced else ""
         raise WorkerPlacementError(
             f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
-            f"pipeline {degrees.pipeline}; found {actual}"
+            f"pipeline {degrees.pipeline}; found {actual}{on_nodes}"
         )
     if rank.host == LOCALHOST:
-        here = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
+        own = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
         attached = {worker.pid for worker in ordered if worker.attached}
-        strangers = [pid for pid in pids if pid not in here and pid not in attached]
+        strangers = [pid for pid in pids if pid not in own and pid not in attached]
         if strangers:
             raise WorkerPlacementError(
                 f"rank {rank.rank}: the backend names processes that are not its own: {strangers}"
@@ -357,7 +392,7 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
         rank,
         workers=[worker.pid for worker in known],
         worker_coordinates=[
-            _locate(degrees, (rank.rank * replicas + worker.replica) * size + worker.rank) for worker in known
+            _locate(degrees, (first * replicas + worker.replica) * size + worker.rank) for worker in known
         ],
     )
 

@@ -27,6 +27,7 @@ from pytest_llenergy.model.record import BackendInfo, Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.traffic.texts import write_texts
 from pytest_llenergy.workers import timeouts, transport
+from pytest_llenergy.workers.follower import FollowerJob, WorkerWatch
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
 from pytest_llenergy.workers.process_state import RestorableState
@@ -90,6 +91,9 @@ class Server:
         self._boot = boot
         self._backend: Backend | None = None
         self._backend_name = ""
+        #: Whether this rank only holds a part of the model of another rank.
+        self._follows = boot["rank"] % boot["nodes"] > 0
+        self._watch: WorkerWatch | None = None
         self._job: Job | CallJob | None = None
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
@@ -155,6 +159,9 @@ class Server:
             cpus=tuple(self._boot["cpus"]),
             parallel=msgspec.convert(self._boot["parallel"], Parallel),
             scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
+            nodes=self._boot["nodes"],
+            node_rank=self._boot["rank"] % self._boot["nodes"],
+            master=self._find_master(),
         )
         self._unload()
         # What the backend before set for itself.
@@ -167,16 +174,28 @@ class Server:
         self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
+        # Only such backends have the method.
+        workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
+        if self._follows:
+            self._watch = WorkerWatch(workers)
         # Processes and settings of the backend do not count as leftovers of a test.
         self._restorable, self._leftovers = RestorableState(), Leftovers()
         self._clean_context = copy_context()
         load_s = time.monotonic() - start
-        # Only such backends have the method.
-        workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
+    def _find_master(self) -> tuple[str, int] | None:
+        if self._boot["nodes"] == 1:
+            return None
+        # A backend may have changed the variables of this process.
+        variables = self._boot["environment"]
+        return variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+
     def _prepare(self, payload: dict[str, Any]) -> None:
+        if self._follows:
+            self._job = FollowerJob()
+            return
         task = TASKS[payload["task"]]
         prepare = getattr(self._backend, task.method, None)
         if prepare is None:
@@ -221,6 +240,8 @@ class Server:
                 outcome = job.run()
             self._synchronize()
             self._iterations.append((start_ns, time.monotonic_ns(), outcome))
+        # Processes of a follower go on until the last rank has answered.
+        self._cpu_before = cpu_before
         self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
         if isinstance(job, CallJob):
             check_accelerate_world()
@@ -228,6 +249,8 @@ class Server:
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
         """Return the encoded timeline of the last round, and the peak memory of this rank in it (bytes)."""
         peak = peak_memory_bytes(self._other_pids) if self._processes.has_peak_memory else None
+        if self._follows:
+            self._cpu_time_s = cpu_time_used_s(self._cpu_before, self._processes.cpu_times_s())
         flags: dict[Flag, None] = {}
         timeline = RankTimeline(
             rank=self._boot["rank"],
@@ -270,6 +293,8 @@ class Server:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""
         if isinstance(self._job, CallJob):
             flops = Flops.unknown(FUNCTION_FLOPS_REASON)
+        elif self._follows:
+            flops = Flops(count=0)
         elif (count := getattr(self._backend, "flops", None)) is None:
             flops = Flops.unknown(f"{self._backend_name} does not report its operations")
         else:
@@ -300,6 +325,9 @@ class Server:
     def _unload(self) -> None:
         if self._backend is None:
             return
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         self._backend.close()
         self._backend = self._job = None
         self._processes = BackendProcesses()

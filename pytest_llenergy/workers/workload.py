@@ -25,8 +25,8 @@ from pytest_llenergy.workers.transport import Spooled, ignore_note, spool
 class RankWorkload:
     """A job that every rank of a group has prepared.
 
-    Each ``replica_size`` consecutive ranks have the same inputs. Only the results of the first of them count,
-    and the others must have made the same.
+    Each ``replica_size`` consecutive ranks have the same inputs. Only the results of the first of them count.
+    The others must have made the same, or hold their host's part of a backend that the first one runs.
 
     Attributes:
         peak_memory_bytes: The highest sum over ranks in any round, ``None`` if unknown.
@@ -71,7 +71,14 @@ class RankWorkload:
         self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
         reports = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
         ranks = [self._group.to_local_times(report) for report in reports]
-        if self._replica_size > 1:
+        if self._group.plan.nodes > 1:
+            # Their processes work as long as the first rank does.
+            firsts = [ranks[number - number % self._replica_size] for number in range(len(ranks))]
+            ranks = [
+                msgspec.structs.replace(rank, iterations=first.iterations)
+                for rank, first in zip(ranks, firsts, strict=True)
+            ]
+        elif self._replica_size > 1:
             self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
         marked = (
             msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
@@ -102,7 +109,7 @@ class RankWorkload:
         finally:
             for answer in answers:
                 answer.remove()
-        if self._replica_size > 1:
+        if self._replica_size > 1 and self._group.plan.nodes == 1:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
         return results[:: self._replica_size]
 

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
+from pytest_llenergy.model.record import Parallel
 
 #: Two backends that never load anything: tests are refused earlier.
 TWO = """
@@ -255,3 +256,17 @@ def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pyteste
             "@pytest.mark.backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run *",
         ]
     )
+
+
+def test_a_model_over_several_hosts_is_refused_by_backends_of_one_host() -> None:
+    known = {spec.name: spec for spec in BUILTIN}
+    required = Requirements(parallel=Parallel(tensor=8, pipeline=2), per_host=8)
+    reason = explain_unmet(known["tensorrt-llm"], required, known)
+    assert reason is not None
+    assert reason.startswith(
+        "tensorrt-llm does not offer one model over several hosts (it needs 16 devices, and a host has 8; "
+    )
+    assert reason.endswith("backends that do: vllm, sglang")
+    assert explain_unmet(known["vllm"], required, known) is None
+    fits = Requirements(parallel=Parallel(tensor=8, data=2), per_host=8)
+    assert explain_unmet(known["tensorrt-llm"], fits, known) is None

@@ -15,9 +15,15 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends import sglang, tensorrt_llm
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
+from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.workload import task_workload
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
@@ -148,6 +154,29 @@ def test_a_refused_option_gives_a_one_line_error(name: str) -> None:
     with pytest.raises(BackendError) as caught:
         LoadedRanks(SPECS[name], dtype="float3")
     assert str(caught.value) == f"{name} refuses to load random:llama-tiny: unknown dtype float3"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "worlds"), [(Parallel(tensor=2, pipeline=2), 2), (Parallel(data=2, tensor=2), 1)]
+)
+def test_sglang_is_launched_on_each_host(degrees: Parallel, worlds: int) -> None:
+    hosts = {name: LocalHost("spawn") for name in ("n1", "n2")}
+    holds = [HostDevices(name, Lease(devices=(f"GPU-{name}0", f"GPU-{name}1")), [0]) for name in hosts]
+    plan = plan_on_hosts(sglang.SPEC.capabilities, degrees, holds, 1)
+    assert plan.nodes == worlds
+    pool = RankPool(60.0, "spawn", "backend")
+    try:
+        pool.use_hosts(hosts)
+        group, _ = pool.get_loaded(plan, Load.from_options(sglang.SPEC, resolve_model(TINY), {}))
+        assert [len(rank.workers) for rank in group.ranks] == [2, 2]
+        workload = task_workload(group, PROMPTS, GenerationParams(max_new_tokens=3), 60.0)
+        requests = workload.run_round().requests
+        assert [(each.input_tokens, each.output_tokens) for each in requests] == [(3, 3), (11, 3), (1, 3)]
+        assert len(workload.results()) == 2 // worlds
+    finally:
+        pool.close()
+        for host in hosts.values():
+            host.close()
 
 
 @pytest.mark.slow

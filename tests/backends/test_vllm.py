@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +19,20 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends import vllm
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.backend import VllmJob
-from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError, WorkerError
 from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
+from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.workload import task_workload
 
+from ..cluster.test_remote_ranks import open_gang
+from ..workers.survivors import await_none, marked
 from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
@@ -171,6 +182,52 @@ class TestShards:
         assert after.pid == before.pid
         assert len({*before.workers, *after.workers}) == 4
         assert not any(psutil.pid_exists(pid) for pid in (before.pid, *before.workers, *after.workers))
+
+
+def generate_over_hosts(directory: Path, *, kill: bool = False) -> tuple[RankGroup, Timeline, Generation]:
+    """Generate with a model whose two shards are on two hosts; kill that on the second one if asked."""
+    holds = [HostDevices(name, Lease(devices=("cpu",)), [cpu]) for cpu, name in enumerate(("n1", "n2"))]
+    plan = plan_on_hosts(
+        SPEC.capabilities, Parallel(tensor=2), holds, 1, SPEC.python, tensor_across_hosts=True
+    )
+    pool = RankPool(300.0, "spawn", "backend")
+    with open_gang(directory) as gang:
+        try:
+            pool.use_hosts(gang.hosts)
+            group, _ = pool.get_loaded(plan, Load.from_options(SPEC, resolve_model(TINY), EAGER))
+            params = GenerationParams(max_new_tokens=400 if kill else 8, ignore_eos=True)
+            workload = task_workload(group, PROMPTS, params, 300.0)
+            if kill:
+                Timer(1.0, os.kill, (group.ranks[1].workers[0], signal.SIGKILL)).start()
+            timeline = workload.run_round()
+            return group, timeline, workload.results()[0]
+        finally:
+            pool.close()
+
+
+@needs_vllm
+class TestTwoHosts:
+    def test_shards_on_two_hosts_give_the_tokens_of_one_process(
+        self, tmp_path: Path, free: Generation
+    ) -> None:
+        with marked() as mark:
+            group, timeline, generation = generate_over_hosts(tmp_path)
+            assert await_none(mark) == {}
+        assert generation.token_ids == free.token_ids
+        assert [(each.input_tokens, each.output_tokens) for each in timeline.requests] == counts(free)
+        assert len(timeline.borders_ns) == 1
+        first, second = group.ranks
+        assert (first.host, second.host) == ("n1", "n2")
+        assert len({first.pid, second.pid, *first.workers, *second.workers}) == 4
+        assert [each.tensor for rank in group.ranks for each in rank.worker_coordinates] == [0, 1]
+
+    def test_a_shard_that_dies_on_another_host_ends_the_test_and_is_named(self, tmp_path: Path) -> None:
+        with marked() as mark:
+            with pytest.raises(
+                WorkerError, match=r"^rank 1 of 2 on n2 \(cpu, pid \d+\): ended with exit code 1"
+            ):
+                generate_over_hosts(tmp_path, kill=True)
+            assert await_none(mark) == {}
 
 
 @needs_vllm

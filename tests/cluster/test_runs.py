@@ -116,6 +116,51 @@ def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: 
     assert "cpu.count: " in compared.stdout, compared.stdout + compared.stderr
 
 
+SPREAD = """
+import pytest
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.parallel(tensor=2, pipeline=2)
+def test_spread(backend, energy):
+    energy(backend.generate, ["abc", "hello world"], max_new_tokens=3)
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.parallel(tensor=4)
+def test_tensor_across_hosts(backend):
+    backend.generate(["abc"], max_new_tokens=3)
+"""
+
+SPREAD_PLUGIN = """
+from tests.cluster import spread_engine
+
+def pytest_llenergy_backends(config):
+    return [spread_engine.SPEC]
+"""
+
+
+def test_one_model_over_two_hosts_is_measured_on_both(cluster_runs: ClusterRuns) -> None:
+    (cluster_runs.directory / "conftest.py").write_text(SPREAD_PLUGIN)
+    options = ("--energy-backend=spread", "--energy-model=random:llama-tiny", "--energy-rounds=2")
+    done = cluster_runs.run(SPREAD, *options, "--energy-warmup=0")
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "parallel(tensor=4) would cross hosts" in done.stdout
+    record = next(
+        each for each in cluster_runs.report.records if each.id.startswith("test_it.py::test_spread")
+    )
+    names = [host.name for host in cluster_runs.hosts]
+    assert [(rank.host, len(rank.device.split(",")), len(rank.workers)) for rank in record.ranks] == [
+        (names[0], 2, 2),
+        (names[1], 2, 2),
+    ]
+    assert record.rounds
+    for round_ in record.rounds:
+        # Counted once.
+        assert round_.tokens is not None
+        assert (round_.tokens.input, round_.tokens.output) == (14 * round_.iterations, 6 * round_.iterations)
+        assert {name.partition("/")[0] for name in round_.by_domain} == set(names)
+        assert round_.energy_j is not None, round_.reason
+
+
 SURGES = """
 import os, random, time
 import pytest

@@ -97,6 +97,31 @@ class TestSeveralHosts:
             plan_on_hosts(row, Parallel(tensor=8), hosts)
         assert len(plan_on_hosts(row, Parallel(tensor=8), hosts, tensor_across_hosts=True).ranks) == 8
 
+    def test_a_backend_that_is_launched_on_each_host_spreads_a_model(self) -> None:
+        row = Capabilities(data=True, tensor=True, pipeline=True, launch="backend", hosts="several")
+        plan = plan_on_hosts(row, Parallel(tensor=4, pipeline=2, data=2), hold("n1", "n2", "n3", "n4"))
+        assert [(rank.host, rank.rank, len(rank.devices)) for rank in plan.ranks] == [
+            *(("n1", 0, 4), ("n2", 1, 4), ("n3", 2, 4), ("n4", 3, 4))
+        ]
+        assert (plan.nodes, plan.replica_size) == (2, 2)
+        hosts = hold("n1", "n2")
+        with pytest.raises(
+            PlanError, match=r"^parallel\(tensor=8\) would cross hosts, .*tensor_across_hosts"
+        ):
+            plan_on_hosts(row, Parallel(tensor=8), hosts)
+        assert plan_on_hosts(row, Parallel(tensor=8), hosts, tensor_across_hosts=True).nodes == 2
+        uneven = [*hold("n1", each=4), *hold("n2", each=2)]
+        with pytest.raises(
+            PlanError, match=r"^one model needs 6 devices, and hosts with 2 and 4 each cannot"
+        ):
+            plan_on_hosts(row, Parallel(tensor=2, pipeline=3), uneven)
+
+    def test_a_backend_that_makes_its_replicas_makes_those_of_each_host(self) -> None:
+        row = Capabilities(data=True, tensor=True, launch="backend", replicas="backend", hosts="several")
+        for degrees in (Parallel(data=8), Parallel(data=4, tensor=2), Parallel(data=2, tensor=4)):
+            plan = plan_on_hosts(row, degrees, hold("n1", "n2"))
+            assert ([len(rank.devices) for rank in plan.ranks], plan.nodes) == ([4, 4], 1)
+
     @pytest.mark.parametrize("row", ["placement", "backend"])
     def test_a_process_has_devices_of_one_host(self, row: str) -> None:
         rows = {

@@ -43,6 +43,7 @@ SPEC = BackendSpec(
             "options_compile": "its kernels are compiled already",
         },
         sources={
+            "hosts": "this adapter",
             **dict.fromkeys(
                 ("launch", "managed_by", "cpu", "tasks", "caches", "options", "hardware"), "tested"
             ),

@@ -36,6 +36,7 @@ SPEC = BackendSpec(
             "pipeline": "a server does not report which of its processes hold a stage",
         },
         sources={
+            "hosts": "this adapter",
             **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
             **dict.fromkeys(
                 ("data", "tensor", "pipeline", "placement", "batching", "caches", "options", "passes"),

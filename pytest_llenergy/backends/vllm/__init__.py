@@ -21,6 +21,7 @@ SPEC = BackendSpec(
     reads="directory",
     capabilities=replace(
         SCHEDULING_ENGINE,
+        hosts="several",
         options=tuple(COMMON_OPTIONS),
         passes="vllm.EngineArgs",
         timestamps="token",
@@ -38,6 +39,7 @@ SPEC = BackendSpec(
             **dict.fromkeys(("tensor", "data", "cpu", "prefix_cache", "timestamps", "hardware"), "tested"),
             "pipeline": "vllm/config/parallel.py (pipeline_parallel_size); refused on the CPU, tested",
             "gpu": "https://docs.vllm.ai/en/latest/getting_started/installation/gpu.html",
+            "hosts": "vllm/config/parallel.py (nnodes, node_rank); tensor over two agents, tested",
             "batching": "vllm/v1/core/sched/scheduler.py",
             "clock": "tested",
         },

@@ -139,6 +139,9 @@ class VllmBackend:
             os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
         for name in RANK_VARIABLES:
             os.environ.pop(name, None)
+        if context.nodes > 1:
+            # vLLM would take the address towards the internet.
+            os.environ["VLLM_HOST_IP"] = context.find_own_address()
         binding = _cpu_binding(context)
         if binding is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
@@ -147,16 +150,22 @@ class VllmBackend:
         import torch
         import vllm
 
-        keywords = engine_keywords(common, passed, on_cpu=on_cpu)
+        arguments = {
+            "model": path,
+            "tensor_parallel_size": parallel.tensor,
+            "pipeline_parallel_size": parallel.pipeline,
+            "disable_log_stats": True,
+            "seed": 0,
+            **node_arguments(context),
+            **engine_keywords(common, passed, on_cpu=on_cpu),
+        }
+        self._llm: Any = None
         try:
-            self._llm: Any = vllm.LLM(
-                model=path,
-                tensor_parallel_size=parallel.tensor,
-                pipeline_parallel_size=parallel.pipeline,
-                disable_log_stats=True,
-                seed=0,
-                **keywords,
-            )
+            if context.node_rank > 0:
+                config = self._follow(arguments)
+            else:
+                self._llm = vllm.LLM(**arguments)
+                config = self._llm.llm_engine.vllm_config
         except (TypeError, ValueError) as error:
             # pydantic's ValidationError is a ValueError with a line per field.
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -171,11 +180,15 @@ class VllmBackend:
             raise BackendError(f"vllm cannot start with {model.label}: {first_error_line(error)}") from error
         if on_cpu:
             _keep_kernels()
-        self._tokenizer: Any = self._llm.get_tokenizer()
-        workers = self._llm.collective_rpc(_describe_worker)
-        self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers]
-        _check_devices([device for *_, device in workers], context.devices)
-        config = self._llm.llm_engine.vllm_config
+        if context.node_rank == 0:
+            self._tokenizer: Any = self._llm.get_tokenizer()
+            # Those of all hosts answer, in the order of their ranks.
+            workers = self._llm.collective_rpc(_describe_worker)
+            workers = workers[: len(workers) // context.nodes]
+            self._workers = [
+                BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers
+            ]
+            _check_devices([device for *_, device in workers], context.devices)
         self._reuses = bool(common.prefix_cache)
         if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
             raise BackendError(
@@ -201,6 +214,23 @@ class VllmBackend:
                 "python": platform.python_version(),
             },
         )
+
+    def _follow(self, arguments: Mapping[str, Any]) -> Any:
+        """Start the workers of this host, which obey ``vllm.LLM`` on another one. Returns the configuration.
+
+        That is what ``vllm serve --headless`` does, with the defaults of ``vllm.LLM``.
+        """
+        from vllm import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS, headless=True)
+        self._executor: Any = MultiprocExecutor(config, monitor_workers=False)
+        self._workers = [
+            BackendWorker(pid=each.proc.pid, rank=each.rank, world_size=config.parallel_config.world_size)
+            for each in self._executor.workers
+        ]
+        return config
 
     def workers(self) -> Sequence[BackendWorker]:
         """The workers as they reported themselves after loading; with one worker, the rank itself."""
@@ -243,10 +273,29 @@ class VllmBackend:
     def close(self) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm, self._tokenizer
+        if self._llm is None:
+            self._executor.shutdown()
+            del self._executor
+        else:
+            self._llm.llm_engine.engine_core.shutdown()
+            del self._llm, self._tokenizer
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def node_arguments(context: RankContext) -> dict[str, Any]:
+    """Return the arguments of ``vllm.EngineArgs`` for a model on several hosts; none for one host."""
+    if context.master is None:
+        return {}
+    address, port = context.master
+    return {
+        "nnodes": context.nodes,
+        "node_rank": context.node_rank,
+        "master_addr": address,
+        "master_port": port,
+        # By default another one may be chosen, such as Ray's.
+        "distributed_executor_backend": "mp",
+    }
 
 
 def _keep_kernels() -> None:
@@ -306,8 +355,9 @@ def _cpu_binding(context: RankContext) -> str | None:
     None if nothing is pinned, or with one worker, which is the rank and already pinned. Raises
     ``BackendError`` for more workers than CPUs: pinned to the same one, they would wait for each other.
     """
-    workers = context.parallel.tensor
-    if workers == 1 or not context.cpus:
+    workers = context.parallel.tensor // context.nodes
+    # With several hosts a single worker has a process of its own.
+    if context.parallel.tensor == 1 or not context.cpus:
         return None
     if len(context.cpus) < workers:
         raise BackendError(f"vllm: tensor={workers} needs as many CPUs, and the rank has {len(context.cpus)}")

@@ -58,6 +58,11 @@ def parse_options(options: Mapping[str, Any], *, on_cpu: bool) -> tuple[CommonOp
         BackendError: If a value is invalid, or not possible on a CPU.
     """
     common = CommonOptions.parse("vllm", options)
+    if options.get("distributed_executor_backend") == "ray":
+        raise BackendError(
+            "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
+            "test; leave it out, also for several hosts"
+        )
     if common.dtype not in (None, *DTYPES):
         raise BackendError(f"vllm: dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}")
     if on_cpu and common.attention not in (None, CPU_ATTENTION):
@@ -137,6 +142,7 @@ def effective_settings(config: Any) -> dict[str, Primitive]:
         "prefix_caching": bool(cache.enable_prefix_caching),
         "engine_core": "in the rank",
         "executor": str(config.parallel_config.distributed_executor_backend),
+        **({"nodes": int(config.parallel_config.nnodes)} if config.parallel_config.nnodes > 1 else {}),
         "enforce_eager": bool(config.model_config.enforce_eager),
         "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
         "max_model_len": int(config.model_config.max_model_len),

@@ -36,10 +36,15 @@ class Engine:
             for pipeline in range(args.pp_size)
             for tensor in range(args.tp_size)
         ]
-        self._processes = [
-            subprocess.Popen([title, "300"], executable="/bin/sleep")
-            for title in [*titles, "sglang::detokenizer"]
-        ]
+        if args.nnodes > 1:
+            # As _calculate_rank_ranges of engine.py divides them.
+            here = len(titles) // args.nnodes
+            titles = titles[args.node_rank * here : (args.node_rank + 1) * here]
+        if args.node_rank == 0:
+            titles.append("sglang::detokenizer")
+        else:
+            assert os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] == "0", "blocks until its schedulers end"
+        self._processes = [subprocess.Popen([title, "300"], executable="/bin/sleep") for title in titles]
         self._caches = not args.disable_radix_cache or "STAND_IN_CACHES" in os.environ
         self._seen: set[tuple[int, ...]] = set()
 
@@ -85,6 +90,7 @@ class Engine:
         return outputs
 
     def get_server_info(self) -> dict[str, Any]:
+        assert self.server_args.node_rank == 0, "there is no tokenizer manager"
         return {**dataclasses.asdict(self.server_args), "version": __version__}
 
     def shutdown(self) -> None:

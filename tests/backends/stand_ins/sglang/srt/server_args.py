@@ -20,6 +20,9 @@ class ServerArgs:
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1
+    dist_init_addr: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
     random_seed: int | None = None
     log_level: str = "info"
     attention_backend: str | None = None
@@ -41,3 +44,4 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
             raise ValueError(f"unknown dtype {self.dtype}")
+        assert self.nnodes == 1 or (self.dist_init_addr and self.dp_size == 1)
