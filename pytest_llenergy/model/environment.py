@@ -74,9 +74,18 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
+#: Where Linux has its identifier of a boot.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 def read_boot_id() -> str:
     """Return Linux's identifier of this boot, or an empty text if it is unknown."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def is_same_boot(one: str, other: str) -> bool:
+    """Whether two identifiers of boots are known and equal, and so of one machine."""
+    return bool(one) and one == other
