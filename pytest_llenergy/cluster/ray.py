@@ -145,7 +145,7 @@ class RayCluster:
             return self._broker.request(verb, timeout_s, on_wait, **arguments)
         except _SilentError as error:
             self._failed = f"{error}; it is not asked again"
-            raise
+            raise WorkerError(str(error)) from None
 
     def _refuse(
         self, answer: Mapping[str, Any], shape: Shape, wait_s: float, avoid: Mapping[str, str]

@@ -78,7 +78,9 @@ def test_the_names_of_clusters(value: str) -> None:
     assert cluster(value) == value
 
 
-@pytest.mark.parametrize("value", ["ray:::1:6379", "ray:[head]:6379", "ray:[::1]", "ray://head:10001", "ray:"])
+@pytest.mark.parametrize(
+    "value", ["ray:::1:6379", "ray:[head]:6379", "ray:[::1]", "ray://head:10001", "ray:"]
+)
 def test_names_that_are_not_those_of_clusters(value: str) -> None:
     with pytest.raises(ValueError, match="needs local, slurm, ray or ray:HOST:PORT"):
         cluster(value)
