@@ -155,8 +155,9 @@ class SlurmCluster:
             )
             for listing, resources in NODES.findall(details)
         ]
-        if not groups:
-            state = "".join(STATE.findall(details))
+        state = "".join(STATE.findall(details))
+        # Slurm remembers for minutes what an ended job had.
+        if not groups or state != "RUNNING":
             raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state or 'unknown'}")
         return groups
 
