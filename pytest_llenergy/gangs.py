@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import msgspec
 
@@ -24,7 +25,7 @@ from pytest_llenergy.cluster.timeouts import DESCRIBE_TIMEOUT_S
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
-from pytest_llenergy.model.environment import Environment, describe_unlike
+from pytest_llenergy.model.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.scratch import ScratchDirectory
@@ -96,19 +97,24 @@ def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
 
 
 def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
-    """Refuse two agents on one machine, if a meter reads all of it.
+    """Refuse two agents on one machine, of which a meter reads everything.
 
     Raises:
         DeviceError: Names both hosts.
     """
-    owners: dict[str, str] = {}
-    for client in clients:
-        boot_id = client.facts.boot_id
-        if boot_id and (other := owners.setdefault(boot_id, client.name)) != client.name:
-            raise DeviceError(
-                f"{other} and {client.name} are one machine, which --energy-meter would read twice: name "
-                "meters of GPUs, or start one agent on each machine"
-            )
+    for one, other in combinations(clients, 2):
+        found, others = one.facts.boot_id, other.facts.boot_id
+        if is_same_boot(found, others):
+            are, remedy = "are", "start one agent on each machine"
+        elif not (found and others):
+            unknown = other if found else one
+            are, remedy = "may be", f"let {unknown.name} read {BOOT_ID}"
+        else:
+            continue
+        raise DeviceError(
+            f"{one.name} and {other.name} {are} one machine, which --energy-meter would read twice: name "
+            f"meters of GPUs, or {remedy}"
+        )
 
 
 class GangKeeper:

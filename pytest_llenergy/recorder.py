@@ -36,6 +36,7 @@ from pytest_llenergy.model.record import (
     Record,
     domain_kind,
     kind_of_energy,
+    without_host,
 )
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates, one_line
 from pytest_llenergy.options.settings import settings_of
@@ -462,7 +463,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     """Set whether the test had everything that the meter reads to itself."""
-    device = meter.domain.partition(":")[2]
+    device = without_host(meter.domain).partition(":")[2]
     devices = draft.lease.devices if draft.lease is not None else ()
     exclusive = device in devices if domain_kind(meter.domain) == "gpu" else draft.host_exclusive
     return msgspec.structs.replace(meter, exclusive=exclusive)

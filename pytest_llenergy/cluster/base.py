@@ -31,8 +31,8 @@ class Shape:
     per_host: int
 
     def __str__(self) -> str:
-        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
-        return f"{hosts} with {self.per_host} GPU{'s' * (self.per_host != 1)} each"
+        gpus = f"{self.per_host or 'no'} GPU{'s' * (self.per_host != 1)}"
+        return f"1 host with {gpus}" if self.hosts == 1 else f"{self.hosts} hosts with {gpus} each"
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def open_cluster(name: str, environment: Mapping[str, str]) -> Cluster:
 def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
     """Return how many hosts a request needs: without ``per_host`` as few as can hold it in equal shares.
 
-    If no hosts can, the result is the smallest shape whose share fits on the largest host; the cluster then
-    explains why it cannot provide it.
+    If no hosts can, the result is the smallest shape whose share fits on the largest host, and one host if
+    none has GPUs; the cluster then explains why it cannot provide it.
     """
     if request.per_host is not None:
         return Shape(request.n // request.per_host, request.per_host)
@@ -42,5 +42,5 @@ def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
     for shape in shapes:
         if sum(offer.devices >= shape.per_host for offer in offers) >= shape.hosts:
             return shape
-    largest = max((offer.devices for offer in offers), default=1)
-    return next((shape for shape in shapes if shape.per_host <= largest), shapes[-1])
+    largest = max((offer.devices for offer in offers), default=0)
+    return next((shape for shape in shapes if shape.per_host <= largest), shapes[0])

@@ -26,6 +26,7 @@ from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.visibility import OVERRIDE
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.workers.host import RankLog
@@ -116,7 +117,8 @@ class RankService:
         try:
             possible = _in_pci_order(select_devices(request))
         except ShortageError as error:
-            return LeaseAnswer(shortage=str(error))
+            # The option is refused together with a cluster, whose launcher sets the environment.
+            return LeaseAnswer(shortage=str(error).replace(f"; {OVERRIDE}", ""))
         host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
         self._holding = acquire(possible.request(host), wait_s, test)
         lease = possible.select(self._holding.chosen)

@@ -18,7 +18,7 @@ from io import FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from pytest_llenergy.cluster.wire import set_time_limit
+from pytest_llenergy.cluster.wire import as_socket, set_time_limit
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.transport import (
@@ -101,13 +101,11 @@ class StreamChannel(Channel):
 
     def _send_part(self, part: memoryview) -> int:
         self._await(select.POLLOUT)
-        borrowed = socket.socket(fileno=self.connection.fileno())
-        try:
-            return borrowed.send(part, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-        finally:
-            borrowed.detach()
+        with as_socket(self.connection) as borrowed:
+            try:
+                return borrowed.send(part, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return 0
 
     def _await(self, event: int) -> None:
         """Wait until the connection can be read or written; raise ``BrokenPipeError`` if it stays silent."""

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import select
 import subprocess
 import sys
@@ -26,7 +27,11 @@ from pytest_llenergy.cluster.base import NONE_LOST, BusyError, HostOffer, NeverE
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.model.text import shorten
 from pytest_llenergy.workers import guard
+
+#: ``HOST:PORT``, or ``[ADDRESS]:PORT`` for IPv6.
+ADDRESS = re.compile(r"([^][:/\s]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 #: Time limit for the broker to connect to a cluster (seconds).
 CONNECT_TIMEOUT_S = 60.0
@@ -34,8 +39,10 @@ CONNECT_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 #: Time limit for all agents of a gang to connect, once it has its GPUs (seconds).
 AGENTS_TIMEOUT_S = 60.0
-#: How much of the broker's output is quoted (bytes).
-TAIL_BYTES = 2000
+#: How much of the broker's output is read (bytes), and how much of it a message quotes (characters).
+TAIL_BYTES, QUOTED = 2000, 200
+#: Time, processes and place of a message of Ray's own log.
+LOG_PREFIX = re.compile(r"^\[[^]]*\] (\S+:\d+: )?")
 
 #: Not run with ``-m``, which would put the working directory first on the search path, nor by path, which
 #: would put this directory there, where a module has the name of Ray's.
@@ -61,20 +68,24 @@ class RayCluster:
         if find_spec("ray") is None:
             raise PlanError("ray is not installed: pip install 'pytest-llenergy[ray]'")
         self.address: str = address or os.environ.get("RAY_ADDRESS") or "auto"
-        if "://" in self.address:
+        if self.address != "auto" and not ADDRESS.fullmatch(self.address):
             raise PlanError(
                 f"{self.address!r} is not an address that hosts of a Ray cluster use: name HOST:PORT, which "
                 "`ray start` prints, and run pytest on a host of the cluster"
             )
         self._broker = _Broker(self.address)
+        # From now on: another cluster may start on this host.
+        self.address = self._broker.address
         self._numbers = itertools.count(1)
         self._gangs: list[RayGang] = []
+        #: Why the cluster is not asked again.
+        self._failed: str | None = None
 
     def offers(self) -> Sequence[HostOffer]:
         """See ``Cluster``."""
         return [
             HostOffer(offer["name"], offer["gpus"], "; ".join(offer["holders"]) or None)
-            for offer in self._broker.request("offers")
+            for offer in self._request("offers")
         ]
 
     def gang(
@@ -85,15 +96,11 @@ class RayCluster:
         avoid: Mapping[str, str] = NONE_LOST,
     ) -> RayGang:
         """See ``Cluster``."""
-        if self._broker.has_ended:
-            # Its agents ended with it, and nothing else is wrong.
-            self._broker.close()
-            self._broker = _Broker(self.address)
         number = next(self._numbers)
         owner = f"{psutil.Process().username()}, process {os.getpid()} on {platform.node()}"
         listener = Listener()
         try:
-            answer = self._broker.request(
+            answer = self._request(
                 "gang",
                 wait_s + ANSWER_TIMEOUT_S,
                 lambda holders: on_wait(f"{shape} of {self._name}: {_describe_holders(holders)}"),
@@ -120,6 +127,26 @@ class RayCluster:
         self._gangs.append(gang)
         return gang
 
+    def _request(
+        self,
+        verb: str,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        on_wait: Callable[[list[str]], object] = len,
+        **arguments: Any,
+    ) -> Any:
+        """Return the broker's answer; a cluster that has not answered once is not asked again."""
+        if self._failed is not None:
+            raise WorkerError(self._failed)
+        try:
+            if self._broker.has_ended:
+                # Its agents ended with it, and nothing else is wrong.
+                self._broker.close()
+                self._broker = _Broker(self.address)
+            return self._broker.request(verb, timeout_s, on_wait, **arguments)
+        except _SilentError as error:
+            self._failed = f"{error}; it is not asked again"
+            raise WorkerError(str(error)) from None
+
     def _refuse(
         self, answer: Mapping[str, Any], shape: Shape, wait_s: float, avoid: Mapping[str, str]
     ) -> None:
@@ -142,7 +169,7 @@ class RayCluster:
 
     @property
     def _name(self) -> str:
-        return "the Ray cluster" if self.address == "auto" else f"the Ray cluster {self.address}"
+        return f"the Ray cluster {self.address}"
 
 
 class RayGang:
@@ -172,8 +199,16 @@ class RayGang:
         self._broker.release(self._number)
 
 
+class _SilentError(WorkerError):
+    """The cluster has not answered within a time limit."""
+
+
 class _Broker:
-    """pytest's side of the broker. It ends with this process, or with the thread that starts it."""
+    """pytest's side of the broker. It ends with this process, or with the thread that starts it.
+
+    Attributes:
+        address: ``HOST:PORT`` of the cluster.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -199,6 +234,7 @@ class _Broker:
             answer = self._receive(time.monotonic() + CONNECT_TIMEOUT_S)
             if "error" in answer:
                 raise WorkerError(f"Ray cluster {address}: {answer['error']}")
+            self.address: str = answer["ok"]
         except BaseException:
             self.close()
             raise
@@ -282,7 +318,7 @@ class _Broker:
         while b"\n" not in self._buffer:
             left_s = max(0.0, deadline_s - time.monotonic())
             if not select.select([self._stdout], [], [], left_s)[0]:
-                raise WorkerError(f"Ray cluster {self._address} does not answer{self._tail()}")
+                raise _SilentError(f"Ray cluster {self._address} does not answer{self._tail()}")
             part = os.read(self._stdout.fileno(), 1 << 16)
             if not part:
                 raise WorkerError(self._explain_end())
@@ -303,7 +339,7 @@ class _Broker:
                 errors="replace"
             )
             if lines.strip():
-                return f": {lines.strip().rpartition(chr(10))[2]}"
+                return f": {shorten(LOG_PREFIX.sub('', lines.strip().rpartition(chr(10))[2]), QUOTED)}"
         return ""
 
 

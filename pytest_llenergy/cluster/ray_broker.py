@@ -37,6 +37,8 @@ SCHEDULING_TIMEOUT_S = 5.0
 RELEASE_S = 1.0
 #: Interval of a holder's checks whether its agent and its raylet still run (seconds).
 HOLDER_POLL_S = 0.2
+#: Replaces what ends a part of the name of a domain.
+NO_PART_ENDS = str.maketrans("/:", "--")
 #: The longest command that names a job in a message.
 COMMAND_LENGTH = 200
 
@@ -123,6 +125,8 @@ class Broker:
 
     def __init__(self, ray: Any, requests: Requests, answers: int) -> None:
         self._ray = ray
+        #: Of the control store of the cluster.
+        self.address: str = ray.get_runtime_context().gcs_address
         self._requests = requests
         self._answers = answers
         self._lock = Lock()
@@ -141,9 +145,12 @@ class Broker:
                 request = self._requests.next()
                 number, verb = request.pop("id"), request.pop("verb")
                 try:
+                    # Whatever asks a head that has ended blocks for a minute.
+                    reach(self.address)
                     self.send(id=number, ok=verbs[verb](**request))
-                except (RequestError, self._ray.exceptions.RayError) as error:
-                    self.send(id=number, error=_first_line(error))
+                except Exception as error:
+                    # Whatever a verb raises, pytest waits for its answer.
+                    self.send(id=number, error=_describe_error(error))
 
     def send(self, **message: Any) -> None:
         """Send an answer or event; threads of Ray do too."""
@@ -305,16 +312,39 @@ def _count_gpus(row: Mapping[str, Any], node: str) -> float:
 
 
 def _distinct_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the host names, with the address where several nodes are on one host."""
+    """Return the host names, with the address where several nodes are on one host.
+
+    They begin the names of domains, where "/" and ":" end the parts: an address of IPv6 has "-" instead.
+    """
     names = [str(node["NodeManagerHostname"]) for node in nodes]
     return [
-        name if names.count(name) == 1 else f"{name} ({node['NodeManagerAddress']})"
+        (name if names.count(name) == 1 else f"{name} ({node['NodeManagerAddress']})").translate(NO_PART_ENDS)
         for name, node in zip(names, nodes, strict=True)
     ]
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def _describe_error(error: Exception) -> str:
+    """Return one line: what Ray and this module raise on purpose explains itself."""
+    if isinstance(error, RequestError) or type(error).__module__.startswith("ray."):
+        return _first_line(error)
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def reach(address: str) -> None:
+    """Connect to the port of a cluster's head. If it has ended, Ray would try for a minute.
+
+    Raises:
+        RequestError: It cannot be reached.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"its head cannot be reached: {error}") from None
 
 
 def connect(address: str) -> Any:
@@ -331,12 +361,7 @@ def connect(address: str) -> Any:
     import ray
 
     if address != "auto":
-        host, _, port = address.rpartition(":")
-        try:
-            # Ray would try for a minute.
-            socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
-        except (OSError, ValueError) as error:
-            raise RequestError(f"it cannot be reached: {error}") from None
+        reach(address)
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except RuntimeError as error:
@@ -369,7 +394,7 @@ def main(parent_pid: str, address: str) -> None:
         os.write(answers, json.dumps({"error": str(error)}).encode() + b"\n")
         return
     broker = Broker(ray, requests, answers)
-    broker.send(ok=ray.__version__)
+    broker.send(ok=broker.address)
     broker.serve()
     # An orderly end takes longer, and Ray ends the actors of a driver in the same way.
     os._exit(0)

@@ -54,7 +54,8 @@ class RemoteHost:
         client: Its agent.
         directory: Where large messages of ranks are received.
         start_method: How ranks start.
-        logs: Directory on that host which keeps the output of the ranks.
+        logs: Directory on that host which keeps the output of the ranks, below the name of the host: several
+            hosts may share it.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RemoteHost:
         self._client = client
         self._directory = directory
         self._start_method = start_method
-        self._logs = logs
+        self._logs = None if logs is None else logs / client.name
         self._groups: set[str] = set()
         #: Whether the host has each file, by its path and the time of its last change.
         self._has_file: dict[tuple[str, int], bool] = {}

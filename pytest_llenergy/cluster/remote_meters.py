@@ -77,14 +77,15 @@ class RemoteMeters:
 
     Args:
         client: The agent of the host.
-        others: The agents of the other hosts. With some, the names of domains begin with that of the host.
+        others: The agents of the other hosts.
     """
 
     def __init__(self, client: AgentClient, others: Sequence[AgentClient] = ()) -> None:
         self.load_average: float | None = None
         self._client = client
         self._others = others
-        self._prefix = f"{client.name}/" if others else ""
+        #: Also for a single host, which may be another one than pytest's.
+        self._prefix = f"{client.name}/"
         self._reasons: list[str] = []
         self._missing: str | None = None
         self._pending: list[Pending] = []

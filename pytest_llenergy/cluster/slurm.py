@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import IO
 
 from pytest_llenergy.cluster.agent import agent_command
@@ -22,6 +21,9 @@ from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.text import one_line, shorten
+
+#: A command that starts pytest in a job.
+EXAMPLE = "salloc --nodes=2 --gres=gpu:8 pytest"
 
 #: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
 AGENTS_TIMEOUT_S = 60.0
@@ -80,15 +82,15 @@ class SlurmCluster:
         environment: Environment variables with which the run began.
 
     Raises:
-        PlanError: pytest does not run inside an allocation, or Slurm's commands are not on the path.
+        PlanError: pytest does not run inside an allocation, the allocation has ended, or Slurm's commands are
+            not on the path.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._job = environment.get("SLURM_JOB_ID", "")
         if not self._job:
             raise PlanError(
-                "SLURM_JOB_ID is not set; start pytest inside a Slurm allocation, such as salloc --nodes=2 "
-                "--gres=gpu:8 pytest"
+                f"SLURM_JOB_ID is not set; start pytest inside a Slurm allocation, such as {EXAMPLE}"
             )
         for program in ("srun", "scontrol"):
             if shutil.which(program, path=environment.get("PATH")) is None:
@@ -99,6 +101,11 @@ class SlurmCluster:
         self._environment = clean_environment(environment)
         self._partition = environment.get("SLURM_JOB_PARTITION", "")
         self._gangs: list[SlurmGang] = []
+        try:
+            #: The nodes of the job in Slurm's order, which do not change while it runs.
+            self._nodes = self._list_nodes()
+        except WorkerError as error:
+            raise PlanError(f"{error}; start pytest inside a job that runs, such as {EXAMPLE}") from None
 
     def offers(self) -> Sequence[HostOffer]:
         """See ``Cluster``."""
@@ -135,10 +142,11 @@ class SlurmCluster:
         for gang in self._gangs:
             gang.close()
 
-    @cached_property
-    def _nodes(self) -> list[NodeGroup]:
-        """The nodes of the job in Slurm's order, which do not change while it runs."""
-        details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
+    def _list_nodes(self) -> list[NodeGroup]:
+        try:
+            details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
+        except WorkerError as error:
+            raise WorkerError(f"SLURM_JOB_ID is {self._job}: {error}") from None
         groups = [
             NodeGroup(
                 listing,
@@ -147,24 +155,29 @@ class SlurmCluster:
             )
             for listing, resources in NODES.findall(details)
         ]
-        if not groups:
-            state = "".join(STATE.findall(details))
-            raise WorkerError(f"Slurm job {self._job} is {state}; start pytest in a job that runs")
+        state = "".join(STATE.findall(details))
+        # Slurm remembers for minutes what an ended job had.
+        if not groups or state != "RUNNING":
+            raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state or 'unknown'}")
         return groups
 
     def _explain_never(self, shape: Shape) -> str:
-        """Describe what the job has, and whether a larger job could have what a test needs."""
+        """Describe what the job has, and whether another job could have what a test needs."""
         present = " and ".join(map(str, self._nodes))
+        has_gpus = any(group.gpus for group in self._nodes)
         gpus = [f"--gres=gpu:{shape.per_host}"] if shape.per_host else []
         partition = [f"--partition={self._partition}"] if self._partition else []
         request = [*partition, f"--nodes={shape.hosts}", *gpus]
         try:
             self._query("srun", "--test-only", *request, "true")
         except WorkerError as error:
-            larger = f"nor is there a larger job ({error})"
+            other = f"nor is there a {'larger job' if has_gpus else 'job that has'} ({error})"
         else:
-            larger = f"a larger job can: salloc {' '.join(request)}"
-        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {larger}"
+            other = f"a {'larger' if has_gpus else 'new'} job can: salloc {' '.join(request)}"
+        if not has_gpus:
+            # What --gres and the like of the nodes have is no part of the job.
+            present += ", and was started without --gres=gpu:N or --gpus-per-node=N"
+        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {other}"
 
     def _query(self, *command: str) -> str:
         """Return the output of one of Slurm's commands.

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
@@ -26,7 +26,7 @@ import msgspec
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.model.environment import read_boot_id
+from pytest_llenergy.model.environment import is_same_boot, read_boot_id
 from pytest_llenergy.workers.meeting import list_own_addresses
 
 #: Largest hello and control message (bytes). Data of ranks has connections of its own.
@@ -124,23 +124,26 @@ def _close_in_fork() -> None:
 os.register_at_fork(after_in_child=_close_in_fork)
 
 
+@contextmanager
+def as_socket(connection: Connection) -> Iterator[socket.socket]:
+    """Lend the socket of a connection, which stays open at the end of the block."""
+    borrowed = socket.socket(fileno=connection.fileno())
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
 def shut_down(connection: Connection) -> None:
     """End a connection in both directions. Whoever waits for it, in any thread, finds it ended."""
-    with suppress(OSError):
-        borrowed = socket.socket(fileno=connection.fileno())
-        try:
-            borrowed.shutdown(socket.SHUT_RDWR)
-        finally:
-            borrowed.detach()
+    with suppress(OSError), as_socket(connection) as borrowed:
+        borrowed.shutdown(socket.SHUT_RDWR)
 
 
 def peer_address(connection: Connection) -> str:
     """Return the address of the other side."""
-    borrowed = socket.socket(fileno=connection.fileno())
-    try:
+    with as_socket(connection) as borrowed:
         return str(borrowed.getpeername()[0])
-    finally:
-        borrowed.detach()
 
 
 class Listener:
@@ -275,7 +278,7 @@ def connect(
         WorkerError: No address answers in time, none knows the secret, or pytest has ended: its host refuses.
     """
     deadline_s = time.monotonic() + timeout_s
-    foreign = invitation.boot_id != read_boot_id()
+    foreign = not is_same_boot(invitation.boot_id, read_boot_id())
     left_out = set(list_own_addresses()) if foreign else set()
     addresses = [address for address in invitation.addresses if address not in left_out]
     if not addresses:
@@ -340,13 +343,10 @@ def _make_connection(opened: socket.socket) -> Connection:
 
 def set_time_limit(connection: Connection, seconds: float) -> None:
     """Let each read and write of a connection fail after so many seconds; 0 for no limit."""
-    borrowed = socket.socket(fileno=connection.fileno())
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    try:
+    with as_socket(connection) as borrowed:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             borrowed.setsockopt(socket.SOL_SOCKET, option, limit)
-    finally:
-        borrowed.detach()
 
 
 class Control:

@@ -13,6 +13,7 @@ from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.mig import NO_INSTANCES, shown_to_one_process
 from pytest_llenergy.devices.request import GpuRequest, format_memory
 from pytest_llenergy.devices.visibility import (
+    OVERRIDE,
     VISIBLE_DEVICES,
     VisibleDevices,
     describe_slurm,
@@ -296,7 +297,7 @@ def _explain_restriction(
     if VISIBLE_DEVICES not in environment or set(visible.uuids) >= set(inventory.uuids):
         return reason
     source = None if visible.reason else f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]!r}"
-    advice = None if reason and "--energy-gpus=" in reason else "--energy-gpus=all overrides it on purpose"
+    advice = None if reason and "--energy-gpus=" in reason else OVERRIDE
     return "; ".join(filter(None, (source, reason, advice)))
 
 

@@ -24,6 +24,8 @@ from pytest_llenergy.errors import DeviceError
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+#: The end of a reason why the environment allows too few GPUs, on pytest's own host.
+OVERRIDE = "--energy-gpus=all overrides it on purpose"
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 BOARD_PREFIX = "GPU-"
 
@@ -182,7 +184,7 @@ def explain_hidden(environment: Mapping[str, str], present: int, reason: str | N
     shown = f"{present} ({slurm})" if slurm else str(present)
     return (
         f"the environment sets {VISIBLE_DEVICES}={environment.get(VISIBLE_DEVICES)!r}, which allows no "
-        f"GPU{cause}; the driver shows {shown}; --energy-gpus=all overrides it on purpose"
+        f"GPU{cause}; the driver shows {shown}; {OVERRIDE}"
     )
 
 

@@ -140,9 +140,18 @@ def describe_unlike(hosts: Mapping[str, Environment]) -> str:
     return "; ".join(lines)
 
 
+#: Where Linux has its identifier of a boot.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 def read_boot_id() -> str:
     """Return Linux's identifier of this boot, or an empty text if it is unknown."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def is_same_boot(one: str, other: str) -> bool:
+    """Whether two identifiers of boots are known and equal, and so of one machine."""
+    return bool(one) and one == other

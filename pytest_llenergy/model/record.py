@@ -107,7 +107,7 @@ class Terms(StoredStruct, frozen=True):
 class DomainEnergy(StoredStruct, frozen=True):
     """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:processes``) in one window.
 
-    In a test on several hosts its name begins with that of its host: ``host/gpu:GPU-…``.
+    In a test on hosts of a cluster its name begins with that of its host: ``host/gpu:GPU-…``.
 
     ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value. If the
     energy is ``attributed``, they contain the error of its split by CPU time too, and ``whole_j`` is the

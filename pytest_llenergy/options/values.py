@@ -123,7 +123,7 @@ def gpus(text: str) -> str:
 
 
 def cluster(text: str) -> str:
-    if not re.fullmatch(r"local|slurm|ray(:[^:/\s]+:[0-9]{1,5})?", text.strip()):
+    if not re.fullmatch(r"local|slurm|ray(:([^][:/\s]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5})?", text.strip()):
         raise ValueError("needs local, slurm, ray or ray:HOST:PORT")
     return text.strip()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import psutil
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.model.environment import read_boot_id
+from pytest_llenergy.model.environment import is_same_boot, read_boot_id
 from pytest_llenergy.workers import timeouts
 
 #: The network interface between ranks of one host; resolving names for others could only fail.
@@ -96,7 +96,7 @@ def listen() -> tuple[socket.socket, Offer]:
 def find_routes(offer: Offer) -> Routes:
     """Return the addresses of another host that this one reaches soon, with the own interface to each."""
     # Another host cannot be reached through an address that this one has as well.
-    own = set() if offer.boot_id == read_boot_id() else set(list_own_addresses())
+    own = set() if is_same_boot(offer.boot_id, read_boot_id()) else set(list_own_addresses())
     routes: dict[str, str] = {}
     poll, probes = select.poll(), {}
     with ExitStack() as end:

@@ -71,6 +71,11 @@ class RayHost:
         ]
         return pid
 
+    def head(self) -> int:
+        """Return the pid of the control store, which only the first host of a cluster has."""
+        (pid,) = [pid for pid in proctree.descendants({self.guard.pid}) if "gcs_server" in _command(pid)[0]]
+        return pid
+
     def holders(self) -> set[int]:
         """Return the pids of the actors that hold boards."""
         return {pid for pid in proctree.descendants({self.guard.pid}) if "Holder" in _command(pid)[0]}

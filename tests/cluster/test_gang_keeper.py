@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from pytest_llenergy import gangs
 from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
@@ -161,6 +162,18 @@ def test_two_agents_on_one_machine_are_refused_if_a_meter_reads_all_of_it(hosts:
     keeper, _ = hosts.keeper("n1", "n2")
     with pytest.raises(DeviceError, match=r"^n1 and n2 are one machine, which --energy-meter would read"):
         lease(keeper, GpuRequest(2), exclusive=True)
+
+
+def test_hosts_whose_boots_are_unknown_may_be_one_machine(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, cluster = hosts.keeper("n1", "n2")
+    lease(keeper, GpuRequest(2))
+    for client in cluster.gangs[0].hosts:
+        monkeypatch.setattr(client, "facts", structs.replace(client.facts, boot_id=""))
+    keeper.finish_test()
+    with pytest.raises(DeviceError, match=r"^n1 and n2 may be one machine, which .* let n1 read /proc/sys/"):
+        gangs._refuse_same_machine(cluster.gangs[0].hosts)
 
 
 def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

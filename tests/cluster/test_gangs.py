@@ -9,6 +9,7 @@ from pytest_llenergy.cluster.base import HostOffer, Shape
 from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.options.values import cluster
 
 
 def offers(*devices: int) -> list[HostOffer]:
@@ -27,7 +28,9 @@ def offers(*devices: int) -> list[HostOffer]:
         # Seven is a prime number: seven hosts, which there are not.
         (7, None, (4, 4), 7, 1),
         (16, None, (4, 4), 4, 4),
-        (2, None, (), 2, 1),
+        (2, None, (), 1, 2),
+        # None has GPUs.
+        (2, None, (0, 0), 1, 2),
     ],
 )
 def test_as_few_hosts_as_can_hold_equal_shares(
@@ -66,6 +69,21 @@ def test_several_hosts_are_a_reason_to_skip_on_one(pytester: pytest.Pytester) ->
     result.stdout.fnmatch_lines(
         ["SKIPPED*gpus(16, per_host=8) needs 2 hosts: run with --energy-cluster, and work in ranks *"]
     )
+
+
+@pytest.mark.parametrize(
+    "value", ["ray", "ray:head:6379", "ray:10.0.0.1:6379", "ray:[::1]:6379", "ray:[fd00::2]:6379", "slurm"]
+)
+def test_the_names_of_clusters(value: str) -> None:
+    assert cluster(value) == value
+
+
+@pytest.mark.parametrize(
+    "value", ["ray:::1:6379", "ray:[head]:6379", "ray:[::1]", "ray://head:10001", "ray:"]
+)
+def test_names_that_are_not_those_of_clusters(value: str) -> None:
+    with pytest.raises(ValueError, match="needs local, slurm, ray or ray:HOST:PORT"):
+        cluster(value)
 
 
 @pytest.mark.parametrize(

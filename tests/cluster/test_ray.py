@@ -307,6 +307,64 @@ def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: R
             start(cluster, hosts=1, per_host=6)
 
 
+def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
+    with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 'dance'$"):
+        cluster._broker.request("dance")
+    assert cluster.offers()
+
+
+def test_a_head_that_is_frozen_is_asked_once(
+    cluster: RayCluster, ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_llenergy.cluster.ray.ANSWER_TIMEOUT_S", 1.0)
+    head = ray_cluster.hosts[0].head()
+    os.kill(head, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address} does not answer"):
+            cluster._request("offers", 1.0)
+    finally:
+        os.kill(head, signal.SIGCONT)
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerError, match=r"; it is not asked again$"):
+        start(cluster)
+    assert time.monotonic() - begin_s < 0.5
+
+
+@pytest.mark.slow
+def test_a_head_that_was_killed_costs_no_time(tmp_path: Path, nvml_library: Path) -> None:
+    """Neither a request nor the end of a gang, for which Ray would wait for a minute each."""
+    nodes = RayNodes(tmp_path, nvml_library)
+    try:
+        host = nodes.add(None, 4)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in nodes.environment.items():
+                patch.setenv(name, value)
+            cluster = RayCluster()
+            gang = start(cluster, hosts=1)
+            head = psutil.Process(host.head())
+            head.kill()
+            head.wait(10)
+            begin_s = time.monotonic()
+            gang.close()
+            for _ in range(3):
+                line = rf"^Ray cluster {cluster.address}: its head cannot be reached: .*refused$"
+                with pytest.raises(WorkerError, match=line):
+                    start(cluster, hosts=1, per_host=1)
+                with pytest.raises(WorkerError, match=line):
+                    cluster.offers()
+            # Also if Ray has ended the broker meanwhile.
+            os.kill(broker_of(cluster), signal.SIGKILL)
+            cluster._broker._popen.wait()
+            with pytest.raises(WorkerError, match=line):
+                cluster.offers()
+            cluster.close()
+            took_s = time.monotonic() - begin_s
+            print(f"without a head: {took_s:.2f} s")
+            assert took_s < 20
+    finally:
+        nodes.stop()
+
+
 def test_another_version_is_refused(
     ray_cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,16 +385,30 @@ def test_another_version_is_refused(
         RayCluster(ray_cluster.address)
 
 
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
-def test_other_protocols_are_refused(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("ray://127.0.0.1:10001", "http://127.0.0.1:8265", "127.0.0.9", "127.0.0.9:port", "::1:6379"),
+        # Ray would start a cluster of its own.
+        "local",
+    ],
+)
+def test_other_addresses_than_those_of_hosts_are_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(PlanError, match="is not an address that hosts of a Ray cluster use: name HOST:PORT"):
+        RayCluster()
     with pytest.raises(PlanError, match=r"is not an address that hosts of a Ray cluster use: name HOST:PORT"):
         RayCluster(address)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.9:1", "127.0.0.9", "127.0.0.9:port"])
+@pytest.mark.parametrize("address", ["127.0.0.9:1", "[::1]:1"])
 def test_an_address_without_a_cluster_is_named(address: str, ray_cluster: RayNodes) -> None:
-    with pytest.raises(WorkerError, match=rf"^Ray cluster {address}: it cannot be reached: "):
+    with pytest.raises(
+        WorkerError, match=rf"^Ray cluster {re.escape(address)}: its head cannot be reached: "
+    ):
         RayCluster(address)
 
 

@@ -163,10 +163,10 @@ def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvm
     assert found.load_average is not None
 
 
-def test_a_single_host_keeps_the_names_of_its_domains(tmp_path: Path, nvml_library: Path) -> None:
+def test_domains_of_a_single_host_are_named_after_it_too(tmp_path: Path, nvml_library: Path) -> None:
     with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
         found, _ = measure_surges(hosts[1:], 1)
-    assert list(found.rounds[0].by_domain) == ["gpu:GPU-n2"]
+    assert list(found.rounds[0].by_domain) == [SECOND]
 
 
 def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(

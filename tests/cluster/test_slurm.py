@@ -162,7 +162,7 @@ for shape in (Shape(2, 3), Shape(1, 5)):
 """
     offers, larger, never = in_job(slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu")
     assert offers == [["n1", 2]]
-    assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs each (n1); " in larger
+    assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs (n1); " in larger
     assert larger.endswith("; a larger job can: salloc --partition=gpu --nodes=2 --gres=gpu:3")
     assert "; nor is there a larger job (srun --test-only --partition=gpu --nodes=1 --gres=gpu:5 " in never
     assert never.endswith("Requested node configuration is not available)")
@@ -171,9 +171,8 @@ for shape in (Shape(2, 3), Shape(1, 5)):
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        ("cluster._job = '999999'", " 999999: slurm_load_jobs error: Invalid job id specified"),
         ("slurm.agent_command = lambda slot: ['/no/python']", "/no/python: No such file or directory"),
-        pytest.param("cluster._nodes; cluster._job = '999999'", "Invalid job id specified", marks=slow),
+        pytest.param("cluster._job = '999999'", "Invalid job id specified", marks=slow),
         pytest.param(
             "slurm.agent_command = lambda slot: ['sh', '-c', 'test $SLURM_PROCID = 0 && sleep 60']",
             "n2: task 1: Exited with exit code 1",
@@ -185,7 +184,7 @@ for shape in (Shape(2, 3), Shape(1, 5)):
             marks=slow,
         ),
     ],
-    ids=["no-job", "no-python", "job-ended", "one-task", "late"],
+    ids=["no-python", "job-ended", "one-task", "late"],
 )
 def test_agents_that_do_not_start(slurm_cluster: Slurm, before: str, message: str) -> None:
     code = f"""
@@ -207,6 +206,38 @@ def test_outside_of_slurm() -> None:
         SlurmCluster({"PATH": "/usr/bin"})
     with pytest.raises(PlanError, match=r"^srun is not on PATH in Slurm job 7; "):
         SlurmCluster({"PATH": "/no/such/directory", "SLURM_JOB_ID": "7"})
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["unknown", "ended"])
+def test_a_job_that_cannot_be_used_is_one_error_at_the_start(slurm_cluster: Slurm, ended: bool) -> None:
+    job, reason = "999999", r"scontrol .*: Invalid job id specified"
+    if ended:
+        # Slurm remembers it, with its nodes.
+        job = slurm_cluster.run("salloc", "--quiet", "sh", "-c", "echo $SLURM_JOB_ID").stdout.strip()
+        reason = "a job that is COMPLET(ED|ING)"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", "SLURM_CONF"):
+            patch.setenv(name, slurm_cluster.environment[name])
+        with pytest.raises(
+            PlanError, match=rf"^SLURM_JOB_ID is {job}(: |, ){reason}; start pytest inside a "
+        ):
+            SlurmCluster({**slurm_cluster.environment, "SLURM_JOB_ID": job})
+
+
+def test_a_job_without_gpus_names_the_options_for_some(slurm_cluster: Slurm) -> None:
+    code = """
+from pytest_llenergy.cluster.launchers import choose_shape
+from pytest_llenergy.devices.request import GpuRequest
+try:
+    cluster.gang(choose_shape(GpuRequest(2), cluster.offers()), 0.0, print)
+except NeverError as error:
+    out(str(error))
+"""
+    (text,) = in_job(slurm_cluster, code, "--partition=gpu")
+    assert text.partition(" cannot provide ")[2] == (
+        "1 host with 2 GPUs: it has 2 hosts with no GPUs each (n[1-2]), and was started without "
+        "--gres=gpu:N or --gpus-per-node=N; a new job can: salloc --partition=gpu --nodes=1 --gres=gpu:2"
+    )
 
 
 def test_variables_of_a_job_do_not_reach_srun() -> None:

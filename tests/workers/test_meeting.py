@@ -39,4 +39,8 @@ def test_a_host_finds_its_interface_to_each_address_that_answers() -> None:
         assert "198.51.100.1" not in routes
         # On another host, the loopback interface leads elsewhere.
         assert "127.0.0.1" not in find_routes(replace(tried, boot_id="another"))
+        # Unknown ones are equal to none, not even to each other.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pytest_llenergy.workers.meeting.read_boot_id", lambda: "")
+            assert "127.0.0.1" not in find_routes(replace(tried, boot_id=""))
     assert find_routes(replace(offer, addresses=("127.0.0.1",))) == {}
