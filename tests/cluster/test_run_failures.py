@@ -137,6 +137,10 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
         if what == "launcher":
             kill_launcher(mark, here, "srun " if cluster_runs.name == "slurm" else "ray_broker")
         output, _ = run.communicate(timeout=RUN_TIMEOUT_S)
+    if what == "frozen host":
+        # Its processes notice when they run again that pytest has gone.
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGCONT)
     gone_s = wait_until_gone(mark)
     took_s = float((here / "ended").read_text()) - float((here / "began").read_text())
     records = {each.id.partition("::")[2]: each for each in cluster_runs.report.records}
@@ -162,7 +166,7 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
     assert len(joules) == 4
     if what == "rank":
         assert all((each or 0.0) > 0 for each in joules.values())
-        assert records["test_two_hosts"].status != "skipped"
+        assert "1 failed, 3 passed" in output, output
         return
     assert {name.startswith(f"{lost}/") for name, each in joules.items() if each is None} == {True}
     assert sum(each is not None for each in joules.values()) == 2
