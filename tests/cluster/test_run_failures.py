@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from pytest_llenergy.measure.round_metric import is_valid
@@ -196,7 +197,8 @@ def wait_until_gone(mark: str) -> float:
     """Wait until no process of the package with a mark is left. Returns the seconds that it took."""
     begin_s = time.monotonic()
     while left := marked(mark):
-        assert time.monotonic() - begin_s < GONE_S, left
+        if time.monotonic() - begin_s >= GONE_S:
+            pytest.fail(str({pid: (psutil.Process(pid).status(), text[-200:]) for pid, text in left.items()}))
         time.sleep(0.02)
     return time.monotonic() - begin_s
 
