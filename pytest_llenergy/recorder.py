@@ -99,6 +99,8 @@ class Draft:
     device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
+    #: What ``energy`` had measured when it raised. Its rounds are recorded unless the record counts.
+    unfinished: Experiment | None = None
     load_curve: LoadCurve | None = None
     windows: list[Window] = field(default_factory=list)
     #: What the test wrote; any objects, converted by ``json_values``.
@@ -124,6 +126,10 @@ class Draft:
         """All metrics of the test so far."""
         measured = self.experiment.metrics if self.experiment is not None else {}
         return {**measured, **{name: metric for name, (metric, _) in self.custom.items()}}
+
+    def keep_unfinished(self, experiment: Experiment) -> None:
+        """Keep what ``energy`` has measured, which is about to raise."""
+        self.unfinished = experiment
 
     def add_scores(self, scores: Sequence[float]) -> float:
         """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
@@ -178,6 +184,8 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     """
     draft, worker = draft_of(item), worker_input_of(item.config)
     experiment = draft.experiment
+    if experiment is None and status != "measured" and not draft.failed_gate:
+        experiment = draft.unfinished
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
@@ -212,7 +220,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         rounds=experiment.rounds if experiment else [],
         power_trace=experiment.power_trace if experiment else None,
         windows=windows,
-        metrics=draft.metrics,
+        metrics={**(experiment.metrics if experiment else {}), **draft.metrics},
         custom={name: each for name, (_, each) in draft.custom.items()},
         outputs=list(draft.outputs),
         load_curve=draft.load_curve,
@@ -396,15 +404,17 @@ def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def deliver_unfinished(item: pytest.Item) -> None:
-    """Keep the record of a test that Ctrl-C ended while it measured several loads: each took long."""
-    if draft_of(item).load_curve is None:
+    """Keep the record of a test that Ctrl-C ended while it measured: its rounds and loads took long."""
+    draft = draft_of(item)
+    if draft.load_curve is None and draft.unfinished is None:
         return
+    rest = "rounds" if draft.load_curve is None else "loads"
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
         keywords={},
         outcome="failed",
-        longrepr="interrupted before all loads were measured",
+        longrepr=f"interrupted before all {rest} were measured",
         when="call",
     )
     deliver_interrupted(item, report)

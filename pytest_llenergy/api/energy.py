@@ -302,7 +302,13 @@ class Energy(RecordedValues):
             load_s = time.monotonic() - begin_s
             slo = workload.slo if isinstance(workload, RankWorkload) else None
             draft.experiment = measure_on_hosts(
-                workload, plan, hosts, lambda step: show(describe_step(step)), load_s, slo
+                workload,
+                plan,
+                hosts,
+                lambda step: show(describe_step(step)),
+                load_s,
+                slo,
+                on_failure=draft.keep_unfinished,
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes

@@ -222,6 +222,7 @@ class LoadMeasurement:
                 load_s,
                 self.slo,
                 is_enough,
+                context.draft.keep_unfinished,
             )
         except Exception as error:
             self._keep(LoadPoint(request_rate=rate, reason=f"{type(error).__name__}: {error}"), None)

@@ -104,6 +104,10 @@ class RemoteMeters:
     def reasons(self) -> Sequence[str]:
         return [*self._reasons, *([] if self._missing is None else [self._missing])]
 
+    @property
+    def lost(self) -> str | None:
+        return self._client.lost
+
     def __enter__(self) -> RemoteMeters:
         self.load_average = self._ask("start")
         # Known even if the host is lost later.
@@ -310,4 +314,5 @@ class RemoteMeters:
             )
             for each in self._domains
         ]
-        return HostRound(domains, list(self.reasons))
+        flags = [] if self.lost is None else [Flag(name="host-lost", severity="invalid", detail=self.lost)]
+        return HostRound(domains, list(self.reasons), flags)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.accounting import RESOLVED_WELL, account_round, required_lengths
+from pytest_llenergy.errors import LLEnergyError, WorkerError
+from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.goodput import mark_good_requests
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
@@ -25,16 +26,17 @@ from pytest_llenergy.measure.metrics import (
     ROUND_METRICS,
     compute_metrics,
     relative_uncertainty,
-    unresolved_phases,
 )
+from pytest_llenergy.measure.phase_lengths import lengthen_again, lengthen_for_phases
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
     drift_flags,
     outlier_flags,
+    unfinished_flag,
     widen_by_scatter,
 )
-from pytest_llenergy.measure.remaining_time import Forecast, StepCallback, ignore_step
+from pytest_llenergy.measure.remaining_time import Forecast, Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
     MeasuredRound,
@@ -46,7 +48,6 @@ from pytest_llenergy.measure.rounds import (
 )
 from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.power_trace import PowerTrace
 from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round, Times
@@ -95,6 +96,11 @@ class RoundPlan:
         """Smallest number of rounds, whatever they take."""
         return self.rounds if self.floor is None or self.exact else min(self.floor, self.rounds)
 
+    @property
+    def sharing_rounds(self) -> int:
+        """Number of rounds that share what is left of the budget."""
+        return min(self.rounds, ESTIMATE_ROUNDS) if self.is_estimate else self.least
+
 
 #: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
 #: wider limits. After these seconds there are still as many rounds as a comparison needs
@@ -104,11 +110,6 @@ ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
 #: Standard uncertainty in watts that is enough for an estimate: a three-hundredth of a busy logical CPU. Work
 #: that only waits is estimated at so few joules that its relative uncertainty stays large.
 ESTIMATE_U_W = 0.01
-
-
-#: Rounds that are tried at most to find how long they must be for the energies of phases, and how much longer
-#: the second is at most.
-PHASE_TRIALS, TRIED_LENGTH = 2, 16
 
 
 def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:
@@ -142,6 +143,7 @@ def measure(
     load_s: float = 0.0,
     slo: Slo | None = None,
     is_enough: Callable[[Sequence[Round]], bool] | None = None,
+    on_failure: Callable[[Experiment], None] = lambda _: None,
 ) -> Experiment:
     """Measure a workload with the meters of this host, then close them.
 
@@ -154,10 +156,11 @@ def measure(
         load_s: As for ``measure_on_hosts``.
         slo: As for ``measure_on_hosts``.
         is_enough: As for ``measure_on_hosts``.
+        on_failure: As for ``measure_on_hosts``.
     """
     __tracebackhide__ = True
     hosts = [LocalMeters(selection, lease.uuids)]
-    return measure_on_hosts(workload, plan, hosts, on_step, load_s, slo, is_enough)
+    return measure_on_hosts(workload, plan, hosts, on_step, load_s, slo, is_enough, on_failure)
 
 
 def measure_on_hosts(
@@ -168,6 +171,7 @@ def measure_on_hosts(
     load_s: float = 0.0,
     slo: Slo | None = None,
     is_enough: Callable[[Sequence[Round]], bool] | None = None,
+    on_failure: Callable[[Experiment], None] = lambda _: None,
 ) -> Experiment:
     """Measure a workload, then close the meters.
 
@@ -179,6 +183,12 @@ def measure_on_hosts(
         load_s: Time that preparing the workload took (seconds), for the record.
         slo: Limits of the latencies of a served load.
         is_enough: Decides after each round whether to stop; by default, the plan does.
+        on_failure: Called with the rounds so far, if there are any, before an error is raised. The last of
+            them is invalid if the error was raised in it.
+
+    Raises:
+        WorkerError: A host was lost.
+        Exception: Whatever the workload raises.
     """
     __tracebackhide__ = True
     with ExitStack() as reading:
@@ -201,7 +211,11 @@ def measure_on_hosts(
         if plan.phases and plan.iterations is None and warmup.phases_s:
 
             def try_round(iterations: int) -> MeasuredRound:
-                return run_round(workload, iterations, gap_s, dither, hosts)
+                __tracebackhide__ = True
+                trial = run_round(workload, iterations, gap_s, dither, hosts)
+                if trial.failure is not None:
+                    raise trial.failure
+                return trial
 
             iterations, unresolved = lengthen_for_phases(
                 try_round,
@@ -211,166 +225,145 @@ def measure_on_hosts(
                 plan.budget_s - (time.monotonic() - begin_s),
                 hosts,
             )
-        start_s = time.monotonic()
-        warmup_s = start_s - begin_s
-        forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
-        rounds: list[Round] = []
-        measured: list[MeasuredRound] = []
-        clocks: list[dict[str, float]] = []
-        while True:
-            spent_s = time.monotonic() - start_s
-            if is_enough is not None and rounds:
-                if is_enough(rounds):
-                    break
-            elif is_finished(rounds, plan, warmup_s, spent_s, coverage):
-                if plan.iterations is not None:
-                    break
-                left_s = plan.budget_s - warmup_s - spent_s
-                longer, reasons = _lengthen_again(rounds, iterations, plan, gap_s, left_s)
-                unresolved = {**reasons, **unresolved}
-                if longer <= iterations:
-                    break
-                # The trial seemed long enough, by chance or because the machine was busier: so these rounds
-                # were trials, too.
-                iterations = longer
-                rounds, measured, clocks, start_s = [], [], [], time.monotonic()
-                warmup_s = start_s - begin_s
-                forecast = _forecast(plan, warmup, iterations, gap_s, warmup_s, coverage)
-                continue
-            # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
-            # that draws it, would count as idle power or as joules of the work.
-            on_step(forecast.next_round(rounds, spent_s))
-            measured.append(run_round(workload, iterations, gap_s, dither, hosts))
-            found = account_on_all(hosts, measured[-1])
-            clocks.append({uuid: mhz for each in found for uuid, mhz in each.clocks_mhz.items()})
-            rounds.append(mark_good_requests(account_round(measured[-1], found), slo))
-        measuring_s = time.monotonic() - start_s
-        rounds = widen_by_scatter(add_comparison_flags(rounds, clocks), _domains(hosts))
-        infos = [info for host in hosts for info in host.infos()]
-        middle = median_round_index(rounds)
-        course = power_trace(measured[middle], hosts) if middle is not None else None
-    procedure = _procedure(
-        plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage, plan.rounds)
-    )
-    flags = [
-        *drift_flags(rounds),
-        *outlier_flags(rounds),
-        *([] if plan.is_estimate else _target_flags(procedure, len(rounds))),
-        *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
-    ]
-    metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage, plan.rounds)
-    for name in PHASE_METRICS if unresolved else ():
-        why = unresolved.get(ROUND_METRICS[name].phase or "")
-        if why is not None and metrics[name].value is None:
-            reason = f"{metrics[name].reason}; {why}"
-            metrics[name] = msgspec.structs.replace(metrics[name], reason=reason)
-    work_s = math.fsum(round_.duration_s for round_ in rounds)
-    times = Times(load_s=load_s, warmup_s=warmup_s, rounds_s=work_s, gaps_s=max(0.0, measuring_s - work_s))
-    loads = [host.load_average for host in hosts if host.load_average is not None]
-    return Experiment(rounds, metrics, infos, max(loads, default=None), procedure, flags, course, times)
+        course = _Course(workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, unresolved, begin_s)
+        course.begin(iterations)
+        try:
+            while not course.is_over(is_enough):
+                # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
+                # that draws it, would count as idle power or as joules of the work.
+                on_step(course.next_step())
+                course.add_round(dither)
+        except BaseException:
+            # An error of a meter must not hide this one.
+            with suppress(LLEnergyError):
+                if course.rounds or course.unfinished:
+                    on_failure(course.conclude(failed=True))
+            raise
+        return course.conclude()
+
+
+@dataclass
+class _Course:
+    """The rounds of a measurement so far, and how they are made."""
+
+    workload: MemoryAware
+    plan: RoundPlan
+    hosts: Sequence[HostMeters]
+    warmup: WarmUp
+    gap_s: float
+    coverage: float
+    load_s: float
+    slo: Slo | None
+    #: How long rounds would have to be for phases that stay unresolved, by their names.
+    unresolved: dict[str, str]
+    begin_s: float
+
+    def begin(self, iterations: int) -> None:
+        """Begin with rounds of so many iterations. Earlier ones were trials."""
+        self.iterations = iterations
+        self.rounds: list[Round] = []
+        self.unfinished: Round | None = None
+        self._measured: list[MeasuredRound] = []
+        self._clocks: list[dict[str, float]] = []
+        self._start_s = time.monotonic()
+        self._warmup_s = self._start_s - self.begin_s
+        self._forecast = _forecast(
+            self.plan, self.warmup, iterations, self.gap_s, self._warmup_s, self.coverage
+        )
+
+    def is_over(self, is_enough: Callable[[Sequence[Round]], bool] | None) -> bool:
+        """Return whether no round follows. Begins again if rounds are too short for a phase."""
+        if is_enough is not None and self.rounds:
+            return is_enough(self.rounds)
+        plan, spent_s = self.plan, time.monotonic() - self._start_s
+        if not is_finished(self.rounds, plan, self._warmup_s, spent_s, self.coverage):
+            return False
+        if plan.iterations is not None:
+            return True
+        left_s = plan.budget_s - self._warmup_s - spent_s
+        longer, reasons = lengthen_again(self.rounds, self.iterations, plan, self.gap_s, left_s)
+        self.unresolved = {**reasons, **self.unresolved}
+        if longer <= self.iterations:
+            return True
+        # The trial seemed long enough, by chance or because the machine was busier.
+        self.begin(longer)
+        return False
+
+    def next_step(self) -> Step:
+        """Return what comes next, and how long it may take."""
+        return self._forecast.next_round(self.rounds, time.monotonic() - self._start_s)
+
+    def add_round(self, dither: PhaseDither) -> None:
+        """Measure a round.
+
+        Raises:
+            WorkerError: A host was lost, even one without ranks.
+            Exception: The work failed. What the meters read until then is ``unfinished``.
+        """
+        __tracebackhide__ = True
+        measured = run_round(self.workload, self.iterations, self.gap_s, dither, self.hosts)
+        if measured.failure is not None:
+            with suppress(LLEnergyError):
+                found = account_round(measured, account_on_all(self.hosts, measured))
+                flag = unfinished_flag(measured.failure)
+                self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
+            raise measured.failure
+        on_hosts = account_on_all(self.hosts, measured)
+        self._measured.append(measured)
+        self._clocks.append({uuid: mhz for each in on_hosts for uuid, mhz in each.clocks_mhz.items()})
+        self.rounds.append(mark_good_requests(account_round(measured, on_hosts), self.slo))
+        lost = next((host.lost for host in self.hosts if host.lost is not None), None)
+        if lost is not None:
+            raise WorkerError(lost)
+
+    def conclude(self, *, failed: bool = False) -> Experiment:
+        """Return what all rounds together show; of a measurement that has ``failed``, what is left."""
+        measuring_s = time.monotonic() - self._start_s
+        plan, hosts, coverage = self.plan, self.hosts, self.coverage
+        finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))
+        rounds = [*finished, *([] if self.unfinished is None else [self.unfinished])]
+        middle = median_round_index(finished)
+        procedure = _procedure(
+            plan,
+            self.warmup,
+            self.iterations,
+            self.gap_s,
+            measuring_s,
+            relative_uncertainty(finished, coverage, plan.rounds),
+        )
+        flags = [
+            *drift_flags(finished),
+            *outlier_flags(finished),
+            *([] if plan.is_estimate or failed else _target_flags(procedure, len(rounds))),
+            *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
+        ]
+        metrics = compute_metrics(rounds, self.workload.peak_memory_bytes, coverage, plan.rounds)
+        for name in PHASE_METRICS if self.unresolved else ():
+            why = self.unresolved.get(ROUND_METRICS[name].phase or "")
+            if why is not None and metrics[name].value is None:
+                reason = f"{metrics[name].reason}; {why}"
+                metrics[name] = msgspec.structs.replace(metrics[name], reason=reason)
+        work_s = math.fsum(round_.duration_s for round_ in rounds)
+        loads = [host.load_average for host in hosts if host.load_average is not None]
+        return Experiment(
+            rounds=rounds,
+            metrics=metrics,
+            meters=[info for host in hosts for info in host.infos()],
+            load_average=max(loads, default=None),
+            procedure=procedure,
+            flags=flags,
+            power_trace=power_trace(self._measured[middle], hosts) if middle is not None else None,
+            times=Times(
+                load_s=self.load_s,
+                warmup_s=self._warmup_s,
+                rounds_s=work_s,
+                gaps_s=max(0.0, measuring_s - work_s),
+            ),
+        )
 
 
 def _domains(hosts: Sequence[HostMeters]) -> list[DomainFacts]:
     return [domain for host in hosts for domain in host.domains()]
-
-
-def lengthen_for_phases(
-    try_round: Callable[[int], MeasuredRound],
-    iterations: int,
-    plan: RoundPlan,
-    gap_s: float,
-    left_s: float,
-    hosts: Sequence[HostMeters],
-) -> tuple[int, dict[str, str]]:
-    """Return how many iterations a round needs for the energies of the phases that are asked for.
-
-    Measures a round and, if that was too short, a longer one.
-
-    Args:
-        try_round: Measures a round of so many iterations.
-        iterations: Iterations that the energy of the whole needs.
-        plan: How to measure.
-        gap_s: Length of each quiet gap (seconds).
-        left_s: Time that is left of the budget (seconds).
-        hosts: The meters.
-
-    Returns:
-        The iterations, at most what the budget allows, and how long rounds would have to be for phases that
-        need more, by their names.
-    """
-    rounds = _rounds_of_phases(plan)
-    unresolved: dict[str, str] = {}
-    for number in range(PHASE_TRIALS):
-        begin_s = time.monotonic()
-        trial = try_round(iterations)
-        left_s -= time.monotonic() - begin_s
-        iteration_s = trial.timeline.duration_s / iterations
-        limit = RESOLVABLE if number else RESOLVED_WELL
-        lengths = required_lengths(trial, hosts, plan.phases, rounds, limit)
-        if not number:
-            # Few iterations may lie between the same readings, and others between different ones.
-            lengths = {name: each if each < math.inf else TRIED_LENGTH for name, each in lengths.items()}
-        lengths = {name: each for name, each in lengths.items() if each < math.inf}
-        most, unresolved = _fit_lengths(lengths, iterations, iteration_s, plan, gap_s, left_s)
-        longest = min(most, math.ceil(iterations * max(lengths.values(), default=1)))
-        if not number:
-            longest = min(longest, TRIED_LENGTH * iterations)
-        if longest <= iterations:
-            break
-        iterations = longest
-    return iterations, unresolved
-
-
-def _lengthen_again(
-    rounds: Sequence[Round], iterations: int, plan: RoundPlan, gap_s: float, left_s: float
-) -> tuple[int, dict[str, str]]:
-    """Return how many iterations a round gets for phases that these rounds leave unresolved.
-
-    Returns as many as before if longer rounds that fit into the budget cannot be enough, and the reasons.
-    """
-    lengths = unresolved_phases(rounds, plan.phases)
-    iteration_s = math.fsum(round_.duration_s for round_ in rounds) / (iterations * len(rounds))
-    most, reasons = _fit_lengths(lengths, iterations, iteration_s, plan, gap_s, left_s)
-    return min(most, TRIED_LENGTH * iterations) if lengths.keys() - reasons.keys() else iterations, reasons
-
-
-def _fit_lengths(
-    lengths: Mapping[str, float],
-    iterations: int,
-    iteration_s: float,
-    plan: RoundPlan,
-    gap_s: float,
-    left_s: float,
-) -> tuple[int, dict[str, str]]:
-    """Return how many iterations a round can have in the time that is left, and which phases need more, why.
-
-    A round keeps the ``iterations`` that it has, whatever they take. ``lengths`` are how many times longer
-    rounds must be, by the names of phases.
-    """
-    rounds = _rounds_of_phases(plan)
-    fitting = int((left_s / rounds - 2 * gap_s) / iteration_s)
-    most = max(iterations, fitting)
-    allows = f"allows {_two_digits(fitting * iteration_s)} s" if fitting >= iterations else "is spent before"
-    reasons: dict[str, str] = {}
-    for name, length in lengths.items():
-        round_s = math.ceil(iterations * length) * iteration_s
-        # A trial of this length comes before the rounds.
-        enough_s = plan.budget_s - left_s + (rounds + 1) * (round_s + 2 * gap_s)
-        if iterations * length > most:
-            reasons[name] = (
-                f"{name} needs rounds of about {_two_digits(round_s)} s, but the budget of "
-                f"{plan.budget_s:g} s (--energy-budget) {allows}; try {math.ceil(enough_s)} s"
-            )
-    return most, reasons
-
-
-def _two_digits(seconds: float) -> str:
-    return f"{float(f'{seconds:.2g}'):g}"
-
-
-def _rounds_of_phases(plan: RoundPlan) -> int:
-    """Return how many rounds share what is left of the budget."""
-    return min(plan.rounds, ESTIMATE_ROUNDS) if plan.is_estimate else plan.least
 
 
 def _forecast(

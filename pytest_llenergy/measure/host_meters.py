@@ -120,6 +120,10 @@ class HostMeters(Protocol):
     def load_average(self) -> float | None:
         """Load average of the host before the readings began, if known."""
 
+    @property
+    def lost(self) -> str | None:
+        """Why the host is lost; ``None`` if it is not."""
+
     def __enter__(self) -> HostMeters: ...
 
     def __exit__(self, *error: object) -> None: ...

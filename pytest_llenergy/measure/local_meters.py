@@ -41,6 +41,7 @@ class LocalMeters:
     def __init__(self, selection: Selection, boards: Sequence[str] = ()) -> None:
         self.reasons: Sequence[str] = selection.reasons
         self.load_average: float | None = None
+        self.lost: str | None = None
         self._selection = selection
         self._sampler = Sampler(selection.meters)
         self._roots = {os.getpid(), *selection.processes}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
+from textwrap import shorten
 
 import msgspec
 
@@ -15,6 +16,7 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import linear_drift, outlying
@@ -25,6 +27,7 @@ from pytest_llenergy.meters.uncertainty import Energy, student_factor
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.quantity import format_energy
 from pytest_llenergy.model.record import Flag, Round, Terms
+from pytest_llenergy.model.text import one_line
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -50,6 +53,9 @@ FAR = 2.5
 
 #: Further outlying rounds are only counted.
 MAX_NAMED_ROUNDS = 3
+
+#: Most characters of an error in a flag.
+MAX_DETAIL = 300
 
 
 def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
@@ -216,6 +222,14 @@ def energy_flags(total: Energy) -> list[Flag]:
         detail = f"standard uncertainty {share} of the energy"
         return [Flag(name="imprecise", severity="warning", detail=detail)]
     return []
+
+
+def unfinished_flag(error: Exception) -> Flag:
+    """Return the flag of a round whose work failed: its joules end there, and are of no whole work."""
+    first, _, _ = str(error).partition("\n")
+    text = first if isinstance(error, LLEnergyError) else f"{type(error).__name__}: {first}"
+    detail = shorten(one_line(text), MAX_DETAIL, placeholder=" …")
+    return Flag(name="unfinished", severity="invalid", detail=f"the work failed: {detail}")
 
 
 def _short_flags(duration_s: float, trace: Trace) -> list[Flag]:

@@ -172,7 +172,8 @@ class MeasuredRound:
     after it. ``gap_cpu`` is the CPU use in both gaps, and ``in_reader`` whether the work ran in the thread
     that read the meters right before and after it. ``clock_u_ns`` is the standard uncertainty of the moments
     on the clock of a host that did not take them itself. ``quiet_until_ns`` is the end of the gap before it,
-    if something else ran between the two.
+    if something else ran between the two. ``failure`` is why its work did not end or was not reported: then
+    its moments are those at which the work was started and at which it failed.
     """
 
     timeline: Timeline
@@ -188,6 +189,7 @@ class MeasuredRound:
     in_reader: bool = False
     clock_u_ns: float = 0.0
     quiet_until_ns: int | None = None
+    failure: Exception | None = None
 
     @property
     def quiet_before_ns(self) -> int:
@@ -230,8 +232,12 @@ def run_round(
         gap_s: Length of each quiet gap (seconds).
         dither: Chooses the phase at which the round starts.
         hosts: The meters.
+
+    Returns:
+        The round. If its work failed, it holds the error, and the meters were read to its end nevertheless.
     """
     __tracebackhide__ = True
+    timeline = failure = None
     workload.prepare_round()
     for host in hosts:
         host.begin_gap()
@@ -243,14 +249,27 @@ def run_round(
         host.prepare_work()
     for host in hosts:
         host.begin_work()
-    workload.work(iterations)
+    start_ns = time.monotonic_ns()
+    try:
+        workload.work(iterations)
+    except Exception as error:
+        failure = error
+    end_ns = time.monotonic_ns()
     for host in hosts:
         host.end_work()
     time.sleep(gap_s)
     gap_end_ns = min((host.end_gap() for host in hosts), default=time.monotonic_ns())
+    try:
+        timeline = workload.timeline() if failure is None else None
+    except Exception as error:
+        failure = error
+    if timeline is None:
+        work = Iteration(start_ns=start_ns, end_ns=end_ns, repeats=iterations)
+        timeline = Timeline(ranks=(RankTimeline(rank=0, iterations=(work,), cpu_time_s=0.0),))
     return MeasuredRound(
-        timeline=workload.timeline(),
+        timeline=timeline,
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
         in_reader=isinstance(workload, CallWorkload),
+        failure=failure,
     )

@@ -42,7 +42,7 @@ PROCEDURE = Procedure(
 def install(work: Any) -> None:
     """Measure ``work.joules`` after each call, with a little spread by session and round."""
 
-    def measure(workload: Any, plan: Any, hosts: Any, *_: Any) -> Experiment:
+    def measure(workload: Any, plan: Any, hosts: Any, *_: Any, **__: Any) -> Experiment:
         close_all(hosts)
         work.joules = 10.0
         workload.work(1)

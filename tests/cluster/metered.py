@@ -11,10 +11,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.remote_meters import open_remote_meters
 from pytest_llenergy.cluster.wire import Listener
-from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
+from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.model.record import Round
 from pytest_llenergy.model.timeline import Timeline
 
@@ -141,9 +144,24 @@ def measure_surges(
 ) -> tuple[Experiment, Surges]:
     """Measure so many rounds on all hosts."""
     workload = kind(hosts, **options)
+    return measure_on_hosts(workload, *_plan(hosts, rounds)), workload
+
+
+def measure_until_failure(
+    hosts: Sequence[MeteredHost], rounds: int, message: str, **options: Any
+) -> tuple[Experiment, Surges]:
+    """Measure on all hosts until an error with this message, and return what is kept."""
+    kept: list[Experiment] = []
+    workload = Surges(hosts, **options)
+    with pytest.raises(Exception, match=message):
+        measure_on_hosts(workload, *_plan(hosts, rounds), on_failure=kept.append)
+    (found,) = kept
+    return found, workload
+
+
+def _plan(hosts: Sequence[MeteredHost], rounds: int) -> tuple[RoundPlan, Sequence[HostMeters]]:
     meters = open_remote_meters([(host.client, [host.uuid]) for host in hosts])
-    plan = round_plan(rounds=rounds, warmup=0, gap_s=0.1, iterations=1, exact=True)
-    return measure_on_hosts(workload, plan, meters), workload
+    return round_plan(rounds=rounds, warmup=0, gap_s=0.1, iterations=1, exact=True), meters
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from random import Random
 
 import msgspec
 import pytest
+from msgspec.structs import astuple
 
 from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
 from pytest_llenergy.cluster.meter_service import RoundMoments
@@ -21,13 +22,23 @@ from pytest_llenergy.errors import MeterError, WorkerError
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import HostRound
 from pytest_llenergy.measure.phases import phase_spans
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.model.record import Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Span, Timeline
 
 from ..measure.marks import iteration, measured_round
 from ..meters.waves import MS, S, Sensor, Wave, read_at
 from .agents import needs_another_host
-from .metered import MeteredHost, Surges, measure_surges, metered_hosts, scores_of, share_within
+from .metered import (
+    MeteredHost,
+    Surges,
+    measure_surges,
+    measure_until_failure,
+    metered_hosts,
+    scores_of,
+    share_within,
+)
 
 #: What the two stand-ins are called in records.
 FIRST, SECOND = "n1/gpu:GPU-n1", "n2/gpu:GPU-n2"
@@ -188,7 +199,9 @@ def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
     ]
 
 
-def test_a_lost_host_leaves_no_sum_but_the_other_domains(tmp_path: Path, nvml_library: Path) -> None:
+def test_a_lost_host_without_ranks_ends_the_measurement_and_the_rounds_are_kept(
+    tmp_path: Path, nvml_library: Path
+) -> None:
     with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
         lost = hosts[1].client
 
@@ -196,17 +209,92 @@ def test_a_lost_host_leaves_no_sum_but_the_other_domains(tmp_path: Path, nvml_li
             if number == 1:
                 os.kill(lost.facts.pid, signal.SIGKILL)
 
-        found, work = measure_surges(hosts, 3, during=kill)
-        assert lost.lost is not None
+        found, work = measure_until_failure(hosts, 12, r"^n2: its agent has closed", during=kill)
         with pytest.raises(WorkerError, match=r"^n2: "):
             open_remote_meters([(lost, [])])
     assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
+    first, second = found.rounds
+    assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
+    assert is_valid(first)
+    require_lost(second, lost.lost, work.truths[1][0][0])
+    assert ("host-lost", "invalid", lost.lost) in [astuple(flag) for flag in second.flags]
+    # The only valid round.
+    assert (found.metrics["energy_j"].value, found.metrics["energy_j"].n) == (first.energy_j, 1)
+
+
+def test_a_host_that_is_lost_while_ranks_work_leaves_the_joules_of_the_others(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    """Ranks report nothing, so that the round reaches from its start to the error."""
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        lost, begin_ns, end_ns = hosts[1].client, 0, 0
+
+        def fail(number: int) -> None:
+            nonlocal begin_ns, end_ns
+            begin_ns = time.monotonic_ns()
+            if number == 2:
+                os.kill(lost.facts.pid, signal.SIGKILL)
+                time.sleep(0.3)
+                end_ns = time.monotonic_ns()
+                raise WorkerError("n2: its agent has closed its connection; rank 1 of 2 ended with it")
+
+        found, _ = measure_until_failure(hosts, 12, r"; rank 1 of 2 ended with it$", during=fail)
+        true_j = hosts[0].true_j(begin_ns, end_ns)
+    *finished, last = found.rounds
+    assert [is_valid(each) and each.energy_j is not None for each in finished] == [True, True]
+    require_lost(last, lost.lost, true_j)
+    assert [astuple(flag)[:2] for flag in last.flags if flag.severity == "invalid"] == [
+        ("unfinished", "invalid"),
+        ("host-lost", "invalid"),
+    ]
+    assert last.duration_s == pytest.approx((end_ns - begin_ns) / 1e9, abs=0.05)
+
+
+def test_ranks_that_fail_leave_the_joules_of_all_hosts(tmp_path: Path, nvml_library: Path) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+
+        def fail(number: int) -> None:
+            if number == 1:
+                time.sleep(0.3)
+                raise WorkerError("rank 1 of 2 (n2): was killed by SIGKILL")
+
+        found, _ = measure_until_failure(hosts, 12, r"was killed by SIGKILL$", during=fail)
+    first, last = found.rounds
+    assert is_valid(first)
+    assert [flag.name for flag in last.flags if flag.severity == "invalid"] == ["unfinished"]
+    joules = [last.by_domain[name].energy_j or 0.0 for name in (FIRST, SECOND)]
+    assert last.energy_j == pytest.approx(sum(joules))
+    assert min(joules) > 0
+
+
+def test_a_meter_that_stops_answering_leaves_the_other_domains(tmp_path: Path, nvml_library: Path) -> None:
+    """Its agent lives, so that the measurement goes on."""
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        world = hosts[1].world
+        assert world is not None
+
+        def lose_board(number: int) -> None:
+            if number == 1:
+                world.update(0, lost=True)
+
+        found, work = measure_surges(hosts, 3, during=lose_board)
+        assert hosts[1].client.lost is None
     first, *others = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
     for round_, truths in zip(others, work.truths[1:], strict=True):
-        assert (round_.energy_j, round_.reason) == (None, lost.lost)
+        assert (round_.energy_j, round_.reason) == (None, "n2: nvml: GPU is lost (GPU-n2)")
         assert round_.by_domain[FIRST].energy_j == pytest.approx(truths[0][0], rel=0.1)
-        assert (round_.by_domain[SECOND].energy_j, round_.by_domain[SECOND].reason) == (None, lost.lost)
+        assert round_.by_domain[SECOND].reason == round_.reason
+        assert is_valid(round_)
+
+
+def require_lost(round_: Round, reason: str | None, true_j: float) -> None:
+    """Require joules of n1 alone in a round in which n2 was lost."""
+    assert reason is not None
+    assert (round_.energy_j, round_.energy_u_j, round_.reason) == (None, None, reason)
+    assert round_.by_domain[FIRST].energy_j == pytest.approx(true_j, rel=0.1)
+    assert (round_.by_domain[SECOND].energy_j, round_.by_domain[SECOND].reason) == (None, reason)
+    assert not is_valid(round_)
 
 
 def test_clocks_that_contradict_each_other_make_the_round_invalid(tmp_path: Path, nvml_library: Path) -> None:

@@ -12,9 +12,13 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 
-from .runs import ClusterRuns
+from pytest_llenergy.measure.round_metric import is_valid
+
+from .runs import RUN_TIMEOUT_S, ClusterRuns
 
 #: Within this time nothing of a run may be left (seconds).
 GONE_S = 5.0
@@ -24,20 +28,39 @@ MARK = "LLENERGY_TEST_MARK"
 
 VICTIMS = """
 import os, platform, signal, time
+from pathlib import Path
 import psutil, pytest
 
-def end(what):
+HERE = Path(__file__).parent
+
+def victims(what):
+    # An agent's parent is its guard, with the same command line.
+    parents = psutil.Process().parents()
+    agents = [each for each in parents if any("cluster.agent" in word for word in each.cmdline())]
+    launcher = agents[-1].parent()
+    return {
+        "rank": [psutil.Process()],
+        "agent": agents[:1],
+        "frozen": agents[:1],
+        "slurmstepd": [launcher],
+        "host": [launcher, *launcher.children(recursive=True)],
+        "frozen host": [launcher, *launcher.children(recursive=True)],
+    }.get(what, [])
+
+def step(what):
     import torch.distributed as dist
+    mine = HERE / f"rounds-{dist.get_rank()}"
+    with mine.open("a") as file:
+        file.write("x")
+    time.sleep(0.3)
+    if len(mine.read_text()) < 4:
+        return
     if dist.get_rank() == 3:
-        time.sleep(0.3)
-        agents = [
-            each
-            for each in psutil.Process().parents()
-            if any("cluster.agent" in word for word in each.cmdline())
-        ]
-        # The agent's parent is its guard, with the same command line.
-        victims = {"rank": os.getpid(), "agent": agents[0].pid, "frozen": agents[0].pid}
-        os.kill(victims[what], signal.SIGSTOP if what == "frozen" else signal.SIGKILL)
+        found = victims(what)
+        (HERE / "began").write_text(repr(time.time()))
+        # The process itself last.
+        for each in sorted(found, key=lambda each: each.pid == os.getpid()):
+            each.send_signal(signal.SIGSTOP if "frozen" in what else signal.SIGKILL)
     time.sleep(60)
 
 @pytest.mark.gpus(4, per_host=2)
@@ -46,7 +69,14 @@ def test_before(workers):
 
 @pytest.mark.gpus(4, per_host=2)
 def test_ended(workers, energy):
-    energy(workers.call(end, WHAT))
+    try:
+        energy(workers.call(step, WHAT))
+    finally:
+        (HERE / "ended").write_text(repr(time.time()))
+
+def test_journal():
+    (journal,) = HERE.glob("*.journal.jsonl")
+    (HERE / "journal").write_text(journal.read_text())
 
 @pytest.mark.gpus(2)
 def test_one_host(workers):
@@ -67,13 +97,13 @@ def test_long(workers):
 """
 
 
-def marked(mark: str) -> dict[int, str]:
-    """Return pid and command of the package's processes whose environment contains the mark."""
+def marked(mark: str, part: str = "pytest") -> dict[int, str]:
+    """Return pid and command of the processes with the mark in their environment, and this in the command."""
     found = {}
     for each in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if f"{MARK}={mark}".encode() in (each / "environ").read_bytes() and "pytest" in command:
+            if f"{MARK}={mark}".encode() in (each / "environ").read_bytes() and part in command:
                 found[int(each.name)] = command
     return found
 
@@ -85,21 +115,94 @@ def marked(mark: str) -> dict[int, str]:
         ("rank", "was killed by SIGKILL"),
         ("agent", "its agent has closed its connection"),
         ("frozen", "its agent has not answered for 3 s"),
+        ("host", "its agent has closed its connection"),
+        ("frozen host", "its agent has not answered for 3 s"),
+        ("slurmstepd", "its agent has closed its connection"),
+        # Ends the agents of all hosts, or the process that could start others.
+        ("launcher", None),
     ],
 )
-def test_a_run_goes_on_with_the_hosts_that_are_left(
-    cluster_runs: ClusterRuns, what: str, message: str
+def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
+    cluster_runs: ClusterRuns, what: str, message: str | None
 ) -> None:
-    done = cluster_runs.run(VICTIMS.replace("WHAT", repr(what)), "--energy-rounds=2", "--energy-warmup=0")
-    statuses = {each.id.partition("::")[2]: each for each in cluster_runs.report.records}
-    assert message in done.stdout, done.stdout + done.stderr
-    assert statuses["test_ended"].status == "failed"
-    if what == "rank":
-        assert "1 failed, 3 passed" in done.stdout, done.stdout
+    if what == "slurmstepd" and cluster_runs.name != "slurm":
+        pytest.skip("Slurm only")
+    if what == "frozen host" and cluster_runs.name == "ray":
+        pytest.xfail("ranks of a host that runs again have remained for more than 5 s; the cause is unknown")
+    mark, here = uuid.uuid4().hex, cluster_runs.directory
+    source = VICTIMS.replace("WHAT", repr(what))
+    options = ["--energy-rounds=6", "--energy-warmup=0", "--energy-budget=1", "-q"]
+    with subprocess.Popen(
+        [*cluster_runs.launcher, *cluster_runs.command(source, *options)],
+        env={**cluster_runs.variables, MARK: mark},
+        cwd=here,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
+        if what == "launcher":
+            kill_launcher(mark, here, "srun " if cluster_runs.name == "slurm" else "ray_broker")
+        output, _ = run.communicate(timeout=RUN_TIMEOUT_S)
+    if what == "frozen host":
+        # Its processes notice when they run again that pytest has gone.
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGCONT)
+    gone_s = wait_until_gone(mark)
+    took_s = float((here / "ended").read_text()) - float((here / "began").read_text())
+    records = {each.id.partition("::")[2]: each for each in cluster_runs.report.records}
+    ended = records["test_ended"]
+    statuses = [(name, each.status, each.reason) for name, each in records.items()]
+    rounds = [(round_.energy_j, [flag.name for flag in round_.flags]) for round_ in ended.rounds]
+    print(f"{cluster_runs.name}, {what}: {took_s:.2f} s; gone after {gone_s:.2f} s; {statuses}; {rounds}")
+    assert took_s < GONE_S, output
+    assert ended.status == "failed", output
+    journal = (here / "journal").read_text().splitlines()
+    assert [each for each in map(msgspec.json.decode, journal) if each.get("id") == ended.id] == [
+        msgspec.to_builtins(ended)
+    ]
+    *finished, last = ended.rounds
+    assert [is_valid(each) and len(each.by_domain) == 4 for each in finished] == [True] * 3
+    assert all((each.energy_j or 0.0) > 0 for each in finished)
+    assert "unfinished" in [flag.name for flag in last.flags if flag.severity == "invalid"]
+    if message is None:
         return
-    assert "1 failed, 2 passed, 1 skipped" in done.stdout, done.stdout
+    assert message in (ended.reason or ""), output
     lost = cluster_runs.hosts[1].name
-    assert f"{lost}: its agent" in done.stdout.partition("SKIPPED")[2]
+    joules = {name: each.energy_j for name, each in last.by_domain.items()}
+    assert len(joules) == 4
+    if what == "rank":
+        assert all((each or 0.0) > 0 for each in joules.values())
+        assert "1 failed, 4 passed" in output, output
+        return
+    assert {name.startswith(f"{lost}/") for name, each in joules.items() if each is None} == {True}
+    assert sum(each is not None for each in joules.values()) == 2
+    assert (last.energy_j, message in (last.reason or "")) == (None, True)
+    assert "1 failed, 3 passed, 1 skipped" in output, output
+    assert f"{lost}: its agent" in output.partition("SKIPPED")[2]
+    # The devices are free on both hosts.
+    again = cluster_runs.run(LONG.replace("600", "0"))
+    assert "1 passed" in again.stdout, again.stdout + again.stderr
+
+
+def kill_launcher(mark: str, directory: Path, name: str) -> None:
+    """Kill a process of the launcher on pytest's host in the fourth round."""
+    deadline_s = time.monotonic() + RUN_TIMEOUT_S
+    while not (directory / "rounds-3").exists() or len((directory / "rounds-3").read_text()) < 4:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    time.sleep(0.4)
+    (directory / "began").write_text(repr(time.time()))
+    # The first of two processes of srun; the other one ends the step then. Without both, the step goes on.
+    os.kill(min(marked(mark, name)), signal.SIGKILL)
+
+
+def wait_until_gone(mark: str) -> float:
+    """Wait until no process of the package with a mark is left. Returns the seconds that it took."""
+    begin_s = time.monotonic()
+    while left := marked(mark):
+        if time.monotonic() - begin_s >= GONE_S:
+            pytest.fail(str({pid: (psutil.Process(pid).status(), text[-200:]) for pid, text in left.items()}))
+        time.sleep(0.02)
+    return time.monotonic() - begin_s
 
 
 @pytest.mark.slow

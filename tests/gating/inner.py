@@ -83,6 +83,7 @@ def fake_measure(
     on_step: StepCallback,
     load_s: float,
     slo: Slo | None,
+    on_failure: Callable[[Experiment], None],
 ) -> Experiment:
     """Replace ``measure_on_hosts``: return rounds of a device that draws the power WATTS, at once."""
     close_all(hosts)

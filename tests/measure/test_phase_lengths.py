@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from pytest_llenergy.compare.gate import parse_fail_on, parse_gate
-from pytest_llenergy.measure.experiment import TRIED_LENGTH, lengthen_for_phases
 from pytest_llenergy.measure.metrics import _least_length
+from pytest_llenergy.measure.phase_lengths import TRIED_LENGTH, lengthen_for_phases
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
