@@ -50,6 +50,11 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     draft.gang = None
     settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
+    if draft.in_process and request is not None and request.n > (request.per_host or request.n):
+        raise PlanError(
+            f"@pytest.mark.{request} asks for {request.n // request.per_host} hosts, and the measured code of this "
+            "test runs in pytest's process; run it in ranks: energy(...), or the fixture workers"
+        )
     if request is not None and settings.cluster != "local" and not draft.in_process:
         with _lease_on_cluster(item, request, wanted_settings) as lease:
             yield lease
