@@ -76,7 +76,8 @@ def open_remote_meters(
         kind: What is made for each host; ``RemoteMeters`` by default.
 
     Raises:
-        MeterError: A meter of ``specs`` cannot be sent, or a host lacks a meter that ``names`` or ``require_measured`` ask for.
+        MeterError: A meter of ``specs`` cannot be sent, or a host lacks a meter that ``names`` or
+            ``require_measured`` ask for.
         WorkerError: A host is lost.
     """
     clients = [client for client, _ in hosts]
