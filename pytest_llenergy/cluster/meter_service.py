@@ -161,7 +161,7 @@ class WindowService:
             "prepare": lambda window: self._opened.prepare(window)(),
             "begin": lambda **moment: self._opened.begin(**moment),
             "end": lambda **moment: self._opened.end(**moment)(),
-            "account": lambda **moments: msgspec.to_builtins(self._opened.account(**moments)()),
+            "account": lambda **moments: msgspec.to_builtins(self._opened.account_window(**moments)()),
             "close": self.close,
         }
 

@@ -152,10 +152,10 @@ class RankService:
             directory.close()
         return self._await_free(busy_timeout_s)
 
-    def _await_free(self, timeout_s: float, waited_s: float = 0.0) -> LeaseAnswer:
+    def _await_free(self, wait_s: float, waited_s: float = 0.0) -> LeaseAnswer:
         """Wait for other processes on the leased boards, after an earlier wait of ``waited_s``."""
         lease = self._lease_held
-        occupancy = wait_until_free(lease.uuids, timeout_s)
+        occupancy = wait_until_free(lease.uuids, wait_s)
         if occupancy.ending:
             occupancy = wait_until_free(lease.uuids, ENDED_PROCESS_LISTED_S)
         occupancy = replace(occupancy, waited_s=occupancy.waited_s + waited_s)

@@ -112,7 +112,7 @@ class RemoteHost:
             waited_s: How long pytest has waited for them before.
         """
         limit_s = timeout_s + ANSWER_TIMEOUT_S
-        answer = self._client.call("ranks.await_free", limit_s, timeout_s=timeout_s, waited_s=waited_s)
+        answer = self._client.call("ranks.await_free", limit_s, wait_s=timeout_s, waited_s=waited_s)
         return msgspec.convert(answer, LeaseAnswer)
 
     def release(self) -> None:

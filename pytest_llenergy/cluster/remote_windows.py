@@ -55,7 +55,7 @@ class RemoteWindows(RemoteMeters):
 
         return finish
 
-    def account(self, window: int, start_ns: int, end_ns: int) -> Callable[[], HostWindow]:
+    def account_window(self, window: int, start_ns: int, end_ns: int) -> Callable[[], HostWindow]:
         """See ``WindowMeters``."""
         clock = self._client.clock
         fault = clock.fault(start_ns, end_ns)

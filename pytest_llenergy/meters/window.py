@@ -124,7 +124,7 @@ class Window:
         if self._record is None:
             from pytest_llenergy.meters.window_arithmetic import window_record
 
-            found = [host.account(self._number, self._start_ns, self._end_ns) for host in self._hosts]
+            found = [host.account_window(self._number, self._start_ns, self._end_ns) for host in self._hosts]
             self._record = window_record(self.name, self._start_ns, self._end_ns, [wait() for wait in found])
         return self._record
 

@@ -27,7 +27,7 @@ FORKED = "this process was forked from the one that reads the meters; open its o
 class WindowMeters(Protocol):
     """The meters of one host. All moments are monotonic nanoseconds of this process.
 
-    A window has a number and calls ``prepare``, ``begin``, ``end`` and ``account`` in this order. Functions
+    A window has a number and calls ``prepare``, ``begin``, ``end`` and ``account_window`` in this order. Functions
     that these return wait until the host is done, so that several hosts work at the same time. Without
     ``at_work`` the meters are not read more rarely during the window.
     """
@@ -50,7 +50,7 @@ class WindowMeters(Protocol):
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
         """Note the moment at which a window has ended."""
 
-    def account(self, window: int, start_ns: int, end_ns: int) -> Callable[[], HostWindow]:
+    def account_window(self, window: int, start_ns: int, end_ns: int) -> Callable[[], HostWindow]:
         """Compute the energies of a window that has ended, once the counters have ticked."""
 
 
@@ -110,7 +110,7 @@ class LocalWindows:
             self._cpu[window] = before.until(self._read_cpu())
         return _done
 
-    def account(
+    def account_window(
         self, window: int, start_ns: int, end_ns: int, *, clock_u_ns: float = 0.0
     ) -> Callable[[], HostWindow]:
         """See ``WindowMeters``. ``clock_u_ns`` is the standard uncertainty of both moments."""

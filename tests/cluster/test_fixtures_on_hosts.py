@@ -151,7 +151,8 @@ def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> Non
     two_hosts.hosts[1].world.update(0, settings_denied=True)
     output = two_hosts.run(SETTINGS, "--energy-rounds=2", "--energy-warmup=0", "-k300")
     assert "1 skipped" in output, output
-    assert "n2: gpu_settings(power_limit_w=300, graphics_clock_mhz=(900, 1200)): only root may" in output
+    assert "n2: gpu_settings(power_limit_w=300" in output
+    assert "only root may change boards" in output
     assert limits_w(two_hosts) == [700.0] * 4
 
 
@@ -222,3 +223,22 @@ def test_boards_that_stay_busy_are_an_error_or_a_skip(two_hosts: TwoHosts) -> No
     output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5", "--energy-busy=skip")
     assert "1 skipped" in output, output
     assert "n2: GPU-n2-0: busy with process 1" in output
+
+
+def test_work_in_the_process_of_pytest_is_refused_on_several_hosts(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(
+        """
+import pytest
+
+@pytest.mark.gpus(4, per_host=2)
+def test_alone(benchmark):
+    benchmark(sum, [1])
+
+@pytest.mark.gpus(4, per_host=2)
+def test_with_ranks(benchmark, workers):
+    benchmark(workers.run, max, 1, 2)
+"""
+    )
+    assert "2 errors" in output, output
+    assert "gpus(4, per_host=2) asks for several hosts, and the measured code" in output
+    assert "benchmark measures the energy of pytest's own host, and the test uses n1, n2" in output

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.api import workers
 from pytest_llenergy.cluster import launchers
 from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
@@ -107,7 +106,7 @@ if HOSTS_VARIABLE in os.environ:
     # This is the plugin of a run. Without torch, whose import takes most of the time of a short run.
     launchers.open_cluster = Cluster  # type: ignore[assignment]
     if WITH_TORCH_VARIABLE not in os.environ:
-        workers.find_spec = lambda _: None  # type: ignore[assignment]
+        pytest.MonkeyPatch().setattr("pytest_llenergy.api.workers.find_spec", lambda _: None)
 
 
 @dataclass
