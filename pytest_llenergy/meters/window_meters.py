@@ -27,9 +27,9 @@ FORKED = "this process was forked from the one that reads the meters; open its o
 class WindowMeters(Protocol):
     """The meters of one host. All moments are monotonic nanoseconds of this process.
 
-    A window has a number and calls ``prepare``, ``begin``, ``end`` and ``account_window`` in this order. Functions
-    that these return wait until the host is done, so that several hosts work at the same time. Without
-    ``at_work`` the meters are not read more rarely during the window.
+    A window has a number and calls ``prepare``, ``begin``, ``end`` and ``account_window`` in this order.
+    Functions that these return wait until the host is done, so that several hosts work at the same time.
+    Without ``at_work`` the meters are not read more rarely during the window.
     """
 
     def start(self) -> None:

@@ -242,3 +242,53 @@ def test_with_ranks(benchmark, workers):
     assert "2 errors" in output, output
     assert "gpus(4, per_host=2) asks for several hosts, and the measured code" in output
     assert "benchmark measures the energy of pytest's own host, and the test uses n1, n2" in output
+
+
+STEADY = """
+import platform, time
+from pytest_llenergy.meters.base import Domain, MeterSpec, within
+
+class Steady:
+    name, poll_period_s = "steady", 0.02
+
+    def __init__(self, uuid):
+        words = {"source": platform.node(), "scope": "10 W", "accuracy": "exact"}
+        domain = Domain(f"gpu:{uuid}", "measured", resolution_j=0.0, limits=within(0.0), **words)
+        self.domains = [domain._replace(max_age_s=0.001)]
+
+    def read(self):
+        return [10.0 * time.monotonic()]
+
+    def close(self):
+        pass
+
+def open_steady(targets):
+    return [Steady(uuid) for uuid in targets.gpus]
+
+SPEC = MeterSpec("steady", "measured", open_steady, host_wide=False)
+"""
+
+HOOK = """
+import threading
+
+def pytest_llenergy_meters(config):
+    from steady_meter import SPEC
+    lock = threading.Lock()
+    return [SPEC._replace(open=lambda _: lock)] if config.getoption("-k") == "test" else [SPEC]
+"""
+
+
+def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
+    (two_hosts.directory / "steady_meter.py").write_text(STEADY)
+    (two_hosts.directory / "conftest.py").write_text(HOOK)
+    options = ("--energy-meter=steady", "--energy-rounds=2", "--energy-warmup=0")
+    output = two_hosts.run(WINDOWS.replace(" > 0", " >= 0"), *options)
+    assert "1 passed" in output, output
+    (record,) = two_hosts.report.records
+    assert {meter.name for meter in record.meters} == {"steady"}
+    assert len(record.meters) == 4
+    for window in record.windows:
+        assert window.energy_j is not None, window.reason
+        assert abs(window.energy_j - 40 * window.duration_s) < 0.5
+    output = two_hosts.run(WINDOWS, *options, "-ktest")
+    assert "meter steady of pytest_llenergy_meters cannot be sent to other hosts: " in output, output
