@@ -135,7 +135,9 @@ class TwoHosts:
             for each in self.hosts
         }
         path = f"{ROOT}{os.pathsep}{CUDA_STAND_IN}"
-        environment = {**os.environ, HOSTS_VARIABLE: json.dumps(described), "PYTHONPATH": path}
+        # Under pytest-xdist the run would take itself for a worker.
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+        environment = {**outer, HOSTS_VARIABLE: json.dumps(described), "PYTHONPATH": path}
         return subprocess.Popen(
             self.command(source, *options),
             cwd=self.directory,
