@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ..nvml_sim.boards import Process
+from .agents import needs_another_host
 from .two_hosts import TwoHosts
 
 WORK = """
@@ -292,3 +294,26 @@ def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
         assert abs(window.energy_j - 40 * window.duration_s) < 0.5
     output = two_hosts.run(WINDOWS, *options, "-ktest")
     assert "meter steady of pytest_llenergy_meters cannot be sent to other hosts: " in output, output
+
+
+MODEL = """
+import pytest
+
+@pytest.mark.gpus(2, per_host=1)
+def test_model(backend):
+    backend.generate(["a", "b"], max_new_tokens=2)
+"""
+
+
+@pytest.mark.slow
+@needs_another_host
+def test_a_host_without_the_model_is_named(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "m.gguf").write_bytes(b"GGUF")
+    hide = f'mount -t tmpfs none "{place}" && exec "$@"'
+    two_hosts.hosts[1].prefix = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    options = (f"--energy-model={place / 'm.gguf'}", "--energy-backend=transformers")
+    output = two_hosts.run(MODEL, *options)
+    assert "on n2 (GPU-n2-0" in output, output
+    assert f"No such file or directory: '{place / 'm.gguf'}'" in output
