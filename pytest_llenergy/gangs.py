@@ -75,6 +75,10 @@ class _Held:
     lease: GangLease | None = field(default=None)
 
 
+class BusyBoardsError(DeviceError):
+    """Other processes still used boards without a lease after ``--energy-busy-timeout``."""
+
+
 class _ShortHostError(Exception):
     """A host has fewer GPUs that fit than its share."""
 
@@ -255,7 +259,7 @@ class GangKeeper:
             if answer.shortage is not None:
                 raise _ShortHostError(name, f"{name}: {answer.shortage}")
             if answer.busy is not None:
-                raise DeviceError(f"{name}: {answer.busy}")
+                raise BusyBoardsError(f"{name}: {answer.busy}")
             assert answer.lease is not None
             leases[name] = answer.lease
             flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in answer.flags]
@@ -287,20 +291,21 @@ class GangKeeper:
         exclusive: bool,
         on_wait: Callable[[str], None],
     ) -> LeaseAnswer:
-        """Lease devices of one host, and report who holds them meanwhile."""
+        """Lease devices of one host, and report who holds or uses them meanwhile."""
         settings = self._settings
         deadline_s = time.monotonic() + settings.lease_timeout
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
                 # An agent that waits answers nothing else, such as a request to stop waiting.
-                return host.lease(
+                answer = host.lease(
                     request,
                     exclusive=exclusive,
                     wait_s=min(left_s, WAIT_S),
-                    busy_timeout_s=settings.busy_timeout,
+                    busy_timeout_s=min(settings.busy_timeout, WAIT_S),
                     test=test,
                 )
+                return self._await_free(host, answer, on_wait)
             except LeaseTimeoutError as error:
                 if left_s <= WAIT_S:
                     total = f"{error}; {settings.lease_timeout:g} s in all (--energy-lease-timeout)"
@@ -315,6 +320,17 @@ class GangKeeper:
             found = each.result(DESCRIBE_TIMEOUT_S)
             self._environments[client.name] = msgspec.convert(found, Environment)
         return {client.name: self._environments[client.name] for client in clients}
+
+    def _await_free(
+        self, host: RemoteHost, answer: LeaseAnswer, on_wait: Callable[[str], None]
+    ) -> LeaseAnswer:
+        """Wait for processes that use leased boards of a host without a lease."""
+        total_s = self._settings.busy_timeout
+        begin_s = time.monotonic() - min(total_s, WAIT_S)
+        while answer.busy is not None and (waited_s := time.monotonic() - begin_s) < total_s:
+            on_wait(f"{host.name}: {answer.busy}")
+            answer = host.await_free(min(total_s - waited_s, WAIT_S), waited_s)
+        return answer
 
     def _note_lost(self, held: _Held) -> bool:
         """Remember hosts that were lost. Returns whether there are any.

@@ -50,6 +50,11 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     draft.gang = None
     settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
+    if draft.in_process and request is not None and request.n > (request.per_host or request.n):
+        raise PlanError(
+            f"@pytest.mark.{request} asks for several hosts, and the measured code of this test runs in "
+            "pytest's process; run it in ranks: energy(...), or the fixture workers"
+        )
     if request is not None and settings.cluster != "local" and not draft.in_process:
         with _lease_on_cluster(item, request, wanted_settings) as lease:
             yield lease
@@ -102,14 +107,11 @@ def _lease_on_cluster(
     Skips the test, with the reason, if the cluster cannot provide them.
     """
     from pytest_llenergy.cluster.base import NeverError
+    from pytest_llenergy.gangs import BusyBoardsError
 
     state, draft = state_of(item.config), draft_of(item)
     gangs = state.gangs
     assert gangs is not None
-    if wanted_settings is not None:
-        raise PlanError(
-            "@pytest.mark.gpu_settings changes GPUs of pytest's own host; leave out --energy-cluster"
-        )
     draft.host_exclusive = state.measures_host
     start_s = time.monotonic()
     try:
@@ -118,6 +120,10 @@ def _lease_on_cluster(
     except NeverError as error:
         if request.fallback != CPU:
             pytest.skip(str(error))
+    except BusyBoardsError as error:
+        if state.settings.busy != "skip":
+            raise
+        pytest.skip(str(error))
     finally:
         draft.lease_wait_s = time.monotonic() - start_s
     try:
@@ -130,7 +136,8 @@ def _lease_on_cluster(
             draft.lease = draft.gang.lease
             draft.flags += draft.gang.flags
         draft.lease_intact = state.keeper.is_intact
-        yield draft.lease
+        with change_boards(item, draft.lease, wanted_settings):
+            yield draft.lease
     finally:
         state.keeper.finish_test()
         gangs.finish_test()
@@ -146,8 +153,18 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
         DeviceError: A board cannot be changed or restored.
     """
     state, draft = state_of(item.config), draft_of(item)
-    if not lease.uuids and settings is None:
+    # The agents of other hosts have restored them already.
+    if settings is None and (draft.gang is not None or not lease.uuids):
         yield
+        return
+    if settings is not None and draft.gang is not None:
+        from pytest_llenergy.cluster.remote_settings import apply_on_hosts
+
+        try:
+            with apply_on_hosts(settings, draft.gang.clients) as draft.settings:
+                yield
+        except SettingsRefusedError as error:
+            pytest.skip(str(error))
         return
     directory = open_lock_directory(state.environment)
     try:

@@ -44,6 +44,7 @@ from pytest_llenergy.plan import record_params, source_digest
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
+    from pytest_llenergy.cluster.remote_settings import AppliedOnHosts
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.gangs import GangLease
 
@@ -95,7 +96,7 @@ class Draft:
     lease_intact: Callable[[], bool] = bool
     #: The mark ``gpu_settings`` at the time of the lease.
     wanted_settings: Mapping[str, Any] | None = None
-    settings: AppliedSettings | None = None
+    settings: AppliedSettings | AppliedOnHosts | None = None
     device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None

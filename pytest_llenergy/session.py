@@ -113,8 +113,12 @@ class RunState:
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
         """Every meter by name."""
-        extra = call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError)
-        return MeterRegistry(extra, installed=self._installed_meters)
+        return MeterRegistry(self.hook_meters, installed=self._installed_meters)
+
+    @property
+    def hook_meters(self) -> list[MeterSpec]:
+        """The meters of plugins and conftest files of this run."""
+        return call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError)
 
     @cached_property
     def _installed_meters(self) -> LoadedEntryPoints[MeterSpec]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import shorten
 from threading import RLock
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +21,7 @@ from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
+from pytest_llenergy.meters.window_meters import LocalWindows, WindowMeters
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.options.table import Settings
@@ -30,6 +32,10 @@ from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import ProcessPlan, plan_on_hosts, plan_processes
 from pytest_llenergy.workers.timeouts import THREAD_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cluster.remote_meters import Opened
+    from pytest_llenergy.gangs import GangLease
 
 #: Most characters of the leftovers of an earlier test, such as command lines.
 MAX_DETAIL = 300
@@ -126,12 +132,35 @@ def open_host_meters(context: TestContext) -> Sequence[HostMeters]:
     Raises:
         WorkerError: Another host is lost.
     """
-    gang, settings = context.draft.gang, context.settings
+    gang = context.draft.gang
     if gang is None:
         return [LocalMeters(open_test_meters(context), context.lease.uuids)]
+    from pytest_llenergy.cluster.remote_meters import RemoteMeters
+
+    return _open_on(gang, context, RemoteMeters)
+
+
+def open_window_meters(context: TestContext) -> Sequence[WindowMeters]:
+    """Open the meters of every host that a test uses, for windows; raises as ``open_host_meters`` does."""
+    gang = context.draft.gang
+    if gang is None:
+        return [LocalWindows(open_test_meters(context))]
+    from pytest_llenergy.cluster.remote_windows import RemoteWindows
+
+    return _open_on(gang, context, RemoteWindows)
+
+
+def _open_on(gang: GangLease, context: TestContext, kind: type[Opened]) -> list[Opened]:
+    """Open the meters of all hosts of a gang, also those that only pytest's conftest files define."""
     from pytest_llenergy.cluster.remote_meters import open_remote_meters
 
-    return open_remote_meters(gang.boards, settings.meter, require_measured=settings.require == "measured")
+    settings = context.settings
+    named = [name.partition(":")[0] for name in settings.meter]
+    specs = [
+        each for each in context.state.hook_meters if each.name in named or (not named and each.by_default)
+    ]
+    measured = settings.require == "measured"
+    return open_remote_meters(kind, gang.boards, settings.meter, require_measured=measured, specs=specs)
 
 
 def open_test_meters(context: TestContext) -> Selection:
@@ -142,12 +171,8 @@ def open_test_meters(context: TestContext) -> Selection:
 
     Raises:
         MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
-        PlanError: The devices of the test are on other hosts.
     """
-    settings, gang = context.settings, context.draft.gang
-    if gang is not None:
-        names = ", ".join(each.host for each in gang.hosts)
-        raise PlanError(f"this reads meters of pytest's own host, and the test uses {names}; use energy(...)")
+    settings = context.settings
     required = settings.require == "measured"
     targets = find_targets(context)
     context.state.await_counter_check()

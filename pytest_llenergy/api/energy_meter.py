@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_llenergy.api.context import TestContext, open_test_meters
+from pytest_llenergy.api.context import TestContext, open_window_meters
 from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.base import Direction
@@ -103,10 +103,9 @@ class EnergyMeter(RecordedValues):
 
     def _open(self) -> Measuring:
         if self._measuring is None:
-            self._measuring = Measuring(open_test_meters(self._context))
+            self._measuring = Measuring(open_window_meters(self._context))
             self._measuring.start()
-            series = self._measuring.series
-            self._context.draft.meters = [each.domain.info(each.meter) for each in series]
+            self._context.draft.meters = self._measuring.infos()
         return self._measuring
 
     def _add(self, window: Window) -> Window:

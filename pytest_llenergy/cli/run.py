@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command, and print or write its energy. Returns the command's exit code."""
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.meters.window import Measuring
+    from pytest_llenergy.meters.window_meters import LocalWindows
     from pytest_llenergy.model.record import Metric
     from pytest_llenergy.model.text import format_time
     from pytest_llenergy.workers.proctree import adopting_orphans
@@ -89,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output.absolute())
     rates = _read_rates(args)
-    measuring = Measuring(open_selection(args, whole_host=False))
+    meters = LocalWindows(open_selection(args, whole_host=False))
+    measuring = Measuring([meters])
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
     with Child() as child, adopting_orphans():
         measuring.start()
@@ -116,14 +118,14 @@ def run(args: argparse.Namespace) -> int:
             "command": command,
             "exit_status": status,
             "started_at": format_time(started),
-            "meters": [series.domain.info(series.meter) for series in measuring.series],
+            "meters": measuring.infos(),
             "window": record,
             "metrics": metrics,
         }
         if args.format == "json":
             _write(args, found)
         else:
-            lines = [*domain_lines(record.by_domain, record.duration_s, measuring.series)]
+            lines = [*domain_lines(record.by_domain, record.duration_s, meters.series)]
             lines += [*_total(record), *_derived(metrics), *flag_lines(record.flags, verbose=args.verbose)]
             _write_lines(args, lines)
     return status

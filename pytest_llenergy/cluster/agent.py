@@ -48,6 +48,7 @@ main(*sys.argv[2:])
 SERVICES: dict[str, str] = {
     "ranks": "pytest_llenergy.cluster.rank_service:RankService",
     "meters": "pytest_llenergy.cluster.meter_service:MeterService",
+    "windows": "pytest_llenergy.cluster.meter_service:WindowService",
     "host": "pytest_llenergy.cluster.host_facts:HostService",
 }
 

@@ -7,6 +7,7 @@ joules between them.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
@@ -18,7 +19,9 @@ from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
+from pytest_llenergy.meters.window_meters import LocalWindows
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Span, Timeline
+from pytest_llenergy.workers.pickling import load_call
 
 #: Methods of ``HostMeters`` that are verbs as they are.
 METHODS = (
@@ -56,6 +59,15 @@ class RoundMoments(msgspec.Struct, frozen=True):
         return MeasuredRound(timeline, self.gap_start_ns, self.gap_end_ns, clock_u_ns=self.u_ns)
 
 
+def open_here(
+    boards: Sequence[str], names: Sequence[str], require_measured: bool, specs: Sequence[bytes]
+) -> Selection:
+    """Open the meters of these boards, of the CPU without boards, also those of ``dump_meters``."""
+    extra = [load_call(io.BytesIO(each)) for each in specs]
+    registry = MeterRegistry([make(*arguments) for make, arguments, _ in extra])
+    return open_meters(names, registry, Targets(tuple(boards)), require_measured=require_measured)
+
+
 class MeterService:
     """Verbs ``meters.*`` of an agent. ``open`` comes first, then ``start``, and ``close`` last."""
 
@@ -90,12 +102,11 @@ class MeterService:
             with suppress(Exception):
                 selection.close()
 
-    def _open(self, boards: Sequence[str], names: Sequence[str], require_measured: bool) -> list[str]:
-        """Open the meters of these boards, of the CPU without boards. Returns why some were not opened."""
+    def _open(self, boards: Sequence[str], **arguments: Any) -> list[str]:
+        """Open meters; see ``open_here``. Returns why some were not opened."""
         self.close()
-        targets = Targets(tuple(boards))
         self._boards = boards
-        self._selection = open_meters(names, MeterRegistry(), targets, require_measured=require_measured)
+        self._selection = open_here(boards, **arguments)
         return list(self._selection.reasons)
 
     def _start(self) -> float | None:
@@ -130,3 +141,46 @@ class MeterService:
         return msgspec.to_builtins(
             self._meters.power_steps(msgspec.convert(moments, RoundMoments).as_round())
         )
+
+
+class WindowService:
+    """Verbs ``windows.*`` of an agent, for the windows of ``energy_meter``. ``open`` comes first.
+
+    They have meters of their own, since a window may contain rounds.
+    """
+
+    def __init__(self, _context: object) -> None:
+        self._meters: LocalWindows | None = None
+
+    def verbs(self) -> Mapping[str, Callable[..., Any]]:
+        """See ``Service``."""
+        return {
+            "open": self._open,
+            "start": lambda: self._opened.start(),
+            "infos": lambda: msgspec.to_builtins(self._opened.infos()),
+            "prepare": lambda window: self._opened.prepare(window)(),
+            "begin": lambda **moment: self._opened.begin(**moment),
+            "end": lambda **moment: self._opened.end(**moment)(),
+            "account": lambda **moments: msgspec.to_builtins(self._opened.account_window(**moments)()),
+            "close": self.close,
+        }
+
+    def close(self) -> None:
+        """Close the meters, if any are open."""
+        meters, self._meters = self._meters, None
+        if meters is not None:
+            with suppress(Exception):
+                meters.stop()
+
+    @property
+    def _opened(self) -> LocalWindows:
+        if self._meters is None:
+            raise MeterError("the meters of this host are closed")
+        return self._meters
+
+    def _open(self, **arguments: Any) -> list[str]:
+        """Open meters; see ``open_here``. Returns why some were not opened."""
+        self.close()
+        selection = open_here(**arguments)
+        self._meters = LocalWindows(selection)
+        return list(selection.reasons)

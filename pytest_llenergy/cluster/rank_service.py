@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,23 @@ from pytest_llenergy.cluster.agent import AgentContext
 from pytest_llenergy.cluster.rank_stream import StreamChannel, relay
 from pytest_llenergy.cluster.wire import Hello
 from pytest_llenergy.devices.allocation import ShortageError, select_devices
-from pytest_llenergy.devices.board_settings import restore_left_settings
+from pytest_llenergy.devices.board_settings import (
+    AppliedSettings,
+    GpuSettings,
+    SettingsRefusedError,
+    apply_settings,
+    restore_left_settings,
+)
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S
 from pytest_llenergy.devices.visibility import OVERRIDE
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.record import BoardSettings, Flag
 from pytest_llenergy.workers.host import RankLog
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.meeting import Offer
@@ -51,7 +58,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
     Attributes:
         lease: The devices.
         shortage: Why the host has fewer devices than requested, which is no fault.
-        busy: Which other processes use the devices without a lease.
+        busy: Which other processes use the devices, which stay leased, without a lease.
         flags: What a reader of the record must know of the devices.
     """
 
@@ -59,6 +66,13 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
     shortage: str | None = None
     busy: str | None = None
     flags: list[Flag] = []
+
+
+class SettingsAnswer(msgspec.Struct, frozen=True):
+    """Settings of the leased boards of a host, or why it allows no change."""
+
+    boards: list[BoardSettings] = []
+    refusal: str | None = None
 
 
 class RankService:
@@ -69,13 +83,20 @@ class RankService:
         self._host: LocalHost | None = None
         self._logs: dict[str, dict[int, RankLog]] = {}
         self._holding: Holding | None = None
+        self._lease_held = Lease(devices=())
+        self._settings: AppliedSettings | None = None
+        self._end_settings = ExitStack()
         self._search_path = list(sys.path)
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
         """See ``Service``."""
         return {
             "lease": self._lease,
+            "await_free": lambda **arguments: msgspec.to_builtins(self._await_free(**arguments)),
             "release": self._release,
+            "change_boards": self._change_boards,
+            "keeps_boards": lambda: self._settings is not None and not self._settings.is_lost(),
+            "restore_boards": self._restore_boards,
             "prepare": self._prepare,
             "rendezvous_url": lambda group: self._local.rendezvous_url(group),
             "master_address": lambda group: list(self._local.master_address(group)),
@@ -92,9 +113,13 @@ class RankService:
 
     def close(self) -> None:
         """See ``Service``."""
-        if self._host is not None:
-            self._host.close()
-        self._release()
+        try:
+            # First, since little time is left.
+            self._restore_boards()
+        finally:
+            if self._host is not None:
+                self._host.close()
+            self._release()
 
     @property
     def _local(self) -> LocalHost:
@@ -121,22 +146,52 @@ class RankService:
             return LeaseAnswer(shortage=str(error).replace(f"; {OVERRIDE}", ""))
         host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
         self._holding = acquire(possible.request(host), wait_s, test)
-        lease = possible.select(self._holding.chosen)
+        lease = self._lease_held = possible.select(self._holding.chosen)
         directory = open_lock_directory()
         try:
             restore_left_settings(directory, lease.uuids)
         finally:
             directory.close()
-        occupancy = wait_until_free(lease.uuids, busy_timeout_s)
-        if occupancy.state == "busy":
-            self._release()
-            return LeaseAnswer(busy=occupancy.message)
-        return LeaseAnswer(lease=lease, flags=occupancy.flags)
+        return self._await_free(busy_timeout_s)
+
+    def _await_free(self, wait_s: float, waited_s: float = 0.0) -> LeaseAnswer:
+        """Wait for other processes on the leased boards, after an earlier wait of ``waited_s``."""
+        lease = self._lease_held
+        occupancy = wait_until_free(lease.uuids, wait_s)
+        if occupancy.ending:
+            occupancy = wait_until_free(lease.uuids, ENDED_PROCESS_LISTED_S)
+        occupancy = replace(occupancy, waited_s=occupancy.waited_s + waited_s)
+        busy = occupancy.message if occupancy.state == "busy" else None
+        return LeaseAnswer(lease, busy=busy, flags=occupancy.flags)
 
     def _release(self) -> None:
         holding, self._holding = self._holding, None
-        if holding is not None:
-            holding.release()
+        try:
+            self._restore_boards()
+        finally:
+            if holding is not None:
+                holding.release()
+
+    def _change_boards(self, settings: Any) -> Any:
+        """Apply settings to the leased boards until ``restore_boards``. Returns a ``SettingsAnswer``."""
+        wanted, held = msgspec.convert(settings, GpuSettings), self._holding
+        descriptors = () if held is None else held.lend_descriptors()
+        with ExitStack() as end:
+            directory = open_lock_directory()
+            end.callback(directory.close)
+            try:
+                applying = apply_settings(wanted, self._lease_held, directory, descriptors)
+                self._settings = end.enter_context(applying)
+            except SettingsRefusedError as error:
+                return msgspec.to_builtins(SettingsAnswer(refusal=str(error)))
+            self._end_settings = end.pop_all()
+        return msgspec.to_builtins(SettingsAnswer(self._settings.boards))
+
+    def _restore_boards(self) -> None:
+        """Put the settings back, if any were changed."""
+        self._settings = None
+        end, self._end_settings = self._end_settings, ExitStack()
+        end.close()
 
     def _prepare(
         self,

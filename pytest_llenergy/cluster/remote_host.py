@@ -66,6 +66,7 @@ class RemoteHost:
         logs: Path | None = None,
     ) -> None:
         self._client = client
+        self.name = client.name
         self._directory = directory
         self._start_method = start_method
         self._logs = None if logs is None else logs / client.name
@@ -102,6 +103,17 @@ class RemoteHost:
             busy_timeout_s=busy_timeout_s,
             test=test,
         )
+        return msgspec.convert(answer, LeaseAnswer)
+
+    def await_free(self, timeout_s: float, waited_s: float) -> LeaseAnswer:
+        """Wait longer for processes that use the leased devices without a lease; raises as ``lease`` does.
+
+        Args:
+            timeout_s: How long to wait (seconds).
+            waited_s: How long pytest has waited for them before.
+        """
+        limit_s = timeout_s + ANSWER_TIMEOUT_S
+        answer = self._client.call("ranks.await_free", limit_s, wait_s=timeout_s, waited_s=waited_s)
         return msgspec.convert(answer, LeaseAnswer)
 
     def release(self) -> None:

@@ -8,13 +8,14 @@ others keep theirs.
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,38 +26,66 @@ from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.model.power_trace import DomainPower
 from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
+from pytest_llenergy.workers.pickling import dump_call
+
+#: What is opened on each host: ``RemoteMeters`` or a class made of it.
+Opened = TypeVar("Opened", bound="RemoteMeters")
+
+
+def dump_meters(specs: Sequence[MeterSpec]) -> list[bytes]:
+    """Pickle meters of the hook ``pytest_llenergy_meters`` with their code, which other hosts may not have.
+
+    Raises:
+        MeterError: A meter holds something that cannot be sent.
+    """
+    found = []
+    for spec in specs:
+        buffer = io.BytesIO()
+        try:
+            dump_call(buffer, MeterSpec, tuple(spec), {}, lambda _file: False)
+        except Exception as error:  # pickling calls code of the user
+            raise MeterError(
+                f"meter {spec.name} of pytest_llenergy_meters cannot be sent to other hosts: "
+                f"{type(error).__name__}: {error}; its functions must not hold what belongs to this process"
+            ) from None
+        found.append(buffer.getvalue())
+    return found
 
 
 def open_remote_meters(
+    kind: type[Opened],
     hosts: Sequence[tuple[AgentClient, Sequence[str]]],
     names: Sequence[str] = (),
     *,
     require_measured: bool = False,
-) -> list[RemoteMeters]:
+    specs: Sequence[MeterSpec] = (),
+) -> list[Opened]:
     """Open the meters of several hosts at the same time.
 
     A host on which none can be opened has no domains and the reason, unless meters were asked for.
 
     Args:
+        kind: What is made for each host: ``RemoteMeters``, or a class made of it.
         hosts: Each host with the UUIDs of its leased boards; without any, the meters are those of its CPU.
         names: As for ``meters.select.open_meters``.
         require_measured: Whether estimates are not accepted.
+        specs: Meters that only this process has.
 
     Raises:
-        MeterError: A host lacks a meter that ``names`` or ``require_measured`` ask for.
+        MeterError: A meter of ``specs`` cannot be sent, or a host lacks a meter that ``names`` or
+            ``require_measured`` ask for.
         WorkerError: A host is lost.
     """
     clients = [client for client, _ in hosts]
-    opened = [RemoteMeters(client, [each for each in clients if each is not client]) for client in clients]
+    wanted = {"names": list(names), "require_measured": require_measured, "specs": dump_meters(specs)}
+    opened = [kind(client, [each for each in clients if each is not client]) for client in clients]
     try:
         pending = [
-            client.begin(
-                "meters.open", boards=list(boards), names=list(names), require_measured=require_measured
-            )
-            for client, boards in hosts
+            client.begin(f"{kind.service}.open", boards=list(boards), **wanted) for client, boards in hosts
         ]
         for meters, each in zip(opened, pending, strict=True):
             try:
@@ -79,6 +108,9 @@ class RemoteMeters:
         client: The agent of the host.
         others: The agents of the other hosts.
     """
+
+    #: First part of the verbs.
+    service = "meters"
 
     def __init__(self, client: AgentClient, others: Sequence[AgentClient] = ()) -> None:
         self.load_average: float | None = None
@@ -121,7 +153,7 @@ class RemoteMeters:
     def close(self) -> None:
         """Close the meters, if the host is not lost."""
         with suppress(LLEnergyError):
-            self._client.call("meters.close", timeouts.METER_ANSWER_TIMEOUT_S)
+            self._client.call(f"{self.service}.close", timeouts.METER_ANSWER_TIMEOUT_S)
 
     def domains(self) -> Sequence[DomainFacts]:
         found = self._ask("domains")
@@ -227,7 +259,7 @@ class RemoteMeters:
     def _send(self, verb: str, **arguments: Any) -> None:
         """Send a request whose answer ``_settle`` awaits. Hosts serve it at the same time."""
         if self._missing is None:
-            pending = self._guard(partial(self._client.begin, f"meters.{verb}", **arguments))
+            pending = self._guard(partial(self._client.begin, f"{self.service}.{verb}", **arguments))
             self._pending += [] if pending is None else [pending]
 
     def _settle(self, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:

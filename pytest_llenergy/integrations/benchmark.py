@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.api.context import TestContext, find_targets, open_test_meters
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.leasing import lease_first
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_meters import ForeignMeters
@@ -59,6 +59,11 @@ WALL_CLOCKS = (time.perf_counter, time.monotonic, time.time)
 NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be unsupported"
 
 RAISED = "the benchmark raised {error}"
+
+ON_HOSTS = (
+    "benchmark measures the energy of pytest's own host, and the test uses {hosts}; use "
+    "energy(workers.call(...)) instead"
+)
 
 
 class Benchmarks:
@@ -138,6 +143,9 @@ class Benchmarks:
         if not uses_fixture(request.node, CONTEXT):
             draft_of(request.node).in_process = True
         context: TestContext = request.getfixturevalue(CONTEXT)
+        if context.draft.gang is not None:
+            names = ", ".join(each.host for each in context.draft.gang.hosts)
+            raise PlanError(ON_HOSTS.format(hosts=names))
         return context
 
     def _start_record(self, request: pytest.FixtureRequest, unmeasured: str) -> None:

@@ -13,7 +13,7 @@ from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRou
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_uncertainty_j, sum_energies
+from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_uncertainty_j, sum_energies, sum_hosts
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.record import Phase, Round, Tokens
 from pytest_llenergy.model.served import ServedRequests, TokenGaps
@@ -154,14 +154,9 @@ def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
 
 def _sum_over_hosts(hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], Energy]) -> Energy:
     """Return the sum over all hosts. A host without a meter, or without energy, leaves only its reason."""
-    energies = [sum_energies([energy_of(domain) for domain in host.domains], host.reasons) for host in hosts]
-    if not energies:
-        return sum_energies([])
-    missing = next((energy for energy in energies if energy.energy_j is None), None)
-    total = missing or energies[0]
-    for energy in energies[1:] if missing is None else ():
-        total = Energy((total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances)
-    return total
+    return sum_hosts(
+        [sum_energies([energy_of(each) for each in host.domains], host.reasons) for host in hosts]
+    )
 
 
 def required_lengths(

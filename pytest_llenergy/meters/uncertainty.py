@@ -133,6 +133,17 @@ def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Ene
     return replace(total, variances=replace(total.variances, clock=clock))
 
 
+def sum_hosts(energies: Sequence[Energy]) -> Energy:
+    """Return the sum over hosts. One without a meter, or without energy, leaves only its reason."""
+    if not energies:
+        return sum_energies([])
+    missing = next((energy for energy in energies if energy.energy_j is None), None)
+    total = missing or energies[0]
+    for energy in energies[1:] if missing is None else ():
+        total = Energy((total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances)
+    return total
+
+
 def domain_energy(
     energy: Energy, series: Series, duration_s: float, attributed: Attributed | None = None
 ) -> DomainEnergy:

@@ -14,30 +14,24 @@ print(energy.total.energy_j, "±", energy.total.energy_u_j)
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.errors import DeviceError, MeterError
-from pytest_llenergy.meters.attribution import CpuReading, CpuUse, read_cpu
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.cpu_time import ProcessTree
-from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
-from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
-from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series
+from pytest_llenergy.meters.select import MeterRegistry, open_meters
+from pytest_llenergy.meters.window_meters import LocalWindows, WindowMeters
 
 if TYPE_CHECKING:
     from pytest_llenergy.model import record
-    from pytest_llenergy.model.record import DomainEnergy, Flag
+    from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
 
-
-FORKED = "this process was forked from the one that reads the meters; open its own with measure()"
+_numbers = itertools.count()
 
 
 class Window:
@@ -47,44 +41,30 @@ class Window:
     up to three ticks; use ``await window.settled()`` in an event loop. ``start_s`` and ``duration_s`` are
     monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``.
     Without joules, ``reason`` says why, and both raise ``MeterError`` with it; ``window.record`` has ``None``
-    there, as JSON has ``null``. With ``at_work``, meters are read rarely while the window is open; ``cpu``
-    reads the CPU use of the test and of others.
+    there, as JSON has ``null``. With ``at_work``, meters are read rarely while the window is open.
     """
 
-    def __init__(
-        self,
-        name: str,
-        sampler: Sampler,
-        reasons: Sequence[str],
-        *,
-        at_work: bool = True,
-        cpu: Callable[[], CpuReading] | None = None,
-    ) -> None:
+    def __init__(self, name: str, hosts: Sequence[WindowMeters], *, at_work: bool = True) -> None:
         self.name = name
         self._at_work = at_work
         # The window of a whole block says nothing about the windows in it.
         self._mark_name = name if at_work else ""
-        self._sampler = sampler
-        self._reasons = reasons
+        self._hosts = hosts
+        self._number = next(_numbers)
         self._start_ns: int | None = None
         self._end_ns: int | None = None
         self._record: record.Window | None = None
-        self._read_cpu = cpu
-        self._cpu_before: CpuReading | None = None
-        self._cpu: CpuUse | None = None
 
     def __enter__(self) -> Window:
         if self._start_ns is not None:
             state = "has ended" if self.ended else f"is open already, until end({self.name!r})"
             raise MeterError(f"window {self.name!r} {state}; make a new one with window({self.name!r})")
         synchronize_gpus()
-        if self._read_cpu is not None and not self._sampler.is_fork():
-            self._cpu_before = self._read_cpu()
-        self._sampler.read_now()
+        for wait in [host.prepare(self._number) for host in self._hosts]:
+            wait()
         self._start_ns = time.monotonic_ns()
-        self._sampler.marks.append(Mark(self._start_ns, begins=True, name=self._mark_name))
-        if self._at_work:
-            self._sampler.begin_work()
+        for host in self._hosts:
+            host.begin(self._number, self._start_ns, self._mark_name, at_work=self._at_work)
         return self
 
     def __exit__(
@@ -104,12 +84,12 @@ class Window:
         finally:
             # Set the end first: a driver may be slow to answer.
             self._end_ns = time.monotonic_ns()
-            self._sampler.marks.append(Mark(self._end_ns, begins=False, name=self._mark_name))
-            if self._at_work:
-                self._sampler.end_work()
-            self._sampler.read_now()
-            if self._read_cpu is not None and self._cpu_before is not None and not self._sampler.is_fork():
-                self._cpu = self._cpu_before.until(self._read_cpu())
+            ending = [
+                host.end(self._number, self._end_ns, self._mark_name, at_work=self._at_work)
+                for host in self._hosts
+            ]
+            for wait in ending:
+                wait()
 
     async def __aenter__(self) -> Window:
         return self.__enter__()
@@ -144,13 +124,8 @@ class Window:
         if self._record is None:
             from pytest_llenergy.meters.window_arithmetic import window_record
 
-            fork = self._sampler.is_fork()
-            self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
-            series, reasons = ([], [FORKED]) if fork else (self._sampler.series, self._reasons)
-            marks = self._sampler.marks
-            self._record = window_record(
-                self.name, series, self._start_ns, self._end_ns, reasons, marks, self._cpu
-            )
+            found = [host.account_window(self._number, self._start_ns, self._end_ns) for host in self._hosts]
+            self._record = window_record(self.name, self._start_ns, self._end_ns, [wait() for wait in found])
         return self._record
 
     @property
@@ -240,63 +215,40 @@ def synchronize_gpus() -> None:
 
 
 class Measuring:
-    """Open meters and the windows measured with them. Windows may nest and overlap.
+    """The open meters of one or several hosts, and windows measured with them. Windows may nest and overlap.
 
     This is a synchronous and an asynchronous context manager; ``total`` is the window of the whole block.
     """
 
-    def __init__(self, selection: Selection) -> None:
-        self.reasons: tuple[str, ...] = selection.reasons
+    def __init__(self, hosts: Sequence[WindowMeters]) -> None:
         self.windows: list[Window] = []
-        self._sampler = Sampler(selection.meters)
+        self._hosts = hosts
         self._open: dict[str, Window] = {}
-        self._splits = any(series.domain.cpu_ratio is not None for series in self._sampler.series)
-        self._roots = selection.processes
-        self._processes: ProcessTree | None = None
-        self._cpu_lock = threading.Lock()
         # Not at work: it is also open between the windows, where ticks must be read closely.
-        self.total: Window = self._window("total", at_work=False)
+        self.total: Window = Window("total", hosts, at_work=False)
 
-    @property
-    def series(self) -> list[Series]:
-        """The trace so far, one series for each domain."""
-        return self._sampler.series
+    def infos(self) -> list[MeterInfo]:
+        """Return the entry of each domain in a record."""
+        return [info for host in self._hosts for info in host.infos()]
 
     def start(self) -> None:
         """Start the readings and wait for the first tick of every counter, whose first value may be old."""
-        self._sampler.__enter__()
-        # Imported before a window is open, so that none contains the energy of the import.
-        import_module("pytest_llenergy.meters.window_arithmetic")
-        if any(series.domain.max_age_s is None for series in self.series):
-            import_module("numpy")
-        self._sampler.await_ticks(0, TICK_TIMEOUT_S)
+        for host in self._hosts:
+            host.start()
 
     def stop(self) -> None:
         """Wait for the last ticks, then close the meters. Windows that are still open get no result."""
         for window in [*self.windows, self.total]:
             if window.ended:
                 _ = window.record
-        self._sampler.__exit__(None, None, None)
-        if self._processes is not None:
-            self._processes.close()
-            self._processes = None
+        for host in self._hosts:
+            host.stop()
 
     def window(self, name: str) -> Window:
         """Return a new window, for ``with`` or ``async with``."""
-        window = self._window(name)
+        window = Window(name, self._hosts)
         self.windows.append(window)
         return window
-
-    def _window(self, name: str, *, at_work: bool = True) -> Window:
-        cpu = self._read_cpu if self._splits else None
-        return Window(name, self._sampler, self.reasons, at_work=at_work, cpu=cpu)
-
-    def _read_cpu(self) -> CpuReading:
-        # Windows may open and close in several threads.
-        with self._cpu_lock:
-            if self._processes is None:
-                self._processes = ProcessTree({os.getpid(), *self._roots})
-            return read_cpu(self._processes)
 
     def begin(self, name: str) -> Window:
         """Open a window by name.
@@ -366,7 +318,8 @@ def measure(
         MeterError: No acceptable meter can be read, or the environment hides every GPU.
     """
     targets = Targets(tuple(_visible() if gpus is None else gpus))
-    return Measuring(open_meters(meters, MeterRegistry(), targets, require_measured=require_measured))
+    selection = open_meters(meters, MeterRegistry(), targets, require_measured=require_measured)
+    return Measuring([LocalWindows(selection)])
 
 
 def _visible() -> Sequence[str]:

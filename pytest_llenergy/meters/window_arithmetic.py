@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 
@@ -38,6 +38,7 @@ from pytest_llenergy.meters.uncertainty import (
     absolute_uncertainty_j,
     domain_energy,
     sum_energies,
+    sum_hosts,
 )
 from pytest_llenergy.model.record import DomainEnergy, Flag, Window
 
@@ -289,32 +290,53 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
     return flags
 
 
-def window_record(
-    name: str,
+@dataclass(frozen=True)
+class HostWindow:
+    """What one host found in a window.
+
+    Attributes:
+        energies: Energy of each domain, by name: the test's part.
+        by_domain: The same for the record, with the limits of its source.
+        reasons: Why meters could not be opened.
+        flags: What a reader must know of this host in this window.
+        own_cpu_s: CPU time of the test's processes, if known.
+        other_cpu_s: CPU time of other processes, if known.
+    """
+
+    energies: dict[str, Energy]
+    by_domain: dict[str, DomainEnergy]
+    reasons: list[str]
+    flags: list[Flag] = field(default_factory=list)
+    own_cpu_s: float | None = None
+    other_cpu_s: float | None = None
+
+
+def account_window(
     trace: Sequence[Series],
     start_ns: int,
     end_ns: int,
     reasons: Sequence[str],
     marks: Sequence[Mark] = (),
     use: CpuUse | None = None,
-) -> Window:
-    """Return the record of a window that has ended.
+    clock_u_ns: float = 0.0,
+) -> HostWindow:
+    """Return what the host of a trace found in a window that has ended.
 
     Args:
-        name: Name of the window.
         trace: One series for each domain.
         start_ns: Start of the window (monotonic nanoseconds).
         end_ns: End of the window.
         reasons: Why meters could not be opened.
         marks: Other moments at which power may have changed.
         use: CPU use during the window, if known.
+        clock_u_ns: Standard uncertainty of both moments.
     """
     duration_s = (end_ns - start_ns) / 1e9
     energies: dict[str, Energy] = {}
     by_domain: dict[str, DomainEnergy] = {}
     splits: list[Split] = []
     for series in trace:
-        energy, part = _domain(series, start_ns, end_ns, marks), None
+        energy, part = _domain(series, start_ns, end_ns, marks, clock_u_ns / 1e9), None
         if use is not None and energy.energy_j is not None:
             # Windows may follow each other without a gap, so that idle power is unknown.
             split = choose_split(series.domain, use, energy.energy_j / duration_s)
@@ -322,20 +344,42 @@ def window_record(
             splits += [split] if split is not None else []
         energies[series.domain.name] = energy if part is None else part.energy
         by_domain[series.domain.name] = domain_energy(energies[series.domain.name], series, duration_s, part)
-    total = sum_energies(list(energies.values()), reasons)
-    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns), *attribution_flags(splits)]
+    return HostWindow(
+        energies,
+        by_domain,
+        list(reasons),
+        [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns), *attribution_flags(splits)],
+        use.own_s if use is not None else None,
+        use.other_s if use is not None else None,
+    )
+
+
+def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWindow]) -> Window:
+    """Return the record of a window that has ended.
+
+    Args:
+        name: Name of the window.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        hosts: What each host found.
+    """
+    total = sum_hosts([sum_energies(list(host.energies.values()), host.reasons) for host in hosts])
+    by_domain = {name: each for host in hosts for name, each in host.by_domain.items()}
+    flags = [flag for host in hosts for flag in host.flags]
     if total.energy_j is None:
         flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
+    own = [host.own_cpu_s for host in hosts if host.own_cpu_s is not None]
+    other = [host.other_cpu_s for host in hosts if host.other_cpu_s is not None]
     return Window(
         name=name,
         start_s=start_ns / 1e9,
-        duration_s=duration_s,
+        duration_s=(end_ns - start_ns) / 1e9,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
         energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
         by_domain=by_domain,
-        own_cpu_s=use.own_s if use is not None else None,
-        other_cpu_s=use.other_s if use is not None else None,
+        own_cpu_s=sum(own) if own else None,
+        other_cpu_s=sum(other) if other else None,
         flags=flags,
         reason=total.reason,
     )
@@ -358,6 +402,21 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
     return flags
 
 
-def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy:
+def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark], clock_u_s: float) -> Energy:
     energy = energy_between(series, start_ns, end_ns, marks=marks)
+    if clock_u_s and energy.energy_j is not None:
+        clock = _clock_variance(series, start_ns, end_ns, energy.energy_j, clock_u_s)
+        energy = replace(energy, variances=energy.variances + Variances(clock=clock))
     return require_resolvable(energy, series, (end_ns - start_ns) / 1e9)
+
+
+def _clock_variance(series: Series, start_ns: int, end_ns: int, energy_j: float, u_s: float) -> float:
+    """Return the variance (J²) from moments that another clock gave: see ``domain_rounds``.
+
+    The power next to the window is that of the nearest ticks, or 0 if there are none.
+    """
+    inside_w = mean_powers(series, start_ns, end_ns) or [energy_j * 1e9 / (end_ns - start_ns)]
+    wide_ns = round(3 * (series.period_s or 0.0) * 1e9)
+    before_w = mean_powers(series, start_ns - wide_ns, start_ns) or [0.0]
+    after_w = mean_powers(series, end_ns, end_ns + wide_ns) or [0.0]
+    return sum((u_s * step_w) ** 2 for step_w in (inside_w[0] - before_w[-1], inside_w[-1] - after_w[0]))

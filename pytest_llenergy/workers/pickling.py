@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+import pytest_llenergy
 from pytest_llenergy.errors import PlanError
 
 Result = TypeVar("Result")
@@ -203,6 +204,8 @@ def _is_users_own(module: ModuleType) -> bool:
 @functools.cache
 def _is_installed(file: str) -> bool:
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    # All hosts have this version, and its classes must be the same objects on both sides.
+    places.append(str(Path(pytest_llenergy.__file__).parent))
     path = Path(file)
     return any(path.is_relative_to(place) for place in places) or not INSTALLED.isdisjoint(path.parts)
 

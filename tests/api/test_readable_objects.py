@@ -16,6 +16,7 @@ from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.window import Measuring, Window
+from pytest_llenergy.meters.window_meters import LocalWindows
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import DomainEnergy, Round
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -51,7 +52,10 @@ def test_a_missing_metric_raises_with_its_reason() -> None:
 
 @pytest.fixture
 def unmeasured() -> Window:
-    with Measuring(Selection((), ("nvml: no driver",))) as energy, energy.window("bare") as window:
+    with (
+        Measuring([LocalWindows(Selection((), ("nvml: no driver",)))]) as energy,
+        energy.window("bare") as window,
+    ):
         time.sleep(0.002)
     return window
 
@@ -69,7 +73,7 @@ def test_a_missing_window_energy_raises_with_its_reason(unmeasured: Window) -> N
 
 
 def test_a_window_without_result_shows_its_state() -> None:
-    with Measuring(Selection((), ())) as energy:
+    with Measuring([LocalWindows(Selection((), ()))]) as energy:
         window = energy.window("later")
         assert repr(window) == "<Window 'later': not begun>"
         with window:

@@ -199,7 +199,7 @@ class TestProcess:
                 assert len(list(Path(scratch).glob("*/s.sock"))) == 1
             finally:
                 backend.close()
-            assert not os.listdir(scratch)
+            assert not list(Path(scratch).iterdir())
 
     def test_closing_removes_the_socket(self) -> None:
         backend = LlamaCppBackend()

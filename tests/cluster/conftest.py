@@ -4,5 +4,6 @@
 from .ray_cluster import ray_cluster
 from .runs import cluster_runs
 from .slurm import slurm_cluster
+from .two_hosts import two_hosts
 
-__all__ = ["cluster_runs", "ray_cluster", "slurm_cluster"]
+__all__ = ["cluster_runs", "ray_cluster", "slurm_cluster", "two_hosts"]

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 
 from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
 from pytest_llenergy.cluster.meter_service import RoundMoments
-from pytest_llenergy.cluster.remote_meters import open_remote_meters
+from pytest_llenergy.cluster.remote_meters import RemoteMeters, open_remote_meters
 from pytest_llenergy.errors import MeterError, WorkerError
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import HostRound
@@ -186,7 +186,7 @@ def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
     with metered_hosts(tmp_path, nvml_library, shifted=False, without_meter=["n2"]) as hosts:
         found, work = measure_surges(hosts, 1)
         with pytest.raises(MeterError, match=r"^n2: .*GPU-none"):
-            open_remote_meters([(host.client, [host.uuid]) for host in hosts], ["nvml"])
+            open_remote_meters(RemoteMeters, [(host.client, [host.uuid]) for host in hosts], ["nvml"])
     (round_,) = found.rounds
     assert list(round_.by_domain) == [FIRST]
     assert round_.by_domain[FIRST].energy_j == pytest.approx(work.truths[0][0][0], rel=0.1)
@@ -211,7 +211,7 @@ def test_a_lost_host_without_ranks_ends_the_measurement_and_the_rounds_are_kept(
 
         found, work = measure_until_failure(hosts, 12, r"^n2: its agent has closed", during=kill)
         with pytest.raises(WorkerError, match=r"^n2: "):
-            open_remote_meters([(lost, [])])
+            open_remote_meters(RemoteMeters, [(lost, [])])
     assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
     first, second = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)

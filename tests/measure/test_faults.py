@@ -22,6 +22,7 @@ from pytest_llenergy.meters import Measuring, Window
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.rapl import open_rapl
 from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
+from pytest_llenergy.meters.window_meters import LocalWindows
 from pytest_llenergy.model.record import Round
 
 from ..meters.waves import MS
@@ -240,7 +241,7 @@ def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path:
     thread.start()
     try:
         meters = open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path / "none", still_s=60)
-        with Measuring(Selection(tuple(meters), ())) as energy:
+        with Measuring([LocalWindows(Selection(tuple(meters), ()))]) as energy:
             windows: list[Window] = []
             while not wrapped_at_ns or len(windows) < 30:
                 with energy.window("5 ms") as window:

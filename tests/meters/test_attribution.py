@@ -25,8 +25,9 @@ from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
 from pytest_llenergy.meters.window import Measuring
-from pytest_llenergy.meters.window_arithmetic import window_record
-from pytest_llenergy.model.record import MeterInfo, Record, Round
+from pytest_llenergy.meters.window_arithmetic import account_window, window_record
+from pytest_llenergy.meters.window_meters import LocalWindows
+from pytest_llenergy.model.record import MeterInfo, Record, Round, Window
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.workload import call_workload
 
@@ -39,6 +40,11 @@ from .waves import MS, S, Wave, domain
 IDLE_W, CORE_W = 20.0, 8.0
 START, END, BORDER = 10 * S, 12 * S, 10 * S + 500 * MS
 PACKAGE = domain("cpu:package-0", max_age_s=1e-9)._replace(cpu_ratio=PACKAGE_RATIO)
+
+
+def record_window(series: Series, used: CpuUse) -> Window:
+    """Return the record of a window from ``START`` to ``END``."""
+    return window_record("work", START, END, [account_window([series], START, END, [], use=used)])
 
 
 def use(own: float, others: float, seconds: float = 2.0) -> CpuUse:
@@ -174,7 +180,7 @@ class TestRounds:
 
     def test_a_record_is_attributed_if_half_of_its_rounds_are(self) -> None:
         busy, quiet = account(1, 0, 3, 0), account(1, 0, 0, 0)
-        window = window_record("work", [package(1, 1, 1, 1)], START, END, [], use=use(1, 1))
+        window = record_window(package(1, 1, 1, 1), use(1, 1))
         meter = MeterInfo(
             name="rapl",
             domain="cpu:package-0",
@@ -283,7 +289,7 @@ def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
 
 def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
     series, used = package(own=1, before=1, during=1, after=1), use(1, 1)
-    window = window_record("work", [series], START, END, [], use=used)
+    window = record_window(series, used)
     part = window.by_domain["cpu:package-0"]
     assert window.energy_j == pytest.approx(IDLE_W + 2 * CORE_W, rel=1e-2)
     assert part.whole_j == pytest.approx(2 * (IDLE_W + 2 * CORE_W), rel=1e-2)
@@ -379,7 +385,7 @@ def test_the_limits_of_real_work_beside_real_neighbours_contain_its_joules(
 
 @pytest.mark.clock
 def test_a_real_window_beside_real_neighbours_is_attributed() -> None:
-    with neighbours(2), Measuring(open_package()) as energy, energy.window("spin") as window:
+    with neighbours(2), Measuring([LocalWindows(open_package())]) as energy, energy.window("spin") as window:
         spin()
     part = window.by_domain["cpu:package-0"]
     assert part.kind == "attributed"

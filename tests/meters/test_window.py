@@ -20,6 +20,7 @@ from pytest_llenergy.meters import Measuring, Window, measure
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.nvml import open_nvml
 from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.meters.window_meters import LocalWindows
 
 from ..nvml_sim import Board, MigInstance, World
 from .waves import MS
@@ -38,7 +39,8 @@ def world(tmp_path: Path, nvml_attach: Attach) -> World:
 
 @contextmanager
 def sampling(world: World) -> Iterator[Measuring]:
-    with Measuring(Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())) as measuring:
+    selection = Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())
+    with Measuring([LocalWindows(selection)]) as measuring:
         yield measuring
 
 
@@ -194,7 +196,7 @@ def test_a_counter_that_stops_later_gives_a_reason_instead_of_zero(world: World)
 
 def test_without_meters_a_window_has_its_duration_and_the_reasons() -> None:
     none = Selection((), ("nvml: no driver", "rapl: none"))
-    with Measuring(none) as energy, energy.window("bare") as window:
+    with Measuring([LocalWindows(none)]) as energy, energy.window("bare") as window:
         time.sleep(0.02)
     assert window.duration_s >= 0.02
     assert window.record.energy_j is None
@@ -241,7 +243,7 @@ def test_async_code_can_await_the_energy_without_blocking(world: World) -> None:
                 await asyncio.sleep(0.001)
 
         selection = Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())
-        async with Measuring(selection) as energy:
+        async with Measuring([LocalWindows(selection)]) as energy:
             async with energy.window("async") as window:
                 await asyncio.sleep(0.35)
             busy = asyncio.create_task(others())

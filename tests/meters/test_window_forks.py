@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.devices.nvml import FORK_MESSAGE
-from pytest_llenergy.meters.window import FORKED as NO_READER
+from pytest_llenergy.meters.window_meters import FORKED as NO_READER
 
 from ..nvml_sim import Board, World
 from .waves import MS

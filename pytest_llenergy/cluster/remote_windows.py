@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The meters of another host, as the windows of ``energy_meter`` use them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.cluster import timeouts
+from pytest_llenergy.cluster.remote_meters import RemoteMeters
+from pytest_llenergy.meters.uncertainty import Energy
+from pytest_llenergy.meters.window_arithmetic import HostWindow
+from pytest_llenergy.model.record import DomainEnergy, Flag
+
+
+class RemoteWindows(RemoteMeters):
+    """The ``WindowMeters`` of another host. Windows may begin and end in several threads."""
+
+    service = "windows"
+    _clock_lock = threading.Lock()
+
+    def start(self) -> None:
+        """See ``WindowMeters``."""
+        self._ask("start")
+        # Known even if the host is lost later.
+        self.infos()
+
+    def stop(self) -> None:
+        """See ``WindowMeters``."""
+        self.close()
+
+    def prepare(self, window: int) -> Callable[[], object]:
+        """See ``WindowMeters``."""
+        self._read_clocks()
+        return self._request("prepare", window=window)
+
+    def begin(self, window: int, time_ns: int, name: str, *, at_work: bool) -> None:
+        """See ``WindowMeters``."""
+        self._request("begin", window=window, time_ns=self._to_remote(time_ns), name=name, at_work=at_work)
+
+    def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
+        """See ``WindowMeters``."""
+        wait = self._request(
+            "end", window=window, time_ns=self._to_remote(time_ns), name=name, at_work=at_work
+        )
+
+        def finish() -> None:
+            wait()
+            self._read_clocks()
+
+        return finish
+
+    def account_window(self, window: int, start_ns: int, end_ns: int) -> Callable[[], HostWindow]:
+        """See ``WindowMeters``."""
+        clock = self._client.clock
+        fault = clock.fault(start_ns, end_ns)
+        if fault is not None:
+            return partial(self._without_energy, f"{self._client.name} {fault}")
+        wait = self._request(
+            "account",
+            window=window,
+            start_ns=clock.to_remote(start_ns),
+            end_ns=clock.to_remote(end_ns),
+            clock_u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (start_ns, end_ns)),
+        )
+
+        def finish() -> HostWindow:
+            answer = wait()
+            if answer is None:
+                return self._without_energy()
+            return self._name_host_of_window(msgspec.convert(answer, HostWindow))
+
+        return finish
+
+    def _request(self, verb: str, **arguments: Any) -> Callable[[], Any]:
+        """Send a request. Returns a function that waits for its answer, None if the host cannot answer."""
+        if self._missing is None:
+            pending = self._guard(partial(self._client.begin, f"{self.service}.{verb}", **arguments))
+            if pending is not None:
+                return partial(self._guard, partial(pending.result, timeouts.METER_ANSWER_TIMEOUT_S))
+        return lambda: None
+
+    def _read_clocks(self) -> None:
+        if self._missing is None:
+            with self._clock_lock:
+                self._guard(self._client.exchange)
+
+    def _name_host_of_window(self, found: HostWindow) -> HostWindow:
+        def named(reason: str | None) -> str | None:
+            return None if reason is None else f"{self._client.name}: {reason}"
+
+        return replace(
+            found,
+            energies={
+                self._prefix + name: replace(energy, reason=named(energy.reason))
+                for name, energy in found.energies.items()
+            },
+            by_domain={
+                self._prefix + name: msgspec.structs.replace(each, reason=named(each.reason))
+                for name, each in found.by_domain.items()
+            },
+            reasons=list(self.reasons),
+            flags=[
+                msgspec.structs.replace(flag, detail=f"{self._client.name}: {flag.detail}")
+                for flag in found.flags
+            ],
+        )
+
+    def _without_energy(self, fault: str | None = None) -> HostWindow:
+        reason = fault or self._missing
+        by_domain = {
+            each.domain: DomainEnergy(energy_j=None, energy_u_j=None, kind=each.kind, reason=reason)
+            for each in self._infos
+        }
+        flags = [] if fault is None else [Flag(name="clock", severity="invalid", detail=fault)]
+        nothing = dict.fromkeys(by_domain, Energy(None, reason=reason))
+        return HostWindow(nothing, by_domain, list(self.reasons), flags)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every fixture and mark of a test on two hosts."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..nvml_sim.boards import Process
+from .agents import needs_another_host
+from .two_hosts import TwoHosts
+
+WORK = """
+import os, platform, sys, time
+import pytest
+
+def where(seconds=0.0):
+    time.sleep(seconds)
+    return platform.node(), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]
+"""
+
+EVERYTHING = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2)
+def test_fixtures(gpus, workers):
+    assert gpus.uuids == tuple(f"GPU-n{host}-{board}" for host in (1, 2) for board in (0, 1))
+    assert gpus.indices == (0, 1, 0, 1)
+    assert len(gpus.names) == len(gpus.boards) == len(gpus.devices) == 4
+    assert workers.world_size == 4
+    found = workers.run(where)
+    assert [each[1:] for each in found] == [(uuid, str(n % 2)) for n, uuid in enumerate(gpus.uuids)]
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.device_roles(prefill=[0, 1], decode=[2, 3])
+@pytest.mark.energy_options(rounds=3, iterations=1, warmup=0)
+@pytest.mark.energy_gate(budget="1 MJ")
+def test_roles(workers, energy):
+    run = energy(workers.call(where, 0.2))
+    energy.extra_info["note"] = "kept"
+    energy.metric("answers", 4, better="more")
+    assert run.energy_j > 0
+
+@pytest.mark.gpus(4, per_host=2)
+def test_function(energy):
+    assert len(energy(where, 0.2).result) == 4
+
+@pytest.mark.gpus(4, per_host=2)
+def test_pedantic(workers, energy):
+    assert energy.pedantic(workers.call(where, 0.2), rounds=2, iterations=1).energy_j > 0
+"""
+)
+
+
+def test_everything(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(EVERYTHING, "--energy-rounds=3", "--energy-warmup=0")
+    assert "4 passed" in output, output
+
+
+WINDOWS = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2)
+def test_windows(workers, energy_meter, energy):
+    workers.run(where)
+    with energy_meter("both") as both:
+        with energy_meter("part") as part:
+            workers.run(where, 0.4)
+        time.sleep(0.4)
+    energy_meter.begin("pair")
+    energy(workers.call(where, 0.1))
+    energy_meter.end("pair")
+    assert part.energy_j < both.energy_j
+    assert part.by_domain["n2/gpu:GPU-n2-1"].terms.clock_j > 0
+    energy_meter.extra_info["note"] = "kept"
+"""
+)
+
+
+def test_windows_have_the_joules_of_all_hosts(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(WINDOWS, "--energy-rounds=2", "--energy-warmup=0")
+    assert "1 passed" in output, output
+    (record,) = two_hosts.report.records
+    powers_w = {f"n{host}/gpu:GPU-n{host}-{i}": 100.0 + 50 * i for host in (1, 2) for i in (0, 1)}
+    assert {meter.domain for meter in record.meters} == set(powers_w)
+    assert all(meter.exclusive for meter in record.meters)
+    assert [window.name for window in record.windows] == ["both", "part", "pair"]
+    for window in record.windows:
+        assert set(window.by_domain) == set(powers_w)
+        assert window.energy_j is not None, window.reason
+        assert window.energy_u_j is not None
+        for name, power_w in powers_w.items():
+            part = window.by_domain[name]
+            assert part.energy_j is not None, part.reason
+            assert part.energy_u_j is not None
+            assert abs(part.energy_j - power_w * window.duration_s) <= 4 * part.energy_u_j
+        assert abs(window.energy_j - 500 * window.duration_s) <= 4 * window.energy_u_j
+
+
+SETTINGS = (
+    WORK
+    + """
+from pathlib import Path
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.gpu_settings(power_limit_w="watts", graphics_clock_mhz=(900, 1200))
+@pytest.mark.parametrize("watts", [300, 400])
+def test_limits(workers, energy, watts):
+    energy(workers.call(where, 0.1))
+    Path(f"ready{watts}").touch()
+    while Path("wait").exists():
+        time.sleep(0.05)
+
+@pytest.mark.gpus(4, per_host=2)
+def test_after(workers):
+    workers.run(where)
+"""
+)
+
+
+def await_file(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait for a file that a test of a run makes."""
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def limits_w(hosts: TwoHosts) -> list[float]:
+    return [limit_w for host in hosts.hosts for limit_w in host.limits_w()]
+
+
+def test_settings_hold_on_all_hosts_for_one_test(two_hosts: TwoHosts) -> None:
+    (two_hosts.directory / "wait").touch()
+    process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
+    await_file(two_hosts.directory / "ready300", process)
+    assert limits_w(two_hosts) == [300.0] * 4
+    (two_hosts.directory / "wait").unlink()
+    output, _ = process.communicate(timeout=120)
+    assert "3 passed" in output, output
+    assert limits_w(two_hosts) == [700.0] * 4
+    for record, watts in zip(two_hosts.report.records, (300.0, 400.0), strict=True):
+        assert [board.uuid for board in record.gpu_settings] == list(record.devices)
+        assert {board.power_limit_found_w for board in record.gpu_settings} == {watts}
+        assert not any(flag.name == "settings-lost" for flag in record.flags)
+
+
+def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> None:
+    two_hosts.hosts[1].world.update(0, settings_denied=True)
+    output = two_hosts.run(SETTINGS, "--energy-rounds=2", "--energy-warmup=0", "-k300")
+    assert "1 skipped" in output, output
+    assert "n2: gpu_settings(power_limit_w=300" in output
+    assert "only root may change boards" in output
+    assert limits_w(two_hosts) == [700.0] * 4
+
+
+def test_agents_restore_boards_when_pytest_is_killed(two_hosts: TwoHosts) -> None:
+    (two_hosts.directory / "wait").touch()
+    process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
+    await_file(two_hosts.directory / "ready300", process)
+    process.kill()
+    process.communicate()
+    deadline_s = time.monotonic() + 60
+    while limits_w(two_hosts) != [700.0] * 4 or any(
+        name.name.startswith("llenergy-settings") for host in two_hosts.hosts for name in host.locks.iterdir()
+    ):
+        assert time.monotonic() < deadline_s, limits_w(two_hosts)
+        time.sleep(0.05)
+
+
+def test_the_next_lease_restores_the_boards_of_a_host_where_all_was_killed(two_hosts: TwoHosts) -> None:
+    (two_hosts.directory / "wait").touch()
+    process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
+    await_file(two_hosts.directory / "ready300", process)
+    agents = psutil.Process(process.pid).children(recursive=True)
+    for each in agents:
+        # Not even the guards can restore anything.
+        with suppress(psutil.NoSuchProcess):
+            each.suspend()
+    for each in agents:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.kill()
+    process.communicate()
+    assert limits_w(two_hosts) == [300.0] * 4
+    (two_hosts.directory / "wait").unlink()
+    output = two_hosts.run(SETTINGS, "-kafter")
+    assert "1 passed" in output, output
+    assert limits_w(two_hosts) == [700.0] * 4
+
+
+BUSY = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2)
+def test_it(workers):
+    workers.run(where)
+"""
+)
+
+
+def test_a_wait_for_processes_without_a_lease_is_shown_and_ends(two_hosts: TwoHosts) -> None:
+    two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
+    process = two_hosts.start(BUSY, "--energy-busy-timeout=300")
+    seen = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen += line
+        if "GPU-n2-0" in line:
+            break
+    assert "n2: GPU-n2-0: busy with process 1" in seen
+    two_hosts.hosts[1].world.update(0, processes=())
+    output, _ = process.communicate(timeout=120)
+    assert "1 passed" in output, seen + output
+
+
+def test_boards_that_stay_busy_are_an_error_or_a_skip(two_hosts: TwoHosts) -> None:
+    two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
+    output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5")
+    assert "1 error" in output, output
+    output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5", "--energy-busy=skip")
+    assert "1 skipped" in output, output
+    assert "n2: GPU-n2-0: busy with process 1" in output
+
+
+def test_work_in_the_process_of_pytest_is_refused_on_several_hosts(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(
+        """
+import pytest
+
+@pytest.mark.gpus(4, per_host=2)
+def test_alone(benchmark):
+    benchmark(sum, [1])
+
+@pytest.mark.gpus(4, per_host=2)
+def test_with_ranks(benchmark, workers):
+    benchmark(workers.run, max, 1, 2)
+"""
+    )
+    assert "2 errors" in output, output
+    assert "gpus(4, per_host=2) asks for several hosts, and the measured code" in output
+    assert "benchmark measures the energy of pytest's own host, and the test uses n1, n2" in output
+
+
+STEADY = """
+import platform, time
+from pytest_llenergy.meters.base import Domain, MeterSpec, within
+
+class Steady:
+    name, poll_period_s = "steady", 0.02
+
+    def __init__(self, uuid):
+        words = {"source": platform.node(), "scope": "10 W", "accuracy": "exact"}
+        domain = Domain(f"gpu:{uuid}", "measured", resolution_j=0.0, limits=within(0.0), **words)
+        self.domains = [domain._replace(max_age_s=0.001)]
+
+    def read(self):
+        return [10.0 * time.monotonic()]
+
+    def close(self):
+        pass
+
+def open_steady(targets):
+    return [Steady(uuid) for uuid in targets.gpus]
+
+SPEC = MeterSpec("steady", "measured", open_steady, host_wide=False)
+"""
+
+HOOK = """
+import threading
+
+def pytest_llenergy_meters(config):
+    from steady_meter import SPEC
+    lock = threading.Lock()
+    return [SPEC._replace(open=lambda _: lock)] if config.getoption("-k") == "test" else [SPEC]
+"""
+
+
+def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
+    (two_hosts.directory / "steady_meter.py").write_text(STEADY)
+    (two_hosts.directory / "conftest.py").write_text(HOOK)
+    options = ("--energy-meter=steady", "--energy-rounds=2", "--energy-warmup=0")
+    output = two_hosts.run(WINDOWS.replace(" > 0", " >= 0"), *options)
+    assert "1 passed" in output, output
+    (record,) = two_hosts.report.records
+    assert {meter.name for meter in record.meters} == {"steady"}
+    assert len(record.meters) == 4
+    for window in record.windows:
+        assert window.energy_j is not None, window.reason
+        assert abs(window.energy_j - 40 * window.duration_s) < 0.5
+    output = two_hosts.run(WINDOWS, *options, "-ktest")
+    assert "meter steady of pytest_llenergy_meters cannot be sent to other hosts: " in output, output
+
+
+MODEL = """
+import pytest
+
+@pytest.mark.gpus(2, per_host=1)
+def test_model(backend):
+    backend.generate(["a", "b"], max_new_tokens=2)
+"""
+
+
+@pytest.mark.slow
+@needs_another_host
+def test_a_host_without_the_model_is_named(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "m.gguf").write_bytes(b"GGUF")
+    hide = f'mount -t tmpfs none "{place}" && exec "$@"'
+    two_hosts.hosts[1].prefix = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    options = (f"--energy-model={place / 'm.gguf'}", "--energy-backend=transformers")
+    output = two_hosts.run(MODEL, *options)
+    assert "on n2 (GPU-n2-0" in output, output
+    assert f"No such file or directory: '{place / 'm.gguf'}'" in output
