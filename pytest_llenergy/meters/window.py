@@ -222,6 +222,7 @@ class Measuring:
 
     def __init__(self, hosts: Sequence[WindowMeters]) -> None:
         self.windows: list[Window] = []
+        self.reasons: tuple[str, ...] = tuple(reason for host in hosts for reason in host.reasons)
         self._hosts = hosts
         self._open: dict[str, Window] = {}
         # Not at work: it is also open between the windows, where ticks must be read closely.

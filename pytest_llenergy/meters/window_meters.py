@@ -32,6 +32,10 @@ class WindowMeters(Protocol):
     Without ``at_work`` the meters are not read more rarely during the window.
     """
 
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Why meters could not be opened, or no longer answer."""
+
     def start(self) -> None:
         """Start the readings and wait for the first tick of every counter, whose first value may be old."""
 
@@ -58,7 +62,7 @@ class LocalWindows:
     """The ``WindowMeters`` of this host."""
 
     def __init__(self, selection: Selection) -> None:
-        self._reasons = selection.reasons
+        self.reasons: Sequence[str] = selection.reasons
         self._roots = selection.processes
         self._sampler = Sampler(selection.meters)
         self._splits = any(series.domain.cpu_ratio is not None for series in self.series)
@@ -118,7 +122,7 @@ class LocalWindows:
 
         fork = self._sampler.is_fork()
         self._sampler.await_ticks(end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
-        series, reasons = ([], [FORKED]) if fork else (self.series, self._reasons)
+        series, reasons = ([], [FORKED]) if fork else (self.series, self.reasons)
         use, marks = self._cpu.pop(window, None), self._sampler.marks
         return partial(account_window, series, start_ns, end_ns, reasons, marks, use, clock_u_ns)
 
