@@ -251,7 +251,8 @@ class GangKeeper:
         self._pool.use_hosts({})
         self._release(held)
         held.request = request
-        own = replace(request, n=held.shape.per_host, per_host=None)
+        # Without the fallback, which is one of the whole test and not of a host.
+        own = replace(request, n=held.shape.per_host, per_host=None, fallback=None)
         leases: dict[str, Lease] = {}
         flags: list[Flag] = []
         for name in sorted(held.hosts):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.gangs import GangLease
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
-ENERGY_RAISED = "energy(...) raised {error}, so the test has no energy"
+ENERGY_RAISED = "energy(...) raised {error}, so the test has no result"
 
 LEASE_LOST = Flag(
     name="lease-lost",
@@ -129,8 +129,9 @@ class Draft:
         return {**measured, **{name: metric for name, (metric, _) in self.custom.items()}}
 
     def keep_unfinished(self, experiment: Experiment) -> None:
-        """Keep what ``energy`` has measured, which is about to raise."""
-        self.unfinished = experiment
+        """Keep what ``energy`` has measured, which is about to raise, unless an earlier call got further."""
+        if self.unfinished is None or len(experiment.rounds) >= len(self.unfinished.rounds):
+            self.unfinished = experiment
 
     def add_scores(self, scores: Sequence[float]) -> float:
         """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
@@ -185,7 +186,8 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     """
     draft, worker = draft_of(item), worker_input_of(item.config)
     experiment = draft.experiment
-    if experiment is None and status != "measured" and not draft.failed_gate:
+    # ``llenergy ab`` compares the rounds of an invalid record, too.
+    if experiment is None and status not in ("measured", "invalid") and not draft.failed_gate:
         experiment = draft.unfinished
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:

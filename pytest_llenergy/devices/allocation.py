@@ -70,6 +70,8 @@ def select_devices(
     if request is None:
         return Lease(devices=(CPU,))
     if request.per_host is not None and request.per_host < request.n:
+        if request.fallback == CPU:
+            return Lease(devices=(CPU,) * request.n, fallback=CPU)
         hosts = request.n // request.per_host
         ways = "run with --energy-cluster, and work in ranks (fixture workers or backend)"
         raise ShortageError(f"{request} needs {hosts} hosts: {ways}")

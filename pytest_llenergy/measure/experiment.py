@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import LLEnergyError, WorkerError
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.goodput import mark_good_requests
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
@@ -234,8 +234,8 @@ def measure_on_hosts(
                 on_step(course.next_step())
                 course.add_round(dither)
         except BaseException:
-            # An error of a meter must not hide this one.
-            with suppress(LLEnergyError):
+            # An error of a meter must not hide this one, whatever it is.
+            with suppress(Exception):
                 if course.rounds or course.unfinished:
                     on_failure(course.conclude(failed=True))
             raise
@@ -303,7 +303,7 @@ class _Course:
         __tracebackhide__ = True
         measured = run_round(self.workload, self.iterations, self.gap_s, dither, self.hosts)
         if measured.failure is not None:
-            with suppress(LLEnergyError):
+            with suppress(Exception):
                 found = account_round(measured, account_on_all(self.hosts, measured))
                 flag = unfinished_flag(measured.failure)
                 self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])

@@ -224,10 +224,14 @@ def energy_flags(total: Energy) -> list[Flag]:
     return []
 
 
-def unfinished_flag(error: Exception) -> Flag:
+def unfinished_flag(error: BaseException) -> Flag:
     """Return the flag of a round whose work failed: its joules end there, and are of no whole work."""
-    first, _, _ = str(error).partition("\n")
-    text = first if isinstance(error, LLEnergyError) else f"{type(error).__name__}: {first}"
+    try:
+        text, _, _ = str(error).partition("\n")
+    except Exception:  # code of the user
+        text = ""
+    if not isinstance(error, LLEnergyError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     detail = shorten(one_line(text), MAX_DETAIL, placeholder=" …")
     return Flag(name="unfinished", severity="invalid", detail=f"the work failed: {detail}")
 

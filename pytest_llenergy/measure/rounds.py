@@ -189,7 +189,7 @@ class MeasuredRound:
     in_reader: bool = False
     clock_u_ns: float = 0.0
     quiet_until_ns: int | None = None
-    failure: Exception | None = None
+    failure: BaseException | None = None
 
     @property
     def quiet_before_ns(self) -> int:
@@ -237,7 +237,8 @@ def run_round(
         The round. If its work failed, it holds the error, and the meters were read to its end nevertheless.
     """
     __tracebackhide__ = True
-    timeline = failure = None
+    timeline: Timeline | None = None
+    failure: BaseException | None = None
     workload.prepare_round()
     for host in hosts:
         host.begin_gap()
@@ -252,7 +253,9 @@ def run_round(
     start_ns = time.monotonic_ns()
     try:
         workload.work(iterations)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # outcomes such as those of pytest.fail and pytest-timeout, too
         failure = error
     end_ns = time.monotonic_ns()
     for host in hosts:

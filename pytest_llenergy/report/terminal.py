@@ -147,9 +147,9 @@ def time_table(records: Sequence[Record], labels: Mapping[str, str], width: int)
 
 
 def _row_title(record: Record, labels: Mapping[str, str]) -> str:
-    """Return the label of a row, which says if the test failed after it was measured."""
+    """Return the label of a row, with the status of a test whose joules are no result."""
     label = labels[record.id]
-    return f"{label} (failed)" if record.status == "failed" else label
+    return label if record.status == "measured" else f"{label} ({record.status})"
 
 
 def _without_result(records: Sequence[Record]) -> list[Text]:

@@ -132,11 +132,11 @@ def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> N
         ("pass", "the test uses energy but measured nothing; *"),
         (
             "with __import__('pytest').raises(ValueError): energy(int, 'k')",
-            "energy(...) raised ValueError, so the test has no energy",
+            "energy(...) raised ValueError, so the test has no result",
         ),
         (
             "with __import__('pytest').raises(ValueError): energy.pedantic(int, ('k',))",
-            "energy(...) raised ValueError, so the test has no energy",
+            "energy(...) raised ValueError, so the test has no result",
         ),
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
         ("energy(int())", "LLEnergyError: energy: 0 is not callable; pass the function, not its result"),
@@ -194,10 +194,10 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
     }
     assert found == {
         "test_fails": ("failed", "AssertionError: on purpose", 2),
-        "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 0),
+        "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 1),
         "test_expected": ("failed", "xfail: known", 2),
         "test_never": ("failed", f"Failed: {NOTHING_MEASURED}", 0),
-        "test_refused": ("failed", f"Failed: {ENERGY_RAISED.format(error='ValueError')}", 0),
+        "test_refused": ("failed", f"Failed: {ENERGY_RAISED.format(error='ValueError')}", 1),
         "test_refused_then_measured": ("measured", None, 2),
         "test_skips": ("skipped", "not today", 0),
         "test_marked": ("skipped", "never", 0),

@@ -57,6 +57,30 @@ def test_pedantic(workers, energy):
 )
 
 
+FALLBACK = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2, fallback="cpu")
+def test_it(gpus, workers):
+    assert gpus.fallback == "cpu"
+    assert [visible for _, visible, _ in workers.run(where)] == [""] * 4
+    assert {host for host, _, _ in workers.run(where)} == {platform.node()}
+
+@pytest.mark.gpus(4, per_host=2)
+def test_gpus(gpus):
+    pass
+"""
+)
+
+
+def test_a_host_with_too_few_gpus_makes_the_whole_test_fall_back(two_hosts: TwoHosts) -> None:
+    """Otherwise some ranks would run on GPUs and others, unnoticed, on CPUs."""
+    two_hosts.hosts[1].environment["CUDA_VISIBLE_DEVICES"] = "0"
+    output = two_hosts.run(FALLBACK)
+    assert "1 passed, 1 skipped" in output, output
+    assert "n2: gpus(2): " in output, output
+
+
 def test_everything(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(EVERYTHING, "--energy-rounds=3", "--energy-warmup=0")
     assert "4 passed" in output, output

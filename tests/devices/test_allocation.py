@@ -222,6 +222,8 @@ def test_ranks_run_on_the_cpu_only_with_a_fallback(uuids: list[str]) -> None:
     lease = select_devices(GpuRequest(4, fallback="cpu"), environment={VISIBLE_DEVICES: ""})
     assert (lease.devices, lease.fallback, lease.uuids) == (("cpu",) * 4, "cpu", ())
     assert select_devices(GpuRequest(3, fallback="cpu"), environment={}).fallback is None
+    # Two hosts, of which this is one.
+    assert select_devices(GpuRequest(4, per_host=2, fallback="cpu"), environment={}).devices == ("cpu",) * 4
 
 
 @pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "abc", "all,0", "0,,1", "MIG-x"])

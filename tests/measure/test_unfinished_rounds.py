@@ -77,6 +77,38 @@ def test_has_a_window_too(energy, energy_meter):
         energy(work)
     with energy_meter("good"):
         time.sleep(0.1)
+
+def test_has_an_invalid_window(energy, energy_meter):
+    calls.clear()
+    with pytest.raises(ValueError):
+        energy(work)
+    with energy_meter("short"):
+        pass
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def work_until_it_cannot_be_shown():
+    time.sleep(0.1)
+    calls.append(0)
+    if len(calls) == 3:
+        raise Mute
+
+def test_expects_an_error_without_text(energy):
+    calls.clear()
+    with pytest.raises(Mute):
+        energy(work_until_it_cannot_be_shown)
+
+def work_until_it_skips():
+    time.sleep(0.1)
+    calls.append(0)
+    if len(calls) == 3:
+        pytest.skip("enough")
+
+def test_skips(energy):
+    calls.clear()
+    energy(work_until_it_skips)
 """
 
 
@@ -113,7 +145,7 @@ def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_r
     """A gate compares none of its rounds, even if the test expects the error."""
     quick.makepyfile(IN_PROCESS)
     done = quick.runpytest(*OPTIONS)
-    done.assert_outcomes(failed=2, passed=2)
+    done.assert_outcomes(failed=3, passed=3, skipped=1)
     records = {each["id"].partition("::")[2]: each for each in read_report()["records"]}
     for name in ("test_fails", "test_expects_the_error"):
         assert records[name]["status"] == "failed"
@@ -124,10 +156,54 @@ def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_r
     assert "invalid" not in [flag["severity"] for each in again["rounds"] for flag in each["flags"]]
     window = records["test_has_a_window_too"]
     assert (window["status"], window["rounds"], len(window["windows"])) == ("measured", [], 1)
-    gated = quick.runpytest(
-        *OPTIONS, "--energy-compare=energy.json", "--energy-fail-on=energy_j:3%", "-k", "test_fails"
+    invalid = records["test_has_an_invalid_window"]
+    # Its status is that of its window, so that rounds of a measurement that failed would count in an A/B run.
+    assert (invalid["status"], invalid["rounds"]) == ("invalid", [])
+    mute = records["test_expects_an_error_without_text"]
+    assert "energy(...) raised Mute" in mute["reason"]
+    require_unfinished(mute["rounds"], "the work failed: Mute")
+    skipped = records["test_skips"]
+    assert (skipped["status"], skipped["reason"]) == ("skipped", "enough")
+    require_unfinished(skipped["rounds"], "the work failed: Skipped: enough")
+    done.stdout.re_match_lines([r"test_fails \(failed\) .*J .*", r"test_skips \(skipped\) .*J .*"])
+
+
+def test_a_gate_compares_no_rounds_of_a_measurement_that_failed(
+    quick: pytest.Pytester, read_report: ReadReport
+) -> None:
+    """The same test as in the baseline, but for its work that fails now."""
+    source = (
+        "import os, time\n"
+        "calls = []\n"
+        "def work():\n"
+        "    time.sleep(0.1)\n"
+        "    calls.append(0)\n"
+        "    if 'FAILS' in os.environ and len(calls) == 3:\n"
+        "        raise ValueError\n"
+        "def test_it(energy):\n"
+        "    energy(work)\n"
     )
-    assert gated.ret != 0
+    quick.makepyfile(source)
+    quick.runpytest(*OPTIONS).assert_outcomes(passed=1)
+    base = read_report()["records"][0]
+    assert base["status"] == "measured"
+    (quick.path / "energy.json").rename(quick.path / "base.json")
+    gate = ["--energy-compare=base.json", "--energy-fail-on=energy_j:200%"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAILS", "1")
+        quick.runpytest(*OPTIONS, *gate).assert_outcomes(failed=1)
+    (head,) = read_report()["records"]
+    require_unfinished(head["rounds"], "the work failed: ValueError")
+    assert head["comparisons"] == []
+    compared = subprocess.run(
+        [sys.executable, "-m", "pytest_llenergy.cli", "compare", "base.json", "energy.json"],
+        cwd=quick.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "unchanged" not in compared.stdout, compared.stdout
+    assert "failed" in compared.stdout, compared.stdout
 
 
 def test_ctrl_c_keeps_the_rounds(quick: pytest.Pytester, read_report: ReadReport) -> None:
