@@ -376,7 +376,7 @@ class Converting:
         convert._build_entry = build_entry
         directory = (CONVERT)(model)
         where = os.stat(directory)
-        self.text = f"{platform.node()}:{where.st_dev}-{where.st_ino}:{len(built)}"
+        self.text = f"{platform.node()}:{where.st_dev}-{where.st_ino}:{os.getpid()}:{len(built)}"
         return BackendInfo(name="converting", version="1", model=model.label)
     def prepare(self, prompts, params): return Job(prompts, self.text)
     def synchronize(self): pass
@@ -385,9 +385,10 @@ class Converting:
 SPEC = BackendSpec("converting", "converting:Converting", (), "", Capabilities(data=True, gpu=True))
 """
 
-#: Conversions: a real one, and one that takes no time.
+#: Conversions: a real one, one that fails, and one that takes no time.
 CONVERSIONS = {
     "real": "convert.pretrained_path",
+    "failing": "lambda model: convert.resolve_model('/none')",
     "quick": "lambda model: convert.build_cached('m', lambda path: (path / 'weights').write_text('w'))",
 }
 
@@ -398,12 +399,12 @@ def pytest_llenergy_backends(config):
 """
 
 
-def run_converting(two_hosts: TwoHosts, conversion: str, *options: str) -> str:
+def run_converting(two_hosts: TwoHosts, conversion: str, *options: str, source: str = MODEL) -> str:
     """Run a test whose backend converts its model."""
-    source = CONVERTING.replace("CONVERT", CONVERSIONS[conversion])
-    (two_hosts.directory / "converting.py").write_text(source)
+    backend = CONVERTING.replace("CONVERT", CONVERSIONS[conversion])
+    (two_hosts.directory / "converting.py").write_text(backend)
     (two_hosts.directory / "conftest.py").write_text(BACKENDS_HOOK)
-    return two_hosts.run(MODEL, "--energy-backend=converting", "-s", *options)
+    return two_hosts.run(source, "--energy-backend=converting", "-s", *options)
 
 
 @needs_another_host
@@ -423,7 +424,7 @@ def test_each_host_converts_a_model_once_into_its_own_cache(
     first, second = found[:2], found[2:]
     assert {name for name, *_ in second} == {"n2"}
     for host in (first, second):
-        assert len({directory for _, directory, _ in host}) == 1
+        assert len({directory for _, directory, *_ in host}) == 1
         assert sorted(built for *_, built in host) == ["0", "1"]
     assert first[0][1] != second[0][1]
     (record,) = two_hosts.report.records
@@ -447,3 +448,29 @@ def test_a_host_without_the_model_is_named(two_hosts: TwoHosts) -> None:
     output = run_converting(two_hosts, "real", f"--energy-model={file}")
     assert "on n2 (GPU-n2-" in output, output
     assert f"No such file or directory: '{file}'" in output
+
+
+def test_an_error_of_a_single_rank_names_its_host(two_hosts: TwoHosts) -> None:
+    source = MODEL.replace("4, per_host=2", "1")
+    output = run_converting(two_hosts, "failing", "--energy-model=random:llama-tiny", source=source)
+    assert "ModelError: n1: model '/none': no such file or directory" in " ".join(output.split()), output
+
+
+WARM = """
+import pytest
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.parametrize("number", range(3))
+def test_warm(backend, number):
+    print("FOUND", *backend.generate(["a"] * 4).texts)
+"""
+
+
+def test_ranks_stay_warm_on_all_hosts_and_workers_of_xdist_share_them_in_turn(two_hosts: TwoHosts) -> None:
+    options = ("--energy-model=random:llama-tiny",)
+    output = run_converting(two_hosts, "quick", *options, source=WARM)
+    assert "3 passed" in output, output
+    (found,) = {line.partition("FOUND")[2] for line in output.splitlines() if "FOUND" in line}
+    assert len(found.split()) == 4
+    output = run_converting(two_hosts, "quick", *options, "-n2", source=WARM)
+    assert "3 passed" in output, output
