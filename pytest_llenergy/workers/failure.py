@@ -167,10 +167,8 @@ def raise_first_cause(
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
         if world_size == 1:
-            where = "" if first.plan.host == LOCALHOST else f"{first.plan.host}: "
-        else:
-            where += ": "
-        error = own_class(f"{where}{report['reason']}")
+            where = "" if first.plan.host == LOCALHOST else first.plan.host
+        error = own_class(f"{where}: {report['reason']}" if where else report["reason"])
         if isinstance(error, errors.ServerError):
             error.sections = _sections(outputs)
         raise error

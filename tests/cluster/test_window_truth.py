@@ -63,7 +63,9 @@ def measure_windows(hosts: Sequence[MeteredHost], number: int, seed: int) -> dic
         truths_j = [true_j(host, window) for host in hosts]
         clock_j = sum((part.terms.clock_j if part.terms else 0.0) ** 2 for part in parts) ** 0.5
         second = parts[1]
-        assert second.energy_j is not None and second.energy_u_j is not None and second.terms is not None
+        assert second.energy_j is not None, second.reason
+        assert second.energy_u_j is not None
+        assert second.terms is not None
         for name, off_j, u_j, of_clock_j in (
             ("sum", abs(window.energy_j - sum(truths_j)), window.energy_u_j, clock_j),
             (SECOND, abs(second.energy_j - truths_j[1]), second.energy_u_j, second.terms.clock_j),
