@@ -411,12 +411,15 @@ def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark], c
 
 
 def _clock_variance(series: Series, start_ns: int, end_ns: int, energy_j: float, u_s: float) -> float:
-    """Return the variance (J²) from moments that another clock gave: see ``domain_rounds``.
+    """Return the variance (J²) from moments that another clock gave.
 
-    The power next to the window is that of the nearest ticks, or 0 if there are none.
+    A window may begin and end under load, and the errors of its edges are independent if the offset moved
+    between them. Thus each edge counts with the largest power near it, not with a step of power as in
+    ``domain_rounds``, whose rounds lie between quiet gaps.
     """
-    inside_w = mean_powers(series, start_ns, end_ns) or [energy_j * 1e9 / (end_ns - start_ns)]
-    wide_ns = round(3 * (series.period_s or 0.0) * 1e9)
-    before_w = mean_powers(series, start_ns - wide_ns, start_ns) or [0.0]
-    after_w = mean_powers(series, end_ns, end_ns + wide_ns) or [0.0]
-    return sum((u_s * step_w) ** 2 for step_w in (inside_w[0] - before_w[-1], inside_w[-1] - after_w[0]))
+    wide_ns = round((3 * (series.period_s or 0.0) + 2 * u_s) * 1e9)
+    mean_w = energy_j * 1e9 / (end_ns - start_ns)
+    return sum(
+        (u_s * max([mean_w, *mean_powers(series, edge_ns - wide_ns, edge_ns + wide_ns)])) ** 2
+        for edge_ns in (start_ns, end_ns)
+    )

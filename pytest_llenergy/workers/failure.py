@@ -166,7 +166,9 @@ def raise_first_cause(
     where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
-        error = own_class(report["reason"] if world_size == 1 else f"{where}: {report['reason']}")
+        if world_size == 1:
+            where = "" if first.plan.host == LOCALHOST else first.plan.host
+        error = own_class(f"{where}: {report['reason']}" if where else report["reason"])
         if isinstance(error, errors.ServerError):
             error.sections = _sections(outputs)
         raise error

@@ -52,6 +52,11 @@ class FakeHost:
         """Its lock directory."""
         return Path(self.environment["LLENERGY_LOCK_DIR"])
 
+    def true_j(self, index: int, start_s: float, duration_s: float) -> float:
+        """Return the energy of a board from a moment of this process's clock on."""
+        start_ns = round(start_s * 1e9) + self.shift_ns
+        return self.world.true_energy_j(index, start_ns, start_ns + round(duration_s * 1e9))
+
     def limits_w(self) -> list[float]:
         """Return the present power limits of its boards."""
         return [self.world.board(index).power_limit_w for index in range(2)]

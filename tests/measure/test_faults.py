@@ -248,15 +248,11 @@ def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path:
                     time.sleep(0.005)
                 windows.append(window)
             time.sleep(0.1)
-            around = [
-                each
-                for each in windows
-                if each.start_s * 1e9 <= wrapped_at_ns[0] <= (each.start_s + each.duration_s) * 1e9
-            ]
-            joules = [window.record.energy_j for window in [*windows[:3], *around]]
             # A window in which the counter was not read has no joules, but not all are so short.
-            assert any(each is not None for each in joules)
-            assert all(each is None or 0 <= each < 1 for each in joules), joules
+            joules = [(window.record.energy_j, window.duration_s) for window in windows]
+            assert any(each is not None for each, _ in joules), [window.reason for window in windows]
+            # A wrap that is not followed would be 262 kJ; a window of a busy host may be long.
+            assert all(each is None or 0 <= each < 1 + 20 * took_s for each, took_s in joules), joules
         (package,) = energy.total.record.by_domain.values()
         # On a busy host the package's joules are split.
         whole_j = package.energy_j if package.whole_j is None else package.whole_j
