@@ -127,8 +127,6 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
 ) -> None:
     if what == "slurmstepd" and cluster_runs.name != "slurm":
         pytest.skip("Slurm only")
-    if what == "frozen host" and cluster_runs.name == "ray":
-        pytest.xfail("ranks of a host that runs again have remained for more than 5 s; the cause is unknown")
     mark, here = uuid.uuid4().hex, cluster_runs.directory
     source = VICTIMS.replace("WHAT", repr(what))
     options = ["--energy-rounds=6", "--energy-warmup=0", "--energy-budget=1", "-q"]
@@ -143,9 +141,7 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
             kill_launcher(mark, here, "srun " if cluster_runs.name == "slurm" else "ray_broker")
         output, _ = run.communicate(timeout=RUN_TIMEOUT_S)
     if what == "frozen host":
-        # Its processes notice when they run again that pytest has gone.
-        for pid in marked(mark):
-            os.kill(pid, signal.SIGCONT)
+        thaw()
     gone_s = wait_until_gone(mark)
     took_s = float((here / "ended").read_text()) - float((here / "began").read_text())
     records = {each.id.partition("::")[2]: each for each in cluster_runs.report.records}
@@ -193,6 +189,14 @@ def kill_launcher(mark: str, directory: Path, name: str) -> None:
     (directory / "began").write_text(repr(time.time()))
     # The first of two processes of srun; the other one ends the step then. Without both, the step goes on.
     os.kill(min(marked(mark, name)), signal.SIGKILL)
+
+
+def thaw() -> None:
+    """Continue all stopped processes of the cluster, those of the launcher too, which notice that pytest has gone."""
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if each.status() == psutil.STATUS_STOPPED:
+                each.send_signal(signal.SIGCONT)
 
 
 def wait_until_gone(mark: str) -> float:
