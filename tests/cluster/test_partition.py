@@ -132,7 +132,10 @@ def test_both_sides_end_without_the_other(
     assert "1 failed, 1 passed, 1 skipped" in output, output
     assert "n2: its agent has not answered for 3 s" in output.partition("SKIPPED")[2]
     (record,) = two_hosts.report.records
-    assert (record.status, "n2: its agent has not answered for 3 s" in (record.reason or "")) == ("failed", True)
+    assert (record.status, "n2: its agent has not answered for 3 s" in (record.reason or "")) == (
+        "failed",
+        True,
+    )
     *finished, last = record.rounds
     assert [is_valid(each) for each in finished] == [True] * 3
     assert "unfinished" in [flag.name for flag in last.flags]

@@ -19,7 +19,8 @@ import pytest
 
 from pytest_llenergy.measure.round_metric import is_valid
 
-from .runs import RUN_TIMEOUT_S, ClusterRuns
+from .ray_cluster import RayNodes
+from .runs import RUN_TIMEOUT_S, ClusterRuns, runs_on_ray
 
 #: Within this time nothing of a run may be left (seconds).
 GONE_S = 5.0
@@ -39,6 +40,10 @@ def victims(what):
     parents = psutil.Process().parents()
     agents = [each for each in parents if any("cluster.agent" in word for word in each.cmdline())]
     launcher = agents[-1].parent()
+    if what == "raylet":
+        # `ray start --block` would end the rest of its host.
+        launcher.parent().parent().suspend()
+        return [launcher.parent()]
     return {
         "rank": [psutil.Process()],
         "agent": agents[:1],
@@ -134,6 +139,41 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
 ) -> None:
     if what in {"slurmstepd", "both of srun"} and cluster_runs.name != "slurm":
         pytest.skip("Slurm only")
+    check_failure(cluster_runs, what, message)
+    # The devices are free on both hosts.
+    again = cluster_runs.run(LONG.replace("600", "0"))
+    assert "1 passed" in again.stdout, again.stdout + again.stderr
+
+
+@pytest.mark.slow
+def test_a_raylet_ends(tmp_path: Path, nvml_library: Path) -> None:
+    nodes = RayNodes(tmp_path, nvml_library)
+    try:
+        for name in (None, "nodeb"):
+            nodes.add(name, 4)
+        directory = tmp_path / "run"
+        directory.mkdir()
+        runs = runs_on_ray(nodes, directory)
+        check_failure(runs, "raylet", "its agent has closed its connection")
+        for host in nodes.hosts:
+            host.wait_until_free(GONE_S)
+        # Another host takes its place.
+        nodes.add("nodec", 4)
+        again = runs.run(LONG.replace("600", "0"))
+        assert "1 passed" in again.stdout, again.stdout + again.stderr
+    finally:
+        thaw()
+        nodes.stop()
+
+
+def check_failure(cluster_runs: ClusterRuns, what: str, message: str) -> None:
+    """End something in the fourth round of a run; check the record, the later tests, and what is left.
+
+    Args:
+        cluster_runs: The cluster.
+        what: What ends.
+        message: Regular expression of the reason.
+    """
     is_of_launcher = what in {"launcher", "both of srun"}
     mark, here = uuid.uuid4().hex, cluster_runs.directory
     source = VICTIMS.replace("WHAT", repr(what))
@@ -184,9 +224,6 @@ def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
     else:
         assert "1 failed, 3 passed, 1 skipped" in output, output
         assert f"{lost[0]}: its agent" in output.partition("SKIPPED")[2]
-    # The devices are free on both hosts.
-    again = cluster_runs.run(LONG.replace("600", "0"))
-    assert "1 passed" in again.stdout, again.stdout + again.stderr
 
 
 def kill_launcher(mark: str, directory: Path, name: str, count: int) -> None:
