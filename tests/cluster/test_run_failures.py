@@ -240,7 +240,7 @@ def kill_launcher(mark: str, directory: Path, name: str, count: int) -> None:
 
 
 def thaw() -> None:
-    """Continue all stopped processes of the cluster, those of the launcher too, which notice that pytest has gone."""
+    """Let all stopped processes of the cluster run again, also Slurm's and Ray's, which are not marked."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if each.status() == psutil.STATUS_STOPPED:
