@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_llenergy.cluster.slurm import AGENTS_TIMEOUT_S, SlurmCluster, clean_environment
 from pytest_llenergy.cluster.slurm import GPUS as GPU_COUNTS
-from pytest_llenergy.cluster.slurm import SlurmCluster, clean_environment
 from pytest_llenergy.errors import PlanError
 
 from .agents import SHIFT_S
@@ -277,6 +277,45 @@ def test_nothing_remains_when_pytest_is_killed_while_agents_start(slurm_cluster:
             os.kill(pytest_pid, signal.SIGKILL)
             took.append(wait_until_gone(mark))
     print(f"gone after {max(took):.3f} s at most")
+
+
+@slow
+@pytest.mark.parametrize("interrupted", [False, True], ids=["", "ctrl-c"])
+def test_a_node_that_freezes_before_agents_start(
+    slurm_cluster: Slurm, tmp_path: Path, interrupted: bool
+) -> None:
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+out(None)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.01)
+try:
+    cluster.gang(Shape(2, 4), 0.0, print)
+except BaseException as error:
+    out([type(error).__name__, str(error)])
+"""
+    with running(slurm_cluster, code) as (process, mark):
+        pytest_pid, _ = read(process), read(process)
+        with slurm_cluster.frozen_daemon():
+            (tmp_path / "go").touch()
+            began = time.monotonic()
+            if interrupted:
+                while not any(command.startswith("srun ") for command in processes(mark).values()):
+                    time.sleep(0.01)
+                time.sleep(1.0)
+                began = time.monotonic()
+                os.kill(pytest_pid, signal.SIGINT)
+            kind, text = read(process)
+            took = time.monotonic() - began
+            wait_until_gone(mark)
+            slurm_cluster.run("scancel", f"--name={mark}")
+    print(f"{kind}: {text} after {took:.1f} s")
+    assert took < (10 if interrupted else AGENTS_TIMEOUT_S + 20)
+    if interrupted:
+        assert kind == "KeyboardInterrupt"
+    else:
+        assert (kind, "n2" in text, "\n" in text) == ("WorkerError", True, False)
 
 
 def wait_until_gone(mark: str) -> float:
