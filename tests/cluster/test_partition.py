@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -119,12 +121,14 @@ def test_both_sides_end_without_the_other(
     time.sleep(0.4)
     assert lost.limits_w() == [300.0] * 2
     assert cable.pids()
+    assert has_leases(lost.locks)
     cable.plug("down")
     cut_s, began_s = time.monotonic(), time.time()
     await_that(lambda: lost.limits_w() == [700.0] * 2)
     restored_s = time.monotonic() - cut_s
     await_that(lambda: not cable.pids())
     gone_s = time.monotonic() - cut_s
+    await_that(lambda: not has_leases(lost.locks))
     output, _ = run.communicate(timeout=300)
     noticed_s = float((here / "ended").read_text()) - began_s
     print(f"noticed after {noticed_s:.2f} s; n2: boards {restored_s:.2f} s, processes {gone_s:.2f} s")
@@ -141,10 +145,21 @@ def test_both_sides_end_without_the_other(
     assert "unfinished" in [flag.name for flag in last.flags]
     known = {name.partition("/")[0] for name, each in last.by_domain.items() if each.energy_j is not None}
     assert known == {"n1"}
-    # The leases of both hosts are free.
-    cable.plug("up")
-    output = two_hosts.run(CUT, *options, "-k", "test_two_hosts")
-    assert "1 passed" in output, output
+    if torch:
+        cable.plug("up")
+        output = two_hosts.run(CUT, *options, "-k", "test_two_hosts")
+        assert "1 passed" in output, output
+
+
+def has_leases(directory: Path) -> bool:
+    """Return whether a process holds a lock in a lock directory."""
+    for each in directory.iterdir():
+        with suppress(IsADirectoryError), each.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def await_that(condition: Callable[[], bool], run: subprocess.Popen[str] | None = None) -> None:
