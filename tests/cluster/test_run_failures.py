@@ -235,7 +235,7 @@ def kill_launcher(mark: str, directory: Path, name: str, count: int) -> None:
     time.sleep(0.4)
     (directory / "began").write_text(repr(time.time()))
     # srun has two. If the second one is left, it ends the step; else Slurm lets the step run on.
-    for pid in sorted(marked(mark, name))[:count]:
+    for pid in sorted(marked(mark, name))[:count][::-1]:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -348,7 +348,8 @@ def find_victims(mark: str, what: str) -> list[int]:
     found = processes(mark)
     if "srun" in what:
         both = sorted(pid for pid, command in found.items() if command.startswith("srun "))
-        return both if what == "both of srun" else both[:1]
+        # The second one ends the step if the first one is killed before it.
+        return both[::-1] if what == "both of srun" else both[:1]
     guard = next(pid for pid in found if task_of(pid) == 1 and task_of(parent_of(pid)) is None)
     if what == "guard":
         return [guard]
