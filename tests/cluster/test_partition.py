@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,42 +33,39 @@ def ip(*arguments: str) -> str:
 
 @dataclass(frozen=True)
 class Cable:
-    """A pair of network devices: one here, and one in a network namespace, which has no other."""
+    """Two network namespaces, and a pair of devices between them. Other tests must not find these devices."""
 
-    name: str
+    near: str
+    far: str
 
     def pids(self) -> list[int]:
-        """Return the processes in the namespace."""
-        return [int(each) for each in ip("netns", "pids", self.name).split()]
+        """Return the processes at the far end."""
+        return [int(each) for each in ip("netns", "pids", self.far).split()]
 
     def plug(self, state: str) -> None:
-        """Set the device here ``up`` or ``down``, which neither closes nor resets a connection."""
-        ip("link", "set", f"{self.name}a", state)
+        """Set the near device ``up`` or ``down``, which neither closes nor resets a connection."""
+        ip("-netns", self.near, "link", "set", "cable", state)
 
 
 @pytest.fixture
 def cable(two_hosts: TwoHosts) -> Iterator[Cable]:
-    """Let n2 reach pytest's host through a cable only."""
+    """Put pytest and n1 at one end of a cable, and n2 at the other one."""
     if shutil.which("ip") is None:
         required_or_skip("no ip; install iproute2")
-    pid = os.getpid()
-    made = Cable(f"ll{pid}")
-    here, there = f"{made.name}a", f"{made.name}b"
-    net = f"10.{pid >> 8 & 127 | 128}.{pid & 255}"
-    try:
-        ip("netns", "add", made.name)
-        ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", made.name)
-        ip("address", "add", f"{net}.1/24", "dev", here)
-        ip("-netns", made.name, "address", "add", f"{net}.2/24", "dev", there)
-        for device in ("lo", there):
-            ip("-netns", made.name, "link", "set", device, "up")
-        made.plug("up")
-        two_hosts.hosts[1].prefix = ["ip", "netns", "exec", made.name]
+    made = Cable(f"ll-{os.getpid()}-1", f"ll-{os.getpid()}-2")
+    with ExitStack() as end:
+        for name in (made.near, made.far):
+            ip("netns", "add", name)
+            end.callback(ip, "netns", "delete", name)
+        peer = ("peer", "name", "cable", "netns", made.far)
+        ip("-netns", made.near, "link", "add", "cable", "type", "veth", *peer)
+        for number, name in enumerate((made.near, made.far), 1):
+            ip("-netns", name, "address", "add", f"10.0.0.{number}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-netns", name, "link", "set", device, "up")
+        two_hosts.prefix = ["nsenter", f"--net=/run/netns/{made.near}"]
+        two_hosts.hosts[1].prefix = ["nsenter", f"--net=/run/netns/{made.far}"]
         yield made
-    finally:
-        for command in (["link", "delete", here], ["netns", "delete", made.name]):
-            with suppress(subprocess.CalledProcessError):
-                ip(*command)
 
 
 CUT = """
