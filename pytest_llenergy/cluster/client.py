@@ -167,6 +167,16 @@ class AgentClient:
         with self._lock:
             self._pending.pop(number, None)
 
+    def give_up(self, reason: str) -> None:
+        """Treat the host as lost, if it is not yet. Its agent ends, if it still runs.
+
+        Args:
+            reason: Continues a sentence that begins with its name.
+        """
+        if self._lost is None:
+            self._lose(reason)
+            self._control.shut_down()
+
     def close(self) -> None:
         """End the agent, with everything that it runs. A fork of the process that started it does nothing."""
         if os.getpid() != self._owner or self.sentinel < 0:
@@ -199,7 +209,8 @@ class AgentClient:
             self._lost = f"{self.name}: {reason}"
             left = list(self._pending.values())
             self._pending.clear()
-        os.write(self._signal_lost, b"1")
+            # Not later: another thread may close the descriptor once the host is lost.
+            os.write(self._signal_lost, b"1")
         for each in left:
             each.answers.put(self._lost)
 
@@ -250,6 +261,26 @@ def accept_agents(
         close_all(clients)
         raise
     return clients
+
+
+def give_up_with(launcher: int, clients: Sequence[AgentClient], explain: Callable[[], str]) -> None:
+    """Give hosts up when the process ends that started their agents: nothing else may end these.
+
+    Args:
+        launcher: Pid of the process, a child of this one.
+        clients: The hosts.
+        explain: Returns how it ended.
+    """
+
+    def watch() -> None:
+        with suppress(ChildProcessError):
+            # Whoever started it reaps it.
+            os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOWAIT)
+        for client in clients:
+            if client.lost is None:
+                client.give_up(explain())
+
+    threading.Thread(target=watch, name="llenergy-launcher", daemon=True).start()
 
 
 def close_all(clients: Sequence[AgentClient]) -> None:

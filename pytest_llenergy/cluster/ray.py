@@ -24,7 +24,7 @@ from typing import IO, Any
 import psutil
 
 from pytest_llenergy.cluster.base import NONE_LOST, BusyError, HostOffer, NeverError, Shape
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all, give_up_with
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.text import shorten
@@ -118,6 +118,7 @@ class RayCluster:
                 listener, names, AGENTS_TIMEOUT_S, lambda: self._broker.explain(number, names)
             )
             _refuse_niceness(clients)
+            self._broker.end_with(clients)
         except BaseException:
             # Also on Ctrl-C while it waits.
             self._broker.release(number)
@@ -290,6 +291,10 @@ class _Broker:
         for slot, reason in self.ended(gang).items():
             return f"{names[slot]}: {reason}"
         return self._explain_end() if self._popen.poll() is not None else None
+
+    def end_with(self, clients: Sequence[AgentClient]) -> None:
+        """Give hosts up when the broker ends: Ray ends their agents then, if its head answers."""
+        give_up_with(self._popen.pid, clients, self._explain_end)
 
     def close(self) -> None:
         """End the broker, and with it everything that it has started in the cluster."""

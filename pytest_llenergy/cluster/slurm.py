@@ -17,10 +17,11 @@ from typing import IO
 
 from pytest_llenergy.cluster.agent import agent_command
 from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all, give_up_with
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.workers.failure import signal_name
 
 #: A command that starts pytest in a job.
 EXAMPLE = "salloc --nodes=2 --gres=gpu:8 pytest"
@@ -237,6 +238,8 @@ class SlurmGang:
             with suppress(BrokenPipeError), self._step.stdin as invitation:
                 invitation.write(f"{self._listener.invitation.encode()}\n".encode())
             self.hosts = accept_agents(self._listener, nodes, math.inf, self._explain_start)
+            # The tasks of a step outlive an srun that was killed.
+            give_up_with(self._step.pid, self.hosts, lambda: self._explain() or "srun has ended")
         except BaseException:
             self.close()
             raise
@@ -245,7 +248,10 @@ class SlurmGang:
         """See ``Gang``."""
         found = {client.name: client.lost for client in self.hosts if client.lost is not None}
         reason = self._explain() if found and not self._log.closed else None
-        return {name: f"{lost}; {reason}" if reason else lost for name, lost in found.items()}
+        return {
+            name: f"{lost}; {reason}" if reason and reason not in lost else lost
+            for name, lost in found.items()
+        }
 
     def close(self) -> None:
         """See ``Gang``."""
@@ -281,6 +287,8 @@ class SlurmGang:
         code = self._step.poll()
         if code is None and not TASK_ENDED.search(self._output):
             return None
+        if code is not None and code < 0:
+            return f"srun was killed by {signal_name(-code)}"
         return quote(self._output) or f"srun ended with exit code {code}"
 
     @property

@@ -96,6 +96,10 @@ class RayHost:
         self.world.close()
 
 
+#: Numbers of hosts, which are the ends of their addresses, in all clusters of this process.
+NUMBERS = itertools.count(2)
+
+
 class RayNodes:
     """The hosts of one Ray cluster; the first is the head, and the host of pytest."""
 
@@ -106,10 +110,11 @@ class RayNodes:
         self._net = f"127.{os.getpid() >> 8 & 127 | 64}.{os.getpid() & 255}"
         #: Unix sockets have short paths.
         self._scratch = Path(tempfile.mkdtemp(prefix="llray-", dir="/tmp"))
-        with socket.create_server((f"{self._net}.2", 0)) as server:
-            self.address = f"{self._net}.2:{server.getsockname()[1]}"
+        first = next(NUMBERS)
+        with socket.create_server((f"{self._net}.{first}", 0)) as server:
+            self.address = f"{self._net}.{first}:{server.getsockname()[1]}"
         self.hosts: list[RayHost] = []
-        self._numbers = itertools.count(2)
+        self._numbers = itertools.chain([first], NUMBERS)
 
     @property
     def environment(self) -> dict[str, str]:

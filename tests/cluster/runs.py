@@ -17,6 +17,7 @@ from pytest_llenergy.report.store import read_report
 
 from ..nvml_sim.world import World
 from .agents import ROOT, SHIFT_S
+from .ray_cluster import RayNodes
 
 #: Lets torch see the boards of the stand-in for NVML.
 CUDA_STAND_IN = Path(__file__).parent / "cuda_stand_in"
@@ -103,9 +104,13 @@ def cluster_runs(request: pytest.FixtureRequest, tmp_path: Path) -> ClusterRuns:
         ]
         job = ["salloc", "--quiet", "--nodes=2", "--gres=gpu:4"]
         return ClusterRuns("slurm", hosts, job, slurm.environment, tmp_path)
-    nodes = request.getfixturevalue("ray_cluster")
+    return runs_on_ray(request.getfixturevalue("ray_cluster"), tmp_path)
+
+
+def runs_on_ray(nodes: RayNodes, directory: Path) -> ClusterRuns:
+    """Return runs on a Ray cluster of two hosts."""
     hosts = [
         ClusterHost(host.name, host.world, shift_s * 10**9)
         for host, shift_s in zip(nodes.hosts, (0, SHIFT_S), strict=True)
     ]
-    return ClusterRuns("ray", hosts, (), {**os.environ, **nodes.environment}, tmp_path)
+    return ClusterRuns("ray", hosts, (), {**os.environ, **nodes.environment}, directory)

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 from ..nvml_sim.boards import Board
@@ -136,7 +137,7 @@ class Slurm:
         self._write_files()
         self._init = self._start()
         try:
-            self._wait()
+            self.wait_until_idle()
         except BaseException:
             self.close()
             raise
@@ -231,7 +232,8 @@ class Slurm:
                 start_new_session=True,
             )
 
-    def _wait(self) -> None:
+    def wait_until_idle(self) -> None:
+        """Wait until no node has work, and Slurm reaches all."""
         deadline = time.monotonic() + START_TIMEOUT_S
         states = ""
         while states != f"idle {len(NODES)}":
@@ -239,6 +241,21 @@ class Slurm:
                 raise RuntimeError(f"Slurm did not start ({states or 'no answer'}):\n{self.logs()}")
             time.sleep(0.05)
             states = self.run("sinfo", "-h", "-o", "%t %D", check=False).stdout.strip()
+
+    @contextmanager
+    def frozen_daemon(self) -> Iterator[None]:
+        """Stop the daemon of the second node for a while."""
+        (daemon,) = [
+            each
+            for each in psutil.Process(self._init.pid).children(recursive=True)
+            if each.cmdline()[:4] == ["slurmd", "-D", "-N", NODES[1]]
+        ]
+        daemon.suspend()
+        try:
+            yield
+        finally:
+            daemon.resume()
+            self.wait_until_idle()
 
     def run(
         self, *command: str, check: bool = True, timeout_s: float = 120, cwd: Path | None = None

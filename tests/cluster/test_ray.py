@@ -200,7 +200,10 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
     took_s = lost.wait_until_free(GONE_S)
     print(f"{killed}: gone after {took_s:.3f} s")
     reason = wait_until_lost(gang, 1)
-    assert reason.startswith("nodeb: its agent has closed its connection")
+    whose = (
+        "the process that speaks to the Ray" if killed == "broker" else "its agent has closed its connection"
+    )
+    assert reason.startswith(f"nodeb: {whose}")
     if killed == "broker":
         ray_cluster.hosts[0].wait_until_free(GONE_S)
         # Another broker takes its place.

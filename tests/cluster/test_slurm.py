@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_llenergy.cluster.slurm import AGENTS_TIMEOUT_S, SlurmCluster, clean_environment
 from pytest_llenergy.cluster.slurm import GPUS as GPU_COUNTS
-from pytest_llenergy.cluster.slurm import SlurmCluster, clean_environment
 from pytest_llenergy.errors import PlanError
 
 from .agents import SHIFT_S
@@ -279,6 +279,45 @@ def test_nothing_remains_when_pytest_is_killed_while_agents_start(slurm_cluster:
     print(f"gone after {max(took):.3f} s at most")
 
 
+@slow
+@pytest.mark.parametrize("interrupted", [False, True], ids=["", "ctrl-c"])
+def test_a_node_that_freezes_before_agents_start(
+    slurm_cluster: Slurm, tmp_path: Path, interrupted: bool
+) -> None:
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+out(None)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.01)
+try:
+    cluster.gang(Shape(2, 4), 0.0, print)
+except BaseException as error:
+    out([type(error).__name__, str(error)])
+"""
+    with running(slurm_cluster, code) as (process, mark):
+        pytest_pid, _ = read(process), read(process)
+        with slurm_cluster.frozen_daemon():
+            (tmp_path / "go").touch()
+            began = time.monotonic()
+            if interrupted:
+                while not any(command.startswith("srun ") for command in processes(mark).values()):
+                    time.sleep(0.01)
+                time.sleep(1.0)
+                began = time.monotonic()
+                os.kill(pytest_pid, signal.SIGINT)
+            kind, text = read(process)
+            took = time.monotonic() - began
+            wait_until_gone(mark)
+            slurm_cluster.run("scancel", f"--name={mark}")
+    print(f"{kind}: {text} after {took:.1f} s")
+    assert took < (10 if interrupted else AGENTS_TIMEOUT_S + 20)
+    if interrupted:
+        assert kind == "KeyboardInterrupt"
+    else:
+        assert (kind, "n2" in text, "\n" in text) == ("WorkerError", True, False)
+
+
 def wait_until_gone(mark: str) -> float:
     """Wait until only the shell of the allocation runs; return the time that it took (seconds)."""
     began = time.monotonic()
@@ -304,15 +343,17 @@ def task_of(pid: int) -> int | None:
     return None
 
 
-def find_victim(mark: str, what: str) -> int:
-    """Return a process of the second node, or ``srun``."""
+def find_victims(mark: str, what: str) -> list[int]:
+    """Return a process of the second node, or the first one or both of ``srun``."""
     found = processes(mark)
-    if what == "srun":
-        return next(pid for pid, command in found.items() if command.startswith("srun "))
+    if "srun" in what:
+        both = sorted(pid for pid, command in found.items() if command.startswith("srun "))
+        # The second one ends the step if the first one is killed before it.
+        return both[::-1] if what == "both of srun" else both[:1]
     guard = next(pid for pid in found if task_of(pid) == 1 and task_of(parent_of(pid)) is None)
     if what == "guard":
-        return guard
-    return parent_of(guard) if what == "slurmstepd" else next(p for p in found if parent_of(p) == guard)
+        return [guard]
+    return [parent_of(guard) if what == "slurmstepd" else next(p for p in found if parent_of(p) == guard)]
 
 
 def parent_of(pid: int) -> int:
@@ -331,9 +372,11 @@ def parent_of(pid: int) -> int:
         pytest.param("agent", signal.SIGSTOP, ["n2"], "n2: its agent has not answered for 3 s", marks=slow),
         pytest.param("guard", signal.SIGKILL, ["n2"], "n2: its agent has closed its connection", marks=slow),
         pytest.param("slurmstepd", signal.SIGKILL, ["n2"], "n2: its agent has closed its", marks=slow),
-        pytest.param("srun", signal.SIGKILL, ["n1", "n2"], "n2: its agent has closed its", marks=slow),
+        pytest.param("srun", signal.SIGKILL, ["n1", "n2"], "n2: srun was killed by SIGKILL", marks=slow),
+        # Slurm lets the tasks of the step run on.
+        ("both of srun", signal.SIGKILL, ["n1", "n2"], "n2: srun was killed by SIGKILL"),
     ],
-    ids=["agent-killed", "agent-stopped", "guard", "slurmstepd", "srun"],
+    ids=["agent-killed", "agent-stopped", "guard", "slurmstepd", "srun", "both-of-srun"],
 )
 def test_a_host_is_lost(
     slurm_cluster: Slurm, what: str, number: signal.Signals, lost: list[str], reason: str
@@ -352,9 +395,10 @@ gang.close()
     with running(slurm_cluster, GANG + code) as (process, mark):
         read(process)
         read(process)
-        victim = find_victim(mark, what)
+        victims = find_victims(mark, what)
         began = time.monotonic()
-        os.kill(victim, number)
+        for victim in victims:
+            os.kill(victim, number)
         noticed = read(process) - began
         reasons, answers = read(process)
         # With the time that closing the gang takes.

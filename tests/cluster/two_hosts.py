@@ -116,10 +116,11 @@ if HOSTS_VARIABLE in os.environ:
 
 @dataclass
 class TwoHosts:
-    """Runs pytest on hosts ``n1`` and ``n2``."""
+    """Runs pytest on hosts ``n1`` and ``n2``; ``prefix`` runs pytest."""
 
     hosts: list[FakeHost]
     directory: Path
+    prefix: list[str] = field(default_factory=list)
 
     def command(self, source: str, *options: str) -> list[str]:
         """Write a test file, and return the command that runs it."""
@@ -144,7 +145,7 @@ class TwoHosts:
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
         environment = {**outer, HOSTS_VARIABLE: json.dumps(described), "PYTHONPATH": path}
         return subprocess.Popen(
-            self.command(source, *options),
+            [*self.prefix, *self.command(source, *options)],
             cwd=self.directory,
             env=environment,
             stdout=subprocess.PIPE,
