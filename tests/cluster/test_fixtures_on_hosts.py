@@ -162,18 +162,18 @@ def test_kill_of_the_guard_of_a_host_makes_the_test_invalid(two_hosts: TwoHosts)
     source = """
 import os, platform, psutil, pytest
 
-def kill_guard():
-    for agent in psutil.Process().parents():
-        for each in agent.children():
-            if "pytest_llenergy.devices.board_settings" in each.cmdline():
-                each.kill()
-                return platform.node()
+def kill_guard(host):
+    children = [each for parent in psutil.Process().parents() for each in parent.children()]
+    for each in children if platform.node() == host and os.environ["LOCAL_RANK"] == "0" else ():
+        if "pytest_llenergy.devices.board_settings" in each.cmdline():
+            each.kill()
+            return host
 
 @pytest.mark.gpus(4, per_host=2)
 @pytest.mark.gpu_settings(power_limit_w=300)
 def test_it(workers, energy):
     energy(workers.call(platform.node))
-    assert workers.run(kill_guard, rank=3)
+    assert "n2" in workers.run(kill_guard, "n2")
 """
     output = two_hosts.run(source, "--energy-rounds=2", "--energy-warmup=0")
     assert "1 passed" in output, output

@@ -110,5 +110,6 @@ def test_settings_are_lost_also_if_another_host_is(two_hosts: TwoHosts, tmp_path
         assert not applied.is_lost()
         process = keeper(clients[1])
         process.kill()
-        process.wait()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
         assert applied.is_lost()

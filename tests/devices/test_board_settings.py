@@ -416,9 +416,9 @@ class TestKills:
                 kill_guard()
             @pytest.mark.gpus(1)
             @pytest.mark.gpu_settings(power_limit_w=300)
-            def test_window(energy_meter, workers):
+            def test_window(energy_meter, backend):
                 with energy_meter("window"):
-                    workers.run(sum, [1])
+                    backend.generate(["a"])
                 kill_guard()
             @pytest.mark.gpus(1)
             @pytest.mark.gpu_settings(power_limit_w=300)
@@ -430,7 +430,7 @@ class TestKills:
         )
         result = run(suite)
         result.assert_outcomes(passed=2, failed=1)
-        result.stdout.fnmatch_lines(["*energy_gate: the process that keeps *, so its budget cannot be checked"])
+        result.stdout.fnmatch_lines(["energy_gate: the process that keeps *, so its budget cannot be *"])
         assert (set_on(world), files()) == ([FACTORY] * 3, [])
         records = read_report()["records"]
         assert [record["status"] for record in records] == ["invalid", "invalid", "failed"]
