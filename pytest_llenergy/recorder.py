@@ -192,8 +192,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
-    if draft.settings is not None and draft.settings.is_lost() and SETTINGS_LOST not in draft.flags:
-        draft.flags.append(SETTINGS_LOST)
+    kept = _keeps_settings(draft)
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
@@ -228,7 +227,8 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         outputs=list(draft.outputs),
         load_curve=draft.load_curve,
         comparisons=list(draft.comparisons),
-        failed_gate=draft.failed_gate,
+        # The values of a test without its settings are no measurement, whatever its gate found.
+        failed_gate=draft.failed_gate and kept,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
     )
 
@@ -304,6 +304,8 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
 def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
     if gate is None or gate.budget is None:
         return []
+    if not _keeps_settings(draft):
+        return [f"energy_gate: {SETTINGS_LOST.detail}, so its budget cannot be checked"]
     metrics = draft.experiment.metrics if draft.experiment is not None else {}
     meters = draft.experiment.meters if draft.experiment is not None else []
     over = gate.budget.check(metrics, estimated=any(meter.kind == "estimated" for meter in meters))
@@ -451,7 +453,16 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
     return _status_of_passed(draft)
 
 
+def _keeps_settings(draft: Draft) -> bool:
+    """Return whether the boards have kept their settings. If not, the record has a flag."""
+    if SETTINGS_LOST not in draft.flags and draft.settings is not None and draft.settings.is_lost():
+        draft.flags.append(SETTINGS_LOST)
+    return SETTINGS_LOST not in draft.flags
+
+
 def _status_of_passed(draft: Draft) -> tuple[Status, str | None]:
+    if not _keeps_settings(draft):
+        return "invalid", SETTINGS_LOST.detail
     if draft.experiment is not None:
         energy = draft.experiment.metrics["energy_j"]
         return ("measured", None) if energy.value is not None else ("invalid", energy.reason)

@@ -23,5 +23,6 @@ EXPECT_POLL_S = 0.02
 DESCRIBE_TIMEOUT_S, METERS_TIMEOUT_S = 60.0, 120.0
 #: Time limit for an answer of open meters, which may have to wait for a slow counter.
 METER_ANSWER_TIMEOUT_S = 30.0
-#: Time limit for an agent to close its services. After it the guard of the agent kills what is left.
+#: Time limit for an agent to close its services. After it the guard of the agent kills what is left, except
+#: for a process that puts back the settings of boards.
 AGENT_CLOSE_TIMEOUT_S = 0.7

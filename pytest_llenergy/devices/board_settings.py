@@ -384,7 +384,7 @@ class _Guard:
 
 def _main(parent: str, path: str, descriptor: str, *uuids: str) -> None:
     for number in ENDING_SIGNALS:
-        signal.signal(number, lambda *_: sys.exit(1))
+        signal.signal(number, _exit_once)
     settings = msgspec.json.decode(sys.stdin.buffer.readline() or b"null", type=GpuSettings | None)
     if settings is None:
         return
@@ -394,17 +394,29 @@ def _main(parent: str, path: str, descriptor: str, *uuids: str) -> None:
         _send(_Answer(error=str(error)))
         return
     try:
-        answer = _Answer(error="the process that changes boards was asked to end")
         try:
-            answer = guard.apply(uuids)
+            answer = _Answer(error="the process that changes boards was asked to end")
+            try:
+                answer = guard.apply(uuids)
+            finally:
+                _send(answer)
+            if not answer.refusal and not answer.error:
+                _wait_for_end(int(parent))
         finally:
-            _send(answer)
-        if not answer.refusal and not answer.error:
-            _wait_for_end(int(parent))
+            # A signal may still arrive before this line has run, and must not prevent the next one.
+            _ignore_signals()
     finally:
-        for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
         _send(guard.restore())
+
+
+def _exit_once(*_: object) -> None:
+    _ignore_signals()
+    sys.exit(1)
+
+
+def _ignore_signals() -> None:
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _send(answer: _Answer) -> None:

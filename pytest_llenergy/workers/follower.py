@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.backends.tasks import Generation
@@ -40,9 +41,13 @@ class WorkerWatch:
         self._poll = select.poll()
         self._pids: dict[int, int] = {}
         for pid in {worker.pid for worker in workers} - {0, os.getpid()}:
-            # Without pidfds the time limit of the test has to do.
-            with suppress(OSError, AttributeError):
+            try:
                 self._pids[os.pidfd_open(pid)] = pid
+            except ProcessLookupError:
+                _end_rank([pid])
+            except (OSError, AttributeError):
+                # Without pidfds the time limit of the test has to do.
+                continue
         self._stopped, self._stop = os.pipe()
         for descriptor in (self._stopped, *self._pids):
             self._poll.register(descriptor, select.POLLIN)
@@ -61,8 +66,12 @@ class WorkerWatch:
     def _run(self) -> None:
         readable = {descriptor for descriptor, _ in self._poll.poll()}
         if self._stopped not in readable:
-            ended = ", ".join(str(pid) for descriptor, pid in self._pids.items() if descriptor in readable)
-            with suppress(Exception):
-                sys.stdout.write(f"a process of the backend has ended (pid {ended}), and this rank with it\n")
-                sys.stdout.flush()
-            os._exit(1)
+            _end_rank([pid for descriptor, pid in self._pids.items() if descriptor in readable])
+
+
+def _end_rank(ended: Sequence[int]) -> NoReturn:
+    pids = ", ".join(map(str, ended))
+    with suppress(Exception):
+        sys.stdout.write(f"a process of the backend has ended (pid {pids}), and this rank with it\n")
+        sys.stdout.flush()
+    os._exit(1)

@@ -101,7 +101,7 @@ class _Guard:
                 continue
             if deadline_s is not None and time.monotonic() > deadline_s:
                 # The child is stopped or hangs.
-                proctree.kill_tree({self._child, *self._children()})
+                proctree.kill_tree({self._child, *self._children()}, but_restorers=True)
             polls = self._parent_pidfd is None or deadline_s is not None
             poll.poll(timeouts.ORPHAN_POLL_S * 1e3 if polls else None)
             with suppress(BlockingIOError):
@@ -133,12 +133,14 @@ class _Guard:
         if readable and os.read(self._handles_sigterm, 1):
             os.kill(self._child, signal.SIGTERM)
         else:
-            proctree.kill_tree({self._child, *self._children()})
+            proctree.kill_tree({self._child, *self._children()}, but_restorers=True)
 
     def _kill_rest(self) -> None:
         pause_s = timeouts.KILL_POLL_S
+        deadline_s = time.monotonic() + timeouts.RESTORE_TIMEOUT_S
         while left := self._children():
-            proctree.kill_tree(left)
+            # Whoever waits for this process, such as Slurm, would kill what outlives it.
+            proctree.kill_tree(left, but_restorers=time.monotonic() < deadline_s)
             self._reap()
             time.sleep(pause_s)
             # A process may be stuck in a driver for hours.

@@ -26,6 +26,9 @@ PROC = Path("/proc")
 #: Parts of the command lines of processes that remove named shared memory and semaphores once all processes
 #: that made any have gone, and then end (multiprocessing/resource_tracker.py; torch's torch_shm_manager).
 CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker", b"torch_shm_manager")
+#: Part of the command line of a process that puts back the settings of boards when its parent ends, and then
+#: ends too (devices/board_settings.py).
+RESTORER = b"pytest_llenergy.devices.board_settings"
 
 
 def become_subreaper() -> None:
@@ -89,17 +92,23 @@ def find_by_variable(name: str, value: str) -> set[int]:
     return found
 
 
-def kill_tree(roots: Collection[int]) -> None:
+def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
     """Kill these processes and all their descendants.
 
     All are stopped before the first is killed, so that none can start another one meanwhile. Processes that
     remove shared memory of the others are killed last, if they have not ended by themselves in time.
+
+    Args:
+        roots: The processes.
+        but_restorers: Whether processes that put back the settings of boards go on.
     """
     stopped: set[int] = set()
     cleaners: set[int] = set()
-    while fresh := descendants(roots) - stopped - cleaners:
-        cleaners |= {pid for pid in fresh if _is_cleaner(pid)}
-        for pid in fresh - cleaners:
+    spared: set[int] = set()
+    while fresh := descendants(roots) - stopped - cleaners - spared:
+        cleaners |= {pid for pid in fresh if _runs(pid, *CLEANERS)}
+        spared |= {pid for pid in fresh if but_restorers and _runs(pid, RESTORER)}
+        for pid in fresh - cleaners - spared:
             _send_signal(pid, signal.SIGSTOP)
             stopped.add(pid)
     for pid in stopped:
@@ -112,12 +121,13 @@ def kill_tree(roots: Collection[int]) -> None:
         _send_signal(pid, signal.SIGKILL)
 
 
-def _is_cleaner(pid: int) -> bool:
+def _runs(pid: int, *parts: bytes) -> bool:
+    """Return whether one of these is a part of a process's command line."""
     try:
         command = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
-    return any(cleaner in command for cleaner in CLEANERS)
+    return any(part in command for part in parts)
 
 
 def _send_signal(pid: int, number: signal.Signals) -> None:

@@ -87,6 +87,9 @@ SUPERVISOR_STOP_TIMEOUT_S = 15.0
 GUARD_EXIT_TIMEOUT_S = 5.0
 #: Time limit for a guarded process that was asked to end. After it its guard kills it.
 GUARDED_STOP_TIMEOUT_S = 3.0
+#: Time limit for a process that puts back the settings of boards after everything else under its guard was
+#: killed. The driver may need seconds for each board.
+RESTORE_TIMEOUT_S = 60.0
 #: Interval of a guard's checks whether its parent has ended, if the kernel has no pidfd to wait for.
 ORPHAN_POLL_S = 0.2
 

@@ -223,10 +223,38 @@ def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> Non
     assert limits_w(two_hosts) == [700.0] * 4
 
 
+def test_kill_of_the_guard_of_a_host_makes_the_test_invalid(two_hosts: TwoHosts) -> None:
+    source = """
+import os, platform, psutil, pytest
+
+def kill_guard(host):
+    children = [each for parent in psutil.Process().parents() for each in parent.children()]
+    for each in children if platform.node() == host and os.environ["LOCAL_RANK"] == "0" else ():
+        if "pytest_llenergy.devices.board_settings" in each.cmdline():
+            each.kill()
+            return host
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.gpu_settings(power_limit_w=300)
+def test_it(workers, energy):
+    energy(workers.call(platform.node))
+    assert "n2" in workers.run(kill_guard, "n2")
+"""
+    output = two_hosts.run(source, "--energy-rounds=2", "--energy-warmup=0")
+    assert "1 passed" in output, output
+    (record,) = two_hosts.report.records
+    assert record.status == "invalid"
+    assert record.reason in {flag.detail for flag in record.flags if flag.name == "settings-lost"}
+    assert limits_w(two_hosts) == [700.0] * 4
+
+
 def test_agents_restore_boards_when_pytest_is_killed(two_hosts: TwoHosts) -> None:
     (two_hosts.directory / "wait").touch()
     process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
     await_file(two_hosts.directory / "ready300", process)
+    for host in two_hosts.hosts:
+        for board in range(2):
+            host.world.update(board, call_delay_ns=300 * 10**6, call_delay_every=1)
     process.kill()
     process.communicate()
     deadline_s = time.monotonic() + 60

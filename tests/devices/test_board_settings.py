@@ -404,20 +404,40 @@ class TestKills:
             """
             import psutil
             import pytest
-            @pytest.mark.gpus(1)
-            @pytest.mark.gpu_settings(power_limit_w=300)
-            def test_it(energy, backend):
-                energy(backend.generate, ["a"])
+            def kill_guard():
                 children = psutil.Process().children()
                 (guard,) = [each for each in children if "board_settings" in " ".join(each.cmdline())]
                 guard.kill()
                 guard.wait()
+            @pytest.mark.gpus(1)
+            @pytest.mark.gpu_settings(power_limit_w=300)
+            def test_it(energy, backend):
+                energy(backend.generate, ["a"])
+                kill_guard()
+            @pytest.mark.gpus(1)
+            @pytest.mark.gpu_settings(power_limit_w=300)
+            def test_window(energy_meter, backend):
+                with energy_meter("window"):
+                    backend.generate(["a"])
+                kill_guard()
+            @pytest.mark.gpus(1)
+            @pytest.mark.gpu_settings(power_limit_w=300)
+            @pytest.mark.energy_gate(budget="1 MJ")
+            def test_gate(energy, backend):
+                energy(backend.generate, ["a"])
+                kill_guard()
             """
         )
-        run(suite).assert_outcomes(passed=1)
+        result = run(suite)
+        result.assert_outcomes(passed=2, failed=1)
+        result.stdout.fnmatch_lines(["energy_gate: the process that keeps *, so its budget cannot be *"])
         assert (set_on(world), files()) == ([FACTORY] * 3, [])
-        (record,) = read_report()["records"]
-        assert "settings-lost" in {flag["name"] for flag in record["flags"]}
+        records = read_report()["records"]
+        assert [record["status"] for record in records] == ["invalid", "invalid", "failed"]
+        for record in records:
+            (lost,) = [flag for flag in record["flags"] if flag["name"] == "settings-lost"]
+            assert lost["detail"] in record["reason"]
+            assert not record["failed_gate"], "its values would be compared"
 
     @pytest.mark.slow
     def test_storm(self, suite: pytest.Pytester, world: World) -> None:
