@@ -87,9 +87,7 @@ def check_hosts(cluster: Cluster, add_gpus: str) -> Iterator[HostCheckup]:
         yield _check_host(cluster, offer, others, remedy)
 
 
-def _check_host(
-    cluster: Cluster, offer: HostOffer, others: Sequence[str], remedy: str | None
-) -> HostCheckup:
+def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str], remedy: str | None) -> HostCheckup:
     """Start an agent on one host, and ask it."""
     avoid = dict.fromkeys(others, "another host is checked")
     try:

@@ -125,10 +125,9 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
 
 def _measures_own_host(report: Report) -> bool:
     """Whether a test was measured on the host of pytest. Otherwise that host only started tests elsewhere."""
-    return any(
-        (record.rounds or record.windows) and (not record.ranks or any(rank.host == LOCALHOST for rank in record.ranks))
-        for record in report.records
-    )
+    measured = [record for record in report.records if record.rounds or record.windows]
+    # A record without ranks is of work in the process of pytest.
+    return any(LOCALHOST in [rank.host for rank in each.ranks] or not each.ranks for each in measured)
 
 
 def _check_hosts(parts: Sequence[NamedReport]) -> None:
