@@ -27,6 +27,9 @@ from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.session import RunState, state_of
 from pytest_llenergy.stash import RANK_FIXTURES, is_measured, uses_fixture
 
+#: What a local run in a Slurm job of several nodes leaves out.
+OTHER_NODES = "; --energy-cluster=slurm uses all nodes of the Slurm job"
+
 
 @contextmanager
 def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
@@ -70,7 +73,9 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         possible = select_devices(wanted, allowed, state.environment, state.warm, before)
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
-        pytest.skip(str(error))
+        has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+        hint = OTHER_NODES if has_others and not draft.in_process else ""
+        pytest.skip(f"{error}{hint}")
     draft.fallback = possible.fallback
     if possible.uuids:
         state.warn_uncoordinated(item)

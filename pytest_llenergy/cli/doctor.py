@@ -15,6 +15,9 @@ from pytest_llenergy.model.text import escape_invisible
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
+#: How the launcher of a cluster gets GPUs that it does not count.
+ADD_GPUS = {"slurm": "start the job with --gres=gpu:N", "ray": "start Ray there with --num-gpus=N"}
+
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
@@ -51,8 +54,8 @@ def _cluster(text: str) -> str:
 
     try:
         name = cluster(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        raise argparse.ArgumentTypeError("needs slurm, ray or ray:HOST:PORT") from None
     if name == "local":
         raise argparse.ArgumentTypeError("this host is checked without --cluster")
     return name
@@ -94,7 +97,7 @@ def _check_cluster(name: str, *, as_json: bool) -> int:
     hosts = []
     try:
         with closing(open_cluster(name, os.environ)) as cluster:
-            for host in check_hosts(cluster):
+            for host in check_hosts(cluster, ADD_GPUS[name.partition(":")[0]]):
                 hosts.append(host)
                 if not as_json:
                     print(*map(escape_invisible, render_host_of_cluster(host)), sep="\n", flush=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -25,10 +25,14 @@ class BusyError(DeviceError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a test asks for: this many hosts, and this many devices on each (0 for the CPU alone)."""
+    """What a test asks for: this many hosts, and this many devices on each (0 for the CPU alone).
+
+    ``others`` are shapes that the test would accept too, if there were such hosts.
+    """
 
     hosts: int
     per_host: int
+    others: Sequence[Shape] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         gpus = f"{self.per_host or 'no'} GPU{'s' * (self.per_host != 1)}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_llenergy.cluster.base import Cluster, HostOffer, Shape
 from pytest_llenergy.devices.request import GpuRequest
@@ -34,7 +35,7 @@ def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
     """Return how many hosts a request needs: without ``per_host`` as few as can hold it in equal shares.
 
     If no hosts can, the result is the smallest shape whose share fits on the largest host, and one host if
-    none has GPUs; the cluster then explains why it cannot provide it.
+    none has GPUs; the cluster then explains why it cannot provide this or another shape.
     """
     if request.per_host is not None:
         return Shape(request.n // request.per_host, request.per_host)
@@ -43,4 +44,5 @@ def choose_shape(request: GpuRequest, offers: Sequence[HostOffer]) -> Shape:
         if sum(offer.devices >= shape.per_host for offer in offers) >= shape.hosts:
             return shape
     largest = max((offer.devices for offer in offers), default=0)
-    return next((shape for shape in shapes if shape.per_host <= largest), shapes[0])
+    nearest = next((shape for shape in shapes if shape.per_host <= largest), shapes[0])
+    return replace(nearest, others=[shape for shape in shapes if shape != nearest])

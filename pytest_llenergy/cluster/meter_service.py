@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.base import Targets
+from pytest_llenergy.meters.base import Meter, MeterSpec, Targets
 from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
 from pytest_llenergy.meters.window_meters import LocalWindows
+from pytest_llenergy.model.text import one_line
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Span, Timeline
 from pytest_llenergy.workers.pickling import load_call
 
@@ -64,8 +65,23 @@ def open_here(
 ) -> Selection:
     """Open the meters of these boards, of the CPU without boards, also those of ``dump_meters``."""
     extra = [load_call(io.BytesIO(each)) for each in specs]
-    registry = MeterRegistry([make(*arguments) for make, arguments, _ in extra])
+    registry = MeterRegistry([_fail_in_one_line(make(*arguments)) for make, arguments, _ in extra])
     return open_meters(names, registry, Targets(tuple(boards)), require_measured=require_measured)
+
+
+def _fail_in_one_line(spec: MeterSpec) -> MeterSpec:
+    """Return a meter of the user whose errors are not shown with the code of the agent."""
+
+    def open_meter(*arguments: Any) -> Sequence[Meter]:
+        try:
+            return spec.open(*arguments)
+        except LLEnergyError:
+            raise
+        except Exception as error:
+            message = one_line(f"{spec.name}: {type(error).__name__}: {error}")
+            raise WorkerError(message) from None
+
+    return spec._replace(open=open_meter)
 
 
 class MeterService:

@@ -23,8 +23,8 @@ from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.text import one_line, shorten
 from pytest_llenergy.workers.failure import signal_name
 
-#: A command that starts pytest in a job.
-EXAMPLE = "salloc --nodes=2 --gres=gpu:8 pytest"
+#: A command that starts a job.
+EXAMPLE = "salloc --nodes=2 --gres=gpu:8"
 
 #: Time limit for the agents of a gang to connect (seconds). A shared file system starts interpreters slowly.
 AGENTS_TIMEOUT_S = 60.0
@@ -91,7 +91,7 @@ class SlurmCluster:
         self._job = environment.get("SLURM_JOB_ID", "")
         if not self._job:
             raise PlanError(
-                f"SLURM_JOB_ID is not set; start pytest inside a Slurm allocation, such as {EXAMPLE}"
+                f"SLURM_JOB_ID is not set; run this inside a Slurm job, such as that of {EXAMPLE}"
             )
         for program in ("srun", "scontrol"):
             if shutil.which(program, path=environment.get("PATH")) is None:
@@ -106,7 +106,7 @@ class SlurmCluster:
             #: The nodes of the job in Slurm's order, which do not change while it runs.
             self._nodes = self._list_nodes()
         except WorkerError as error:
-            raise PlanError(f"{error}; start pytest inside a job that runs, such as {EXAMPLE}") from None
+            raise PlanError(f"{error}; run this inside a job that runs, such as that of {EXAMPLE}") from None
 
     def offers(self) -> Sequence[HostOffer]:
         """See ``Cluster``."""
@@ -166,19 +166,29 @@ class SlurmCluster:
         """Describe what the job has, and whether another job could have what a test needs."""
         present = " and ".join(map(str, self._nodes))
         has_gpus = any(group.gpus for group in self._nodes)
-        gpus = [f"--gres=gpu:{shape.per_host}"] if shape.per_host else []
-        partition = [f"--partition={self._partition}"] if self._partition else []
-        request = [*partition, f"--nodes={shape.hosts}", *gpus]
-        try:
-            self._query("srun", "--test-only", *request, "true")
-        except WorkerError as error:
-            other = f"nor is there a {'larger job' if has_gpus else 'job that has'} ({error})"
-        else:
-            other = f"a {'larger' if has_gpus else 'new'} job can: salloc {' '.join(request)}"
+        other = self._find_job(shape, "larger" if has_gpus else "new")
         if not has_gpus:
             # What --gres and the like of the nodes have is no part of the job.
             present += ", and was started without --gres=gpu:N or --gpus-per-node=N"
         return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {other}"
+
+    def _find_job(self, shape: Shape, kind: str) -> str:
+        """Describe a job that Slurm would start for a shape or one of its others, or which it would not."""
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        partition = [f"--partition={self._partition}"] if self._partition else []
+        refused = []
+        for each in (shape, *shape.others):
+            size = [f"--nodes={each.hosts}", *([f"--gres=gpu:{each.per_host}"] if each.per_host else [])]
+            try:
+                self._query("srun", "--test-only", *partition, *size, "true")
+            except WorkerError as error:
+                reason = str(error)
+            else:
+                return f"a {kind} job can: salloc {' '.join([*partition, *size])}"
+            refused.append(" ".join(size))
+            if time.monotonic() > deadline_s:
+                break
+        return f"nor can a {kind} job with {' or '.join(refused)} ({reason})"
 
     def _query(self, *command: str) -> str:
         """Return the output of one of Slurm's commands.

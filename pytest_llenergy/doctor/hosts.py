@@ -42,7 +42,7 @@ class HostCheckup:
         fault: Why it cannot be used; None if it can.
         facts: What its agent reports.
         environment: Its machine and packages.
-        shortage: How the GPUs of its driver are fewer than the launcher's; None if they are not.
+        shortage: Why tests cannot use GPUs that its driver or the launcher counts; None if they can.
         unlike_pytest: Settings of its processes that differ from pytest's and cannot be undone.
         clock_bound_s: The difference of its clock is known within this (seconds).
     """
@@ -73,15 +73,21 @@ class Bandwidth:
     size_bytes: int = TENSOR_BYTES
 
 
-def check_hosts(cluster: Cluster) -> Iterator[HostCheckup]:
-    """Check every host of a cluster in turn."""
+def check_hosts(cluster: Cluster, add_gpus: str) -> Iterator[HostCheckup]:
+    """Check every host of a cluster in turn.
+
+    Args:
+        cluster: The launcher.
+        add_gpus: What the user can do if the launcher counts no GPUs at all, although there are some.
+    """
     offers = cluster.offers()
+    remedy = None if any(offer.devices for offer in offers) else add_gpus
     for offer in offers:
         others = [other.name for other in offers if other is not offer]
-        yield _check_host(cluster, offer, others)
+        yield _check_host(cluster, offer, others, remedy)
 
 
-def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str]) -> HostCheckup:
+def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str], remedy: str | None) -> HostCheckup:
     """Start an agent on one host, and ask it."""
     avoid = dict.fromkeys(others, "another host is checked")
     try:
@@ -99,7 +105,7 @@ def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str]) -> Ho
             None,
             facts,
             environment,
-            _explain_shortage(facts, offer),
+            _explain_shortage(facts, offer, remedy),
             client.unlike_pytest,
             bound_s,
         )
@@ -109,8 +115,10 @@ def _check_host(cluster: Cluster, offer: HostOffer, others: Sequence[str]) -> Ho
         gang.close()
 
 
-def _explain_shortage(facts: HostFacts, offer: HostOffer) -> str | None:
+def _explain_shortage(facts: HostFacts, offer: HostOffer, remedy: str | None) -> str | None:
     found = len(facts.devices)
+    if found and remedy is not None:
+        return f"none for the launcher, {found} that the driver shows; {remedy}"
     if found >= offer.devices:
         return None
     reasons = f": {'; '.join(facts.devices_missing)}" if facts.devices_missing else ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -97,14 +98,19 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
 def hardware_facts(environment: Environment) -> dict[str, str]:
     """Describe what ``key`` depends on, for messages."""
     host = environment.host
-    boards = sorted(f"{board.name} {board.power_limit_w or '?'} W" for board in environment.gpus)
+    boards = Counter(sorted(_describe_board(board) for board in environment.gpus))
     return {
         "CPU": f"{host.cpu_model} ({host.machine})",
         "cores": str(host.logical_cpus),
         "memory": f"{round(host.memory_bytes / 2**30)} GiB",
-        "GPUs": ", ".join(boards) or "none",
+        "GPUs": ", ".join(f"{n} × {board}" if n > 1 else board for board, n in boards.items()) or "none",
         "GPUs missing": str(len(environment.gpus_missing)),
     }
+
+
+def _describe_board(board: Board) -> str:
+    limit = "?" if board.power_limit_w is None else f"{board.power_limit_w:g}"
+    return f"{board.name} {limit} W"
 
 
 def describe_differences(one: Environment, other: Environment) -> str:

@@ -15,16 +15,12 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.environment import Environment, describe_differences
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import LOCALHOST, Record
 from pytest_llenergy.model.report import Report, RunInfo, Source
 
 
 def merge_environments(environments: Sequence[Environment]) -> Environment:
     """Merge environments of one kind of machine, keeping all boards, host names and versions."""
-    hosts: dict[str, list[Environment]] = {}
-    for environment in environments:
-        for name, each in environment.cluster_hosts.items():
-            hosts.setdefault(name, []).append(each)
     boards = {board.uuid: board for each in environments for board in each.gpus}
     names = list(dict.fromkeys(name for each in environments for name in each.packages))
     return msgspec.structs.replace(
@@ -38,7 +34,16 @@ def merge_environments(environments: Sequence[Environment]) -> Environment:
         packages={
             name: _join_values(each.packages.get(name, "none") for each in environments) for name in names
         },
-    ).with_hosts({name: merge_environments(found) for name, found in hosts.items()})
+    ).with_hosts(_merge_hosts(environments))
+
+
+def _merge_hosts(environments: Sequence[Environment]) -> dict[str, Environment]:
+    """Merge the hosts of a cluster by name."""
+    hosts: dict[str, list[Environment]] = {}
+    for environment in environments:
+        for name, each in environment.cluster_hosts.items():
+            hosts.setdefault(name, []).append(each)
+    return {name: merge_environments(found) for name, found in hosts.items()}
 
 
 def _join_values(values: Iterable[str | None]) -> str:
@@ -62,18 +67,20 @@ def merge_reports(parts: Sequence[NamedReport]) -> Report:
             for a test.
     """
     first = parts[0].report
-    for part in parts[1:]:
+    local = [part for part in parts if _measures_own_host(part.report)] or parts[:1]
+    for part in parts:
         _check_source(parts[0], part)
-        _check_machine(parts[0], part)
+        _check_machine(local[0], part)
     _check_hosts(parts)
     records = _merge_records(parts)
     reports = [part.report for part in parts]
     environments = [report.environment for report in reports if report.environment is not None]
+    own = [part.report.environment for part in local if part.report.environment is not None]
     return msgspec.structs.replace(
         first,
         run=_merge_runs([report.run for report in reports]),
         source=_merge_sources([report.source for report in reports]),
-        environment=merge_environments(environments) if environments else None,
+        environment=merge_environments(own).with_hosts(_merge_hosts(environments)) if own else None,
         records=records,
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
@@ -109,11 +116,18 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
         raise ReportError(
             f"{(one if here is None else other).origin} does not name its machine; merge it separately"
         )
-    if here.key != there.key:
+    if here.key != there.key and _measures_own_host(other.report):
         raise ReportError(
             f"{one.origin} and {other.origin} ran on different hardware "
             f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
         )
+
+
+def _measures_own_host(report: Report) -> bool:
+    """Whether a test was measured on the host of pytest. Otherwise that host only started tests elsewhere."""
+    measured = [record for record in report.records if record.rounds or record.windows]
+    # A record without ranks is of work in the process of pytest.
+    return any(LOCALHOST in [rank.host for rank in each.ranks] or not each.ranks for each in measured)
 
 
 def _check_hosts(parts: Sequence[NamedReport]) -> None:

@@ -332,11 +332,17 @@ def test_alone(benchmark):
 @pytest.mark.gpus(4, per_host=2)
 def test_with_ranks(benchmark, workers):
     benchmark(workers.run, max, 1, 2)
+
+@pytest.mark.gpus(2)
+def test_with_ranks_on_one_host(benchmark, workers):
+    benchmark(workers.run, max, 1, 2)
 """
     )
-    assert "2 errors" in output, output
+    assert "3 errors" in output, output
     assert "gpus(4, per_host=2) asks for several hosts, and the measured code" in output
-    assert "benchmark measures the energy of pytest's own host, and the test uses n1, n2" in output
+    for hosts in ("n1, n2", "n1"):
+        refusal = f"benchmark measures the energy of pytest's own host, and the test uses {hosts}; use "
+        assert f"{refusal}energy(workers.call(...)) instead" in output
 
 
 STEADY = """
@@ -387,6 +393,16 @@ def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
         assert abs(window.energy_j - 40 * window.duration_s) < 0.5
     output = two_hosts.run(WINDOWS, *options, "-ktest")
     assert "meter steady of pytest_llenergy_meters cannot be sent to other hosts: " in output, output
+
+
+def test_a_meter_of_a_conftest_that_fails_on_a_host_is_one_line(two_hosts: TwoHosts) -> None:
+    refuse = "def open_steady(targets):\n    if 'GPU-n2-0' in targets.gpus: raise OSError('no\\ncounter')"
+    (two_hosts.directory / "steady_meter.py").write_text(STEADY.replace("def open_steady(targets):", refuse))
+    (two_hosts.directory / "conftest.py").write_text(HOOK)
+    output = two_hosts.run(WINDOWS, "--energy-meter=steady")
+    assert "n2: steady: OSError: no counter" in output, output
+    assert "agent.py" not in output, output
+    assert "meter_service.py" not in output, output
 
 
 MODEL = """

@@ -94,7 +94,10 @@ def test_names_that_are_not_those_of_clusters(value: str) -> None:
             ["--energy-cluster=ray:host"],
             "--energy-cluster=ray:host: needs local, slurm, ray or ray:HOST:PORT",
         ),
-        (["--energy-cluster=slurm"], "SLURM_JOB_ID is not set; start pytest inside a Slurm allocation"),
+        (
+            ["--energy-cluster=slurm"],
+            "SLURM_JOB_ID is not set; run this inside a Slurm job, such as ",
+        ),
         (
             ["--energy-cluster=slurm", "--energy-gpus=0"],
             "names GPUs of this host; leave it out with a cluster",

@@ -10,6 +10,8 @@ import pytest
 
 from .runs import ClusterRuns
 
+LLENERGY = (sys.executable, "-m", "pytest_llenergy.cli")
+
 SUM = """
 import os, platform, time
 import pytest
@@ -114,9 +116,7 @@ def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: 
     text = base.read_text()
     place = text.rindex('"logical_cpus": ')
     base.write_text(text[:place] + text[place:].replace('"logical_cpus": ', '"logical_cpus": 10', 1))
-    compared = cluster_runs.execute(
-        sys.executable, "-m", "pytest_llenergy.cli", "compare", "base.json", "energy.json"
-    )
+    compared = cluster_runs.execute(*LLENERGY, "compare", "base.json", "energy.json")
     assert "cpu.count: " in compared.stdout, compared.stdout + compared.stderr
 
 
@@ -228,9 +228,7 @@ def test_the_truth_of_two_hosts_is_covered_in_two_hundred_windows(cluster_runs: 
 
 @pytest.mark.slow
 def test_the_doctor_walks_from_host_to_host(cluster_runs: ClusterRuns) -> None:
-    done = cluster_runs.execute(
-        sys.executable, "-m", "pytest_llenergy.cli", "doctor", f"--cluster={cluster_runs.name}"
-    )
+    done = cluster_runs.execute(*LLENERGY, "doctor", f"--cluster={cluster_runs.name}")
     assert done.returncode == 0, done.stdout + done.stderr
     for host in cluster_runs.hosts:
         assert f"host     {host.name}: Python " in done.stdout

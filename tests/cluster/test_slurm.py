@@ -164,7 +164,8 @@ for shape in (Shape(2, 3), Shape(1, 5)):
     assert offers == [["n1", 2]]
     assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs (n1); " in larger
     assert larger.endswith("; a larger job can: salloc --partition=gpu --nodes=2 --gres=gpu:3")
-    assert "; nor is there a larger job (srun --test-only --partition=gpu --nodes=1 --gres=gpu:5 " in never
+    tried = "--nodes=1 --gres=gpu:5 (srun --test-only --partition=gpu --nodes=1 --gres=gpu:5 "
+    assert f"; nor can a larger job with {tried}" in never
     assert never.endswith("Requested node configuration is not available)")
 
 
@@ -202,7 +203,7 @@ except WorkerError as error:
 
 
 def test_outside_of_slurm() -> None:
-    with pytest.raises(PlanError, match=r"^SLURM_JOB_ID is not set; start pytest inside a Slurm "):
+    with pytest.raises(PlanError, match=r"^SLURM_JOB_ID is not set; run this inside a Slurm job, "):
         SlurmCluster({"PATH": "/usr/bin"})
     with pytest.raises(PlanError, match=r"^srun is not on PATH in Slurm job 7; "):
         SlurmCluster({"PATH": "/no/such/directory", "SLURM_JOB_ID": "7"})
@@ -219,25 +220,39 @@ def test_a_job_that_cannot_be_used_is_one_error_at_the_start(slurm_cluster: Slur
         for name in ("PATH", "SLURM_CONF"):
             patch.setenv(name, slurm_cluster.environment[name])
         with pytest.raises(
-            PlanError, match=rf"^SLURM_JOB_ID is {job}(: |, ){reason}; start pytest inside a "
+            PlanError, match=rf"^SLURM_JOB_ID is {job}(: |, ){reason}; run this inside a job that runs, "
         ):
             SlurmCluster({**slurm_cluster.environment, "SLURM_JOB_ID": job})
 
 
-def test_a_job_without_gpus_names_the_options_for_some(slurm_cluster: Slurm) -> None:
+@pytest.mark.parametrize(
+    ("options", "present", "kind"),
+    [
+        ([], "no GPUs each (n[1-2]), and was started without --gres=gpu:N or --gpus-per-node=N", "new"),
+        pytest.param(["--gres=gpu:1"], "1 GPU each (n[1-2])", "larger", marks=slow),
+    ],
+    ids=["none", "few"],
+)
+def test_a_job_that_would_have_the_gpus_is_named(
+    slurm_cluster: Slurm, options: list[str], present: str, kind: str
+) -> None:
+    """On any number of hosts, as the mark without ``per_host`` allows."""
     code = """
 from pytest_llenergy.cluster.launchers import choose_shape
 from pytest_llenergy.devices.request import GpuRequest
-try:
-    cluster.gang(choose_shape(GpuRequest(2), cluster.offers()), 0.0, print)
-except NeverError as error:
-    out(str(error))
+for request in (GpuRequest(4), GpuRequest(8), GpuRequest(8, per_host=8), GpuRequest(10)):
+    try:
+        cluster.gang(choose_shape(request, cluster.offers()), 0.0, print)
+    except NeverError as error:
+        out(str(error).partition(": it has ")[2])
 """
-    (text,) = in_job(slurm_cluster, code, "--partition=gpu")
-    assert text.partition(" cannot provide ")[2] == (
-        "1 host with 2 GPUs: it has 2 hosts with no GPUs each (n[1-2]), and was started without "
-        "--gres=gpu:N or --gpus-per-node=N; a new job can: salloc --partition=gpu --nodes=1 --gres=gpu:2"
-    )
+    one, two, single, never = in_job(slurm_cluster, code, "--partition=gpu", *options)
+    found = f"2 hosts with {present}; a {kind} job can: salloc --partition=gpu --nodes="
+    assert one == f"{found}1 --gres=gpu:4"
+    assert two == f"{found}2 --gres=gpu:4"
+    assert f"; nor can a {kind} job with --nodes=1 --gres=gpu:8 (srun --test-only " in single
+    tried = never.partition(f"; nor can a {kind} job with ")[2].partition(" (srun ")[0].split(" or ")
+    assert sorted(tried) == [f"--nodes={n} --gres=gpu:{10 // n}" for n in (1, 10, 2, 5)]
 
 
 def test_variables_of_a_job_do_not_reach_srun() -> None:

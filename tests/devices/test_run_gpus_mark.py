@@ -145,6 +145,27 @@ def test_too_few_gpus_skip_the_test(
     assert "gpus(9): only 2 of 2 GPUs may be used here" in result.stdout.str()
 
 
+@pytest.mark.parametrize(("nodes", "advised"), [("1", False), ("2", True)])
+def test_a_skip_in_a_slurm_job_names_its_other_nodes(
+    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, nodes: str, advised: bool
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+    suite = """
+import pytest
+
+@pytest.mark.gpus(3)
+def test_it(workers):
+    pass
+"""
+    result = run(pytester, world, suite, "", "")
+    result.assert_outcomes(skipped=1)
+    reason = "gpus(3): only 2 of 2 GPUs may be used here"
+    assert reason in result.stdout.str()
+    advice = f"{reason}; --energy-cluster=slurm uses all nodes of the Slurm job"
+    assert (advice in result.stdout.str()) == advised
+
+
 @SOURCES
 def test_invalid_arguments_name_the_test_and_the_mark(
     pytester: pytest.Pytester, world: World, suite: str, conftest: str

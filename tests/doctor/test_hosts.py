@@ -19,13 +19,14 @@ from ..nvml_sim import Board, World
 
 
 class Cluster:
-    """A launcher that counts one GPU on each host."""
+    """A launcher that counts the same number of GPUs on each host."""
 
-    def __init__(self, environments: Mapping[str, dict[str, str]]) -> None:
+    def __init__(self, environments: Mapping[str, dict[str, str]], devices: int = 1) -> None:
         self.environments = environments
+        self.devices = devices
 
     def offers(self) -> Sequence[HostOffer]:
-        return [HostOffer(name, 1) for name in self.environments]
+        return [HostOffer(name, self.devices) for name in self.environments]
 
     def gang(
         self,
@@ -64,9 +65,37 @@ def test_fewer_gpus_than_the_launcher_counts_and_differences_are_named(
     assert "         wrong: GPUs: 1 for the launcher, none that the driver shows: " in out
     assert out.count("wrong: ") == 1
     (differ,) = [line for line in out.splitlines() if line.startswith("note     hosts differ in ")]
-    assert "GPUs: Small 700.0 W (n1), none (n2)" in differ
+    assert "GPUs: Small 700 W (n1), none (n2)" in differ
     assert "none (n2)" in differ.partition("driver: ")[2]
     assert "by gloo, all_reduce of 64 MiB over n1 (" in out
+
+
+def test_a_launcher_that_counts_no_gpus_although_there_are_some(
+    tmp_path: Path,
+    nvml_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with World(tmp_path / "world", [Board(uuid="GPU-1"), Board(uuid="GPU-2")]) as world:
+        seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": seen}, devices=0))
+        assert main(["doctor", "--cluster=slurm"]) == 1
+        blind = {"LLENERGY_LOCK_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": blind}, devices=0))
+        assert main(["doctor", "--cluster=ray"]) == 0
+    out = capsys.readouterr().out
+    fault = "GPUs: none for the launcher, 2 that the driver shows; start the job with --gres=gpu:N"
+    assert [line for line in out.splitlines() if "wrong: " in line] == [f"         wrong: {fault}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("foo", "needs slurm, ray or ray:HOST:PORT"), ("local", "this host is checked without --cluster")],
+)
+def test_a_name_of_no_cluster(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", f"--cluster={name}"])
+    assert capsys.readouterr().err.endswith(f"argument --cluster: {message}\n")
 
 
 def test_a_job_that_has_ended_is_one_line(

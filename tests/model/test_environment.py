@@ -110,6 +110,12 @@ def test_hosts_that_differ_are_described_on_one_line() -> None:
     )
     small = node(gpus=[], host=msgspec.structs.replace(HOST, logical_cpus=32, system="Linux 6.9"))
     assert describe_unlike({"n1": node(), "n2": small}) == (
-        "cores: 64 (n1), 32 (n2); GPUs: NVIDIA H100 700.0 W (n1), none (n2); "
+        "cores: 64 (n1), 32 (n2); GPUs: NVIDIA H100 700 W (n1), none (n2); "
         "system: Linux 6.8 (n1), Linux 6.9 (n2)"
+    )
+    mixed = node(gpus=[BOARD, msgspec.structs.replace(BOARD, name="NVIDIA L4", power_limit_w=None), BOARD])
+    assert (
+        describe_unlike({"n1": mixed, "n2": small})
+        .partition("; ")[2]
+        .startswith("GPUs: 2 × NVIDIA H100 700 W, NVIDIA L4 ? W (n1), none (n2); ")
     )

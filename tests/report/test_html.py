@@ -158,6 +158,7 @@ def test_the_hosts_of_a_cluster_are_described() -> None:
     unlike = here.with_hosts({"n1": here, "n2": msgspec.structs.replace(here, driver="590.2")})
     cells = Reader(render_report(report_of(record_of(), environment=unlike))).cells()
     assert {"n1, n2", "580.1, 590.2", "driver: 580.1 (n1), 590.2 (n2)"} <= cells
+    assert {"hardware of hosts", "memory of hosts", "differences of hosts"} <= cells
 
 
 def test_a_report_shows_each_test_once_by_its_last_attempt() -> None:

@@ -183,6 +183,31 @@ def test_two_halves_run_under_xdist_merge_into_the_whole_run(
     assert report["run"]["complete"] is True
 
 
+def test_a_host_of_pytest_on_which_nothing_was_measured_may_be_of_any_kind() -> None:
+    here = ENVIRONMENT
+    assert here is not None
+
+    def part(letter: str, host: str, **login: Any) -> Report:
+        found = shard(letter, f"t.py::{letter}", environment=elsewhere(**login).with_hosts({host: here}))
+        (record,) = found.records
+        ranks = [msgspec.structs.replace(rank, host=host) for rank in record.ranks]
+        return msgspec.structs.replace(found, records=[msgspec.structs.replace(record, ranks=ranks)])
+
+    small, large = part("a", "n1", name="login-1", logical_cpus=8), part("b", "n2", name="login-2")
+    report = merged(small, large)
+    assert report.environment is not None
+    assert set(report.environment.cluster_hosts) == {"n1", "n2"}
+    # A test that was measured on the host of pytest decides what that host is.
+    local = shard("c", "t.py::c", environment=elsewhere(name="bench", logical_cpus=16))
+    report = merged(small, local, large)
+    assert report.environment is not None
+    assert (report.environment.host.name, report.environment.host.logical_cpus) == ("bench", 16)
+    assert set(report.environment.cluster_hosts) == {"n1", "n2"}
+    assert refusal(small, local, shard("d", "t.py::d")).startswith(
+        "1.json and 2.json ran on different hardware (cores: 16 -> 64)"
+    )
+
+
 def test_hosts_of_a_cluster_are_merged_by_name_and_refused_if_they_are_others() -> None:
     here = ENVIRONMENT
     assert here is not None

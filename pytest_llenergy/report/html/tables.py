@@ -280,16 +280,16 @@ def _hosts_of_cluster(environment: Environment) -> list[tuple[str, str]]:
     if not hosts:
         return []
     facts = {
-        "their memory": (_gib(each.host.memory_bytes) for each in hosts.values()),
-        "their system": (f"{each.host.system}, {each.host.machine}" for each in hosts.values()),
-        "their driver": (each.driver or "-" for each in hosts.values()),
-        "their Python": (each.python for each in hosts.values()),
+        "memory of hosts": (_gib(each.host.memory_bytes) for each in hosts.values()),
+        "system of hosts": (f"{each.host.system}, {each.host.machine}" for each in hosts.values()),
+        "driver of hosts": (each.driver or "-" for each in hosts.values()),
+        "Python of hosts": (each.python for each in hosts.values()),
     }
     return [
         ("measured hosts", ", ".join(hosts)),
-        ("their hardware", describe_machine(environment)),
+        ("hardware of hosts", describe_machine(environment)),
         *((name, ", ".join(dict.fromkeys(values))) for name, values in facts.items()),
-        ("their differences", describe_unlike(hosts) or "-"),
+        ("differences of hosts", describe_unlike(hosts) or "none"),
     ]
 
 
