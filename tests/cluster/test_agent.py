@@ -245,7 +245,7 @@ def test_what_an_agent_may_not_undo_is_reported() -> None:
         ),
         ("import platform; platform.python_version = lambda: '3.9.7'", "Python 3.9.7, and pytest's host"),
         (
-            "from pytest_llenergy.cluster import host_facts as facts; facts.installed_version = lambda _: '0.1'",
+            "import pytest_llenergy.cluster.host_facts as facts; facts.installed_version = lambda _: '0.1'",
             "torch 0.1, and pytest's host",
         ),
     ],
