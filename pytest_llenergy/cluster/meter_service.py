@@ -41,7 +41,8 @@ METHODS = (
 class RoundMoments(msgspec.Struct, frozen=True):
     """When a round, its quiet gaps and its phases began and ended, in nanoseconds of one host's clock.
 
-    ``u_ns`` is the standard uncertainty of all of them.
+    ``u_ns`` is the standard uncertainty of all of them from this clock, and ``marking_u_ns`` that from the clock of
+    the host that marked them.
     """
 
     gap_start_ns: int
@@ -50,13 +51,20 @@ class RoundMoments(msgspec.Struct, frozen=True):
     gap_end_ns: int
     phases: list[tuple[str, int, int]]
     u_ns: float
+    marking_u_ns: float
 
     def as_round(self) -> MeasuredRound:
         """Return a round with these moments and nothing else."""
         spans = tuple(Span(name=name, start_ns=start, end_ns=end) for name, start, end in self.phases)
         work = Iteration(start_ns=self.start_ns, end_ns=self.end_ns, spans=spans or None)
         timeline = Timeline(ranks=(RankTimeline(rank=0, iterations=(work,), cpu_time_s=0.0),))
-        return MeasuredRound(timeline, self.gap_start_ns, self.gap_end_ns, clock_u_ns=self.u_ns)
+        return MeasuredRound(
+            timeline,
+            self.gap_start_ns,
+            self.gap_end_ns,
+            clock_u_ns=self.u_ns,
+            marking_u_ns=self.marking_u_ns,
+        )
 
 
 def open_here(
