@@ -299,7 +299,7 @@ class RemoteMeters:
             gap_end_ns=clock.to_remote(measured.gap_end_ns),
             phases=[(name, clock.to_remote(start), clock.to_remote(end)) for start, end, name in parts],
             u_ns=_largest_u_ns([self._client], timeline),
-            # A rank of any host may have marked the edges. The host's own rank knows them exactly here.
+            # A rank of any host may have marked the edges.
             marking_u_ns=_largest_u_ns(self._others, timeline),
         )
         return msgspec.to_builtins(moments)
