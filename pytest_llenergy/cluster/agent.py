@@ -16,9 +16,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,12 +55,32 @@ SERVICES: dict[str, str] = {
 }
 
 
+class Busy:
+    """What the agent measures at present. Work that can wait holds ``condition`` while that is nothing."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.measured: set[Hashable] = set()
+
+    def begin(self, what: Hashable) -> None:
+        """Wait for the end of work that is not measured, and let no more of it begin."""
+        with self.condition:
+            self.measured.add(what)
+
+    def end(self, what: Hashable) -> None:
+        """Allow such work again, if nothing else is measured."""
+        with self.condition:
+            self.measured.discard(what)
+            self.condition.notify_all()
+
+
 @dataclass(frozen=True)
 class AgentContext:
-    """What a service may know of its agent: the slot, and how to open more connections to pytest."""
+    """What a service may know of its agent: its slot, what it measures, how to open connections to pytest."""
 
     slot: int
     invitation: Invitation
+    busy: Busy = field(default_factory=Busy)
 
     def connect(self, hello: Hello) -> Connection:
         """Open another connection to pytest; raises as ``wire.connect`` does."""
@@ -71,6 +93,7 @@ class Service(Protocol):
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
         """Return functions by name. Arguments and results are primitives.
 
+        A ``Future`` is answered once it is done; other verbs do not wait for it.
         Errors of this package reach pytest with their class and message, all others as ``WorkerError`` with a
         traceback.
         """
@@ -97,6 +120,7 @@ class _Worker:
         self._factory, self._context, self._send = factory, context, send
         self.requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._service: Service | None = None
+        self._verbs: Mapping[str, Callable[..., Any]] = {}
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
@@ -104,29 +128,39 @@ class _Worker:
             self._service.close()
 
     def _run(self) -> None:
-        verbs: Mapping[str, Callable[..., Any]] = {}
         while True:
             request = self.requests.get()
-            try:
-                if self._service is None:
-                    module, _, factory = self._factory.partition(":")
-                    self._service = getattr(import_module(module), factory)(self._context)
-                    verbs = self._service.verbs()
-                verb = request.verb.partition(".")[2]
-                if verb not in verbs:
-                    raise errors.WorkerError(f"its agent has no verb {request.verb}")
-                answer = Answer(request.id, verbs[verb](**request.arguments))
-            except BaseException as error:
-                # Whatever a verb raises, pytest waits for its answer.
-                answer = _describe_error(request.id, error)
+            self._answer(request.id, partial(self._call, request))
+
+    def _call(self, request: Request) -> Any:
+        if self._service is None:
+            module, _, factory = self._factory.partition(":")
+            self._service = getattr(import_module(module), factory)(self._context)
+            self._verbs = self._service.verbs()
+        verb = request.verb.partition(".")[2]
+        if verb not in self._verbs:
+            raise errors.WorkerError(f"its agent has no verb {request.verb}")
+        return self._verbs[verb](**request.arguments)
+
+    def _answer(self, number: int, compute: Callable[[], Any]) -> None:
+        try:
+            found = compute()
+            if isinstance(found, Future):
+                found.add_done_callback(lambda done: self._answer(number, done.result))
+                return
+            answer = Answer(number, found)
+        except BaseException as error:
+            # Whatever a verb raises, pytest waits for its answer.
+            answer = _describe_error(number, error)
+        # The main thread finds out if the connection has ended.
+        with suppress(OSError):
             try:
                 self._send(answer)
             except OSError:
-                # The main thread finds the connection ended.
-                return
+                raise
             except Exception as error:
                 # The answer itself cannot be sent, for example because it is too large.
-                self._send(_describe_error(request.id, error))
+                self._send(_describe_error(number, error))
 
 
 def _describe_error(number: int, error: BaseException) -> Answer:

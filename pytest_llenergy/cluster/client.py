@@ -88,6 +88,7 @@ class AgentClient:
         self._owner = os.getpid()
         self._lost: str | None = None
         self._lock = threading.Lock()
+        self._exchange_lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._control = Control(connection)
@@ -149,18 +150,21 @@ class AgentClient:
     def exchange(self, count: int = LATER_EXCHANGES) -> Offset:
         """Read both clocks ``count`` times, add the readings to ``clock``, and return the offset.
 
+        Several threads may call it, one after the other: groups of readings must not overlap.
+
         Raises:
             WorkerError: The host is lost.
         """
         exchanges = []
-        for _ in range(count):
-            slept_ns = read_suspended_ns()
-            pending = self.begin("clock")
-            remote_ns, remote_slept_ns = pending.result(timeouts.MISSED_S)
-            exchanges.append(
-                Exchange(pending.sent_ns, remote_ns, pending.received_ns, (slept_ns, remote_slept_ns))
-            )
-        return self.clock.add(exchanges)
+        with self._exchange_lock:
+            for _ in range(count):
+                slept_ns = read_suspended_ns()
+                pending = self.begin("clock")
+                remote_ns, remote_slept_ns = pending.result(timeouts.MISSED_S)
+                exchanges.append(
+                    Exchange(pending.sent_ns, remote_ns, pending.received_ns, (slept_ns, remote_slept_ns))
+                )
+            return self.clock.add(exchanges)
 
     def forget(self, number: int) -> None:
         """Ignore the answer to a request if it still comes."""

@@ -8,12 +8,16 @@ joules between them.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
+from pytest_llenergy.cluster.agent import AgentContext, Busy
 from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -32,17 +36,20 @@ METHODS = (
     "tick_reference",
     "block_power",
     "required_round_s",
-    "begin_gap",
     "begin_work",
     "end_work",
-    "end_gap",
 )
+
+
+#: How often ticks after the end of a window are looked for while nothing is measured (seconds).
+EARLY_POLL_S = 0.02
 
 
 class RoundMoments(msgspec.Struct, frozen=True):
     """When a round, its quiet gaps and its phases began and ended, in nanoseconds of one host's clock.
 
-    ``u_ns`` is the standard uncertainty of all of them.
+    ``u_ns`` is the standard uncertainty of all of them from this clock, and ``marking_u_ns`` that from the
+    clock of the host that marked them.
     """
 
     gap_start_ns: int
@@ -51,13 +58,20 @@ class RoundMoments(msgspec.Struct, frozen=True):
     gap_end_ns: int
     phases: list[tuple[str, int, int]]
     u_ns: float
+    marking_u_ns: float
 
     def as_round(self) -> MeasuredRound:
         """Return a round with these moments and nothing else."""
         spans = tuple(Span(name=name, start_ns=start, end_ns=end) for name, start, end in self.phases)
         work = Iteration(start_ns=self.start_ns, end_ns=self.end_ns, spans=spans or None)
         timeline = Timeline(ranks=(RankTimeline(rank=0, iterations=(work,), cpu_time_s=0.0),))
-        return MeasuredRound(timeline, self.gap_start_ns, self.gap_end_ns, clock_u_ns=self.u_ns)
+        return MeasuredRound(
+            timeline,
+            self.gap_start_ns,
+            self.gap_end_ns,
+            clock_u_ns=self.u_ns,
+            marking_u_ns=self.marking_u_ns,
+        )
 
 
 def open_here(
@@ -87,7 +101,8 @@ def _fail_in_one_line(spec: MeterSpec) -> MeterSpec:
 class MeterService:
     """Verbs ``meters.*`` of an agent. ``open`` comes first, then ``start``, and ``close`` last."""
 
-    def __init__(self, _context: object) -> None:
+    def __init__(self, context: AgentContext) -> None:
+        self._busy = context.busy
         self._selection: Selection | None = None
         self._boards: Sequence[str] = ()
         self._started: LocalMeters | None = None
@@ -98,6 +113,8 @@ class MeterService:
         """See ``Service``."""
         return {
             **{name: self._pass_on(name) for name in METHODS},
+            "begin_gap": self._begin_gap,
+            "end_gap": self._end_gap,
             "open": self._open,
             "start": self._start,
             "read_closely": lambda on: self._set_mode(self._meters.reading_closely() if on else None),
@@ -109,6 +126,7 @@ class MeterService:
 
     def close(self) -> None:
         """Close the meters, if any are open."""
+        self._busy.end("round")
         self._mode.close()
         started, selection = self._started, self._selection
         self._started = self._selection = None
@@ -144,6 +162,16 @@ class MeterService:
 
         return call
 
+    def _begin_gap(self) -> None:
+        self._busy.begin("round")
+        self._meters.begin_gap()
+
+    def _end_gap(self) -> int:
+        try:
+            return self._meters.end_gap()
+        finally:
+            self._busy.end("round")
+
     def _set_mode(self, context: AbstractContextManager[None] | None) -> None:
         self._mode.close()
         if context is not None:
@@ -159,31 +187,100 @@ class MeterService:
         )
 
 
+class _Ended(NamedTuple):
+    """A window that has ended, and the function that computes its joules once the counters have ticked."""
+
+    end_ns: int
+    account: Callable[[], Any]
+    answer: Future[Any]
+
+
+class EarlyAccounts:
+    """Computes the joules of windows soon after their end, but never while something is measured."""
+
+    def __init__(self, busy: Busy, is_settled: Callable[[int], bool]) -> None:
+        self._busy = busy
+        self._is_settled = is_settled
+        self._waiting: dict[int, _Ended] = {}
+        self._closed = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, window: int, end_ns: int, account: Callable[[], Any]) -> Future[Any]:
+        """Return the joules of a window, which ``account`` computes once the counters have ticked."""
+        answer: Future[Any] = Future()
+        with self._busy.condition:
+            self._waiting[window] = _Ended(end_ns, account, answer)
+            self._busy.condition.notify_all()
+        return answer
+
+    def drop(self, window: int) -> None:
+        """Compute the joules of a window no more, if that has not been done."""
+        with self._busy.condition:
+            ended = self._waiting.pop(window, None)
+        if ended is not None:
+            ended.answer.cancel()
+
+    def close(self) -> None:
+        """Compute nothing more."""
+        with self._busy.condition:
+            self._closed = True
+            self._busy.condition.notify_all()
+        for window in list(self._waiting):
+            self.drop(window)
+
+    def _run(self) -> None:
+        condition = self._busy.condition
+        with condition:
+            while not self._closed:
+                if self._busy.measured or not self._waiting:
+                    condition.wait()
+                    continue
+                settled = [each for each, ended in self._waiting.items() if self._is_settled(ended.end_ns)]
+                if settled:
+                    ended = self._waiting.pop(settled[0])
+                    try:
+                        ended.answer.set_result(ended.account())
+                    except Exception as error:
+                        ended.answer.set_exception(error)
+                # Also lets a measurement begin between two of them.
+                condition.wait(EARLY_POLL_S)
+
+
 class WindowService:
     """Verbs ``windows.*`` of an agent, for the windows of ``energy_meter``. ``open`` comes first.
 
     They have meters of their own, since a window may contain rounds.
     """
 
-    def __init__(self, _context: object) -> None:
+    def __init__(self, context: AgentContext) -> None:
+        self._busy = context.busy
         self._meters: LocalWindows | None = None
+        self._early: EarlyAccounts | None = None
+        self._begun: set[int] = set()
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
         """See ``Service``."""
         return {
             "open": self._open,
-            "start": lambda: self._opened.start(),
+            "start": lambda: self._opened.start()(),
             "infos": lambda: msgspec.to_builtins(self._opened.infos()),
+            "approach": self._approach,
             "prepare": lambda window: self._opened.prepare(window)(),
-            "begin": lambda **moment: self._opened.begin(**moment),
-            "end": lambda **moment: self._opened.end(**moment)(),
-            "account": lambda **moments: msgspec.to_builtins(self._opened.account_window(**moments)()),
+            "begin": self._begin,
+            "end": self._end,
+            "account_early": self._account_early,
+            "account": self._account,
             "close": self.close,
         }
 
     def close(self) -> None:
         """Close the meters, if any are open."""
         meters, self._meters = self._meters, None
+        early, self._early = self._early, None
+        if early is not None:
+            early.close()
+        for window in list(self._begun):
+            self._rest(window)
         if meters is not None:
             with suppress(Exception):
                 meters.stop()
@@ -199,4 +296,36 @@ class WindowService:
         self.close()
         selection = open_here(**arguments)
         self._meters = LocalWindows(selection)
+        self._early = EarlyAccounts(self._busy, self._meters.is_settled)
         return list(selection.reasons)
+
+    def _approach(self, window: int) -> None:
+        self._begun.add(window)
+        self._busy.begin(window)
+
+    def _rest(self, window: int) -> None:
+        self._begun.discard(window)
+        self._busy.end(window)
+
+    def _begin(self, window: int, *, at_work: bool, **moment: Any) -> None:
+        self._opened.begin(window, at_work=at_work, **moment)
+        if not at_work:
+            # Open around other windows too.
+            self._rest(window)
+
+    def _end(self, window: int, **moment: Any) -> None:
+        try:
+            self._opened.end(window, **moment)()
+        finally:
+            self._rest(window)
+
+    def _account_early(self, window: int, **moments: Any) -> Future[Any] | None:
+        if self._early is None:
+            return None
+        account = partial(self._opened.account_window, window, **moments)
+        return self._early.add(window, moments["end_ns"], lambda: msgspec.to_builtins(account()()))
+
+    def _account(self, window: int, **moments: Any) -> Any:
+        if self._early is not None:
+            self._early.drop(window)
+        return msgspec.to_builtins(self._opened.account_window(window, **moments)())

@@ -9,7 +9,6 @@ others keep theirs.
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.model.power_trace import DomainPower
 from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
+from pytest_llenergy.model.timeline import Timeline
 from pytest_llenergy.workers.pickling import dump_call
 
 #: What is opened on each host: ``RemoteMeters`` or a class made of it.
@@ -298,14 +298,11 @@ class RemoteMeters:
             end_ns=clock.to_remote(timeline.end_ns),
             gap_end_ns=clock.to_remote(measured.gap_end_ns),
             phases=[(name, clock.to_remote(start), clock.to_remote(end)) for start, end, name in parts],
-            u_ns=max(map(self._u_ns, (timeline.start_ns, timeline.end_ns))),
+            u_ns=_largest_u_ns([self._client], timeline),
+            # A rank of any host may have marked the edges.
+            marking_u_ns=_largest_u_ns(self._others, timeline),
         )
         return msgspec.to_builtins(moments)
-
-    def _u_ns(self, edge_ns: int) -> float:
-        """Return the standard uncertainty of an edge, which a rank of any host may have marked."""
-        marked_ns = max((other.clock.offset(edge_ns).u_ns for other in self._others), default=0.0)
-        return math.hypot(self._client.clock.offset(edge_ns).u_ns, marked_ns)
 
     def _name_host(self, found: HostRound) -> HostRound:
         """Return what the host found, with its name wherever a reader would miss it."""
@@ -348,3 +345,9 @@ class RemoteMeters:
         ]
         flags = [] if self.lost is None else [Flag(name="host-lost", severity="invalid", detail=self.lost)]
         return HostRound(domains, list(self.reasons), flags)
+
+
+def _largest_u_ns(clients: Sequence[AgentClient], timeline: Timeline) -> float:
+    """Return the largest standard uncertainty of the clocks of these hosts at the edges of a round."""
+    edges_ns = (timeline.start_ns, timeline.end_ns)
+    return max((each.clock.offset(edge_ns).u_ns for each in clients for edge_ns in edges_ns), default=0.0)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,35 +12,61 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.cluster import timeouts
+from pytest_llenergy.cluster.client import AgentClient, Pending
 from pytest_llenergy.cluster.remote_meters import RemoteMeters
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import HostWindow
 from pytest_llenergy.model.record import DomainEnergy, Flag
 
 
 class RemoteWindows(RemoteMeters):
-    """The ``WindowMeters`` of another host. Windows may begin and end in several threads."""
+    """The ``WindowMeters`` of another host. Windows may begin and end in several threads.
+
+    Once a window has ended, the agent computes its joules early, when nothing is measured. They count if the
+    host is lost later; otherwise those that are computed on demand do, which use all windows of the name.
+    """
 
     service = "windows"
-    _clock_lock = threading.Lock()
 
-    def start(self) -> None:
+    def __init__(self, client: AgentClient, others: Sequence[AgentClient] = ()) -> None:
+        super().__init__(client, others)
+        self._starts_ns: dict[int, int] = {}
+        self._early: dict[int, Pending] = {}
+
+    def start(self) -> Callable[[], object]:
         """See ``WindowMeters``."""
-        self._ask("start")
-        # Known even if the host is lost later.
-        self.infos()
+        wait = self._request("start")
+
+        def finish() -> None:
+            wait()
+            # Known even if the host is lost later.
+            self.infos()
+
+        return finish
 
     def stop(self) -> None:
         """See ``WindowMeters``."""
         self.close()
 
+    def compare_clocks(self, window: int) -> Callable[[], object]:
+        """See ``WindowMeters``."""
+        # The agent computes nothing meanwhile, which would delay its answers.
+        wait = self._request("approach", window=window)
+
+        def finish() -> None:
+            wait()
+            self._read_clocks()
+
+        return finish
+
     def prepare(self, window: int) -> Callable[[], object]:
         """See ``WindowMeters``."""
-        self._read_clocks()
         return self._request("prepare", window=window)
 
     def begin(self, window: int, time_ns: int, name: str, *, at_work: bool) -> None:
         """See ``WindowMeters``."""
+        self._starts_ns[window] = time_ns
         self._request("begin", window=window, time_ns=self._to_remote(time_ns), name=name, at_work=at_work)
 
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
@@ -52,6 +78,10 @@ class RemoteWindows(RemoteMeters):
         def finish() -> None:
             wait()
             self._read_clocks()
+            start_ns = self._starts_ns.pop(window)
+            early = self._begin_account("account_early", window, start_ns, time_ns)
+            if early is not None:
+                self._early[window] = early
 
         return finish
 
@@ -61,34 +91,49 @@ class RemoteWindows(RemoteMeters):
         fault = clock.fault(start_ns, end_ns)
         if fault is not None:
             return partial(self._without_energy, f"{self._client.name} {fault}")
-        wait = self._request(
-            "account",
-            window=window,
-            start_ns=clock.to_remote(start_ns),
-            end_ns=clock.to_remote(end_ns),
-            clock_u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (start_ns, end_ns)),
-        )
+        pending = self._begin_account("account", window, start_ns, end_ns)
 
         def finish() -> HostWindow:
-            answer = wait()
+            answer, early = self._await(pending), self._early.pop(window, None)
+            if answer is None and early is not None:
+                with suppress(LLEnergyError):
+                    answer = early.result(0.0)
             if answer is None:
                 return self._without_energy()
             return self._name_host_of_window(msgspec.convert(answer, HostWindow))
 
         return finish
 
+    def _begin_account(self, verb: str, window: int, start_ns: int, end_ns: int) -> Pending | None:
+        clock = self._client.clock
+        return self._begin(
+            verb,
+            window=window,
+            start_ns=clock.to_remote(start_ns),
+            end_ns=clock.to_remote(end_ns),
+            clock_u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (start_ns, end_ns)),
+        )
+
     def _request(self, verb: str, **arguments: Any) -> Callable[[], Any]:
         """Send a request. Returns a function that waits for its answer, None if the host cannot answer."""
-        if self._missing is None:
-            pending = self._guard(partial(self._client.begin, f"{self.service}.{verb}", **arguments))
-            if pending is not None:
-                return partial(self._guard, partial(pending.result, timeouts.METER_ANSWER_TIMEOUT_S))
-        return lambda: None
+        return partial(self._await, self._begin(verb, **arguments))
+
+    def _begin(self, verb: str, **arguments: Any) -> Pending | None:
+        if self._missing is not None:
+            return None
+        found: Pending | None = self._guard(
+            partial(self._client.begin, f"{self.service}.{verb}", **arguments)
+        )
+        return found
+
+    def _await(self, pending: Pending | None) -> Any:
+        if pending is None:
+            return None
+        return self._guard(partial(pending.result, timeouts.METER_ANSWER_TIMEOUT_S))
 
     def _read_clocks(self) -> None:
         if self._missing is None:
-            with self._clock_lock:
-                self._guard(self._client.exchange)
+            self._guard(self._client.exchange)
 
     def _name_host_of_window(self, found: HostWindow) -> HostWindow:
         def named(reason: str | None) -> str | None:

@@ -194,7 +194,7 @@ def _required_length(energy: Energy, rounds: int, limit: float = RESOLVABLE) -> 
         return math.inf
     # These grow with the energy; the others with the root of the number of iterations.
     found = energy.variances
-    shared = math.hypot(*(math.sqrt(each) for each in (found.shape, found.coverage, found.clock)))
+    shared = math.hypot(*(math.sqrt(each) for each in (found.shape, found.coverage, found.clocks)))
     fixed = shared / energy.energy_j
     if fixed >= limit:
         return math.inf

@@ -162,12 +162,12 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
         before_w: Power before the round (W).
         after_w: Power after the round (W).
     """
-    timeline, u_s = measured.timeline, measured.clock_u_ns / 1e9
-    if not u_s or found.whole.energy_j is None:
+    timeline, u_ns = measured.timeline, (measured.clock_u_ns, measured.marking_u_ns)
+    if not any(u_ns) or found.whole.energy_j is None:
         return found
     mean_w = found.whole.energy_j / timeline.duration_s
     inside_w = mean_powers(found.series, timeline.start_ns, timeline.end_ns) or [mean_w]
-    whole = _add_clock(found.whole, u_s, [inside_w[0] - before_w], [inside_w[-1] - after_w])
+    whole = _add_clock(found.whole, u_ns, [inside_w[0] - before_w], [inside_w[-1] - after_w])
     spans = phase_spans(timeline)
     powers_w: dict[str, float] = {}
     for name, parts in spans.items():
@@ -178,7 +178,7 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
     phases = {
         name: _add_clock(
             energy,
-            u_s,
+            u_ns,
             [step_w for step_w, follows in zip(steps_w, order, strict=False) if follows == name],
             [step_w for step_w, precedes in zip(steps_w[1:], order, strict=True) if precedes == name],
         )
@@ -187,9 +187,15 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
     return replace(found, whole=whole, phases=phases)
 
 
-def _add_clock(energy: Energy, u_s: float, starts_w: Sequence[float], ends_w: Sequence[float]) -> Energy:
-    """Return an energy with the steps of power (W) at the starts and ends of its parts, moved by ``u_s``."""
+def _add_clock(
+    energy: Energy, u_ns: tuple[float, float], starts_w: Sequence[float], ends_w: Sequence[float]
+) -> Energy:
+    """Return an energy with the steps of power (W) at the starts and ends of its parts, moved by ``u_ns``.
+
+    The first of the two is that of this host's clock, the other that of the host that marked the edges.
+    """
     if energy.energy_j is None:
         return energy
-    clock = sum((u_s * sum(map(abs, steps_w))) ** 2 for steps_w in (starts_w, ends_w))
-    return replace(energy, variances=energy.variances + Variances(clock=clock))
+    squares = sum(sum(map(abs, steps_w)) ** 2 for steps_w in (starts_w, ends_w))
+    clock, marking = ((each / 1e9) ** 2 * squares for each in u_ns)
+    return replace(energy, variances=energy.variances + Variances(clock=clock, marking=marking))

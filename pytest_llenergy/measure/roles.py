@@ -99,7 +99,7 @@ def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
 
 
 def _add_terms(parts: Sequence[DomainEnergy]) -> Terms:
-    """Add uncertainties as ``sum_energies`` does: boards share the course of power and the clock."""
+    """Add uncertainties for boards that share the course of power and, at worst, the clock."""
     terms = [part.terms for part in parts if part.terms is not None]
     sums = {name: math.hypot(*(getattr(each, name) for each in terms)) for name in Terms.__struct_fields__}
     shared = {name: sum(getattr(each, name) for each in terms) for name in ("shape_j", "clock_j")}

@@ -171,9 +171,10 @@ class MeasuredRound:
     ``after`` are the conditions of the boards at its start, every half second during the work, and right
     after it. ``gap_cpu`` is the CPU use in both gaps, and ``in_reader`` whether the work ran in the thread
     that read the meters right before and after it. ``clock_u_ns`` is the standard uncertainty of the moments
-    on the clock of a host that did not take them itself. ``quiet_until_ns`` is the end of the gap before it,
-    if something else ran between the two. ``failure`` is why its work did not end or was not reported: then
-    its moments are those at which the work was started and at which it failed.
+    on the clock of a host that did not take them itself, and ``marking_u_ns`` that of the clock on which they
+    were taken, which all hosts share. ``quiet_until_ns`` is the end of the gap before it, if something else
+    ran between the two. ``failure`` is why its work did not end or was not reported: then its moments are
+    those at which the work was started and at which it failed.
     """
 
     timeline: Timeline
@@ -188,6 +189,7 @@ class MeasuredRound:
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False
     clock_u_ns: float = 0.0
+    marking_u_ns: float = 0.0
     quiet_until_ns: int | None = None
     failure: BaseException | None = None
 

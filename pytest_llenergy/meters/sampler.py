@@ -336,12 +336,16 @@ class Sampler:
                 # Do not wait again for a counter that has already stood still for this long.
                 stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
-                    (series.has_ticked_after(after_ns, ticks) and not series.has_open_stall)
+                    _has_settled(series, after_ns, ticks)
                     or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):
                     return
                 time.sleep(TICK_POLL_S)
+
+    def have_ticked(self, after_ns: int, ticks: int = 1) -> bool:
+        """Return whether ``await_ticks`` would find all that it waits for."""
+        return all(_has_settled(series, after_ns, ticks) for series in self.series)
 
     def _take_lock(self) -> bool:
         """Take the lock for a reading. Returns False in a fork, and while a meter hangs."""
@@ -387,3 +391,7 @@ class Sampler:
         elif seconds > 0:
             # Cheaper than waiting for a lock.
             time.sleep(seconds)
+
+
+def _has_settled(series: Series, after_ns: int, ticks: int) -> bool:
+    return series.has_ticked_after(after_ns, ticks) and not series.has_open_stall

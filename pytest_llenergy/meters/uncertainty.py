@@ -21,7 +21,9 @@ class Variances:
 
     Adding treats the causes as independent, except ``shape``: the course of power between ticks is the same
     in all windows, iterations and boards of the same work, so that its standard uncertainties are added.
-    ``clock`` is independent between hosts only: see ``sum_energies``.
+    ``clock``, from the clock of the host that reads the meters, is independent between hosts only: see
+    ``sum_energies``. ``marking``, from the clock of the host that marked the edges, is the same for all
+    hosts, so that its standard uncertainties are added too.
     """
 
     edges: float = 0.0
@@ -31,6 +33,7 @@ class Variances:
     attribution: float = 0.0
     shape: float = 0.0
     clock: float = 0.0
+    marking: float = 0.0
 
     def __add__(self, other: Variances) -> Variances:
         return Variances(
@@ -41,6 +44,7 @@ class Variances:
             self.attribution + other.attribution,
             (math.sqrt(self.shape) + math.sqrt(other.shape)) ** 2,
             self.clock + other.clock,
+            (math.sqrt(self.marking) + math.sqrt(other.marking)) ** 2,
         )
 
     def scale(self, factor: float) -> Variances:
@@ -53,13 +57,19 @@ class Variances:
             self.attribution * factor,
             self.shape * factor,
             self.clock * factor,
+            self.marking * factor,
         )
+
+    @property
+    def clocks(self) -> float:
+        """Sum over both clocks."""
+        return self.clock + self.marking
 
     @property
     def total(self) -> float:
         """Sum over all causes."""
         causes = (self.edges, self.outside, self.resolution, self.coverage, self.attribution, self.shape)
-        return sum(causes) + self.clock
+        return sum(causes) + self.clocks
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
@@ -70,7 +80,7 @@ class Variances:
             coverage_j=math.sqrt(self.coverage),
             attribution_j=math.sqrt(self.attribution),
             shape_j=math.sqrt(self.shape),
-            clock_j=math.sqrt(self.clock),
+            clock_j=math.sqrt(self.clocks),
         )
 
 

@@ -60,6 +60,9 @@ class Window:
             state = "has ended" if self.ended else f"is open already, until end({self.name!r})"
             raise MeterError(f"window {self.name!r} {state}; make a new one with window({self.name!r})")
         synchronize_gpus()
+        # All of them first, so that no host reads its meters long before the window begins.
+        for wait in [host.compare_clocks(self._number) for host in self._hosts]:
+            wait()
         for wait in [host.prepare(self._number) for host in self._hosts]:
             wait()
         self._start_ns = time.monotonic_ns()
@@ -234,8 +237,8 @@ class Measuring:
 
     def start(self) -> None:
         """Start the readings and wait for the first tick of every counter, whose first value may be old."""
-        for host in self._hosts:
-            host.start()
+        for wait in [host.start() for host in self._hosts]:
+            wait()
 
     def stop(self) -> None:
         """Wait for the last ticks, then close the meters. Windows that are still open get no result."""

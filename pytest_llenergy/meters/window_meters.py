@@ -27,16 +27,16 @@ FORKED = "this process was forked from the one that reads the meters; open its o
 class WindowMeters(Protocol):
     """The meters of one host. All moments are monotonic nanoseconds of this process.
 
-    A window has a number and calls ``prepare``, ``begin``, ``end`` and ``account_window`` in this order.
-    Functions that these return wait until the host is done, so that several hosts work at the same time.
-    Without ``at_work`` the meters are not read more rarely during the window.
+    A window has a number and calls ``compare_clocks``, ``prepare``, ``begin``, ``end`` and ``account_window``
+    in this order. Functions that these return wait until the host is done, so that several hosts work at the
+    same time. Without ``at_work`` the meters are not read more rarely during the window.
     """
 
     @property
     def reasons(self) -> Sequence[str]:
         """Why meters could not be opened, or no longer answer."""
 
-    def start(self) -> None:
+    def start(self) -> Callable[[], object]:
         """Start the readings and wait for the first tick of every counter, whose first value may be old."""
 
     def stop(self) -> None:
@@ -44,6 +44,9 @@ class WindowMeters(Protocol):
 
     def infos(self) -> Sequence[MeterInfo]:
         """Return the entry of each domain in the record."""
+
+    def compare_clocks(self, window: int) -> Callable[[], object]:
+        """Compare the clock of the host with that of this process, on which the window will be marked."""
 
     def prepare(self, window: int) -> Callable[[], object]:
         """Read what must be read right before a window."""
@@ -76,13 +79,14 @@ class LocalWindows:
         """The trace so far, one series for each domain."""
         return self._sampler.series
 
-    def start(self) -> None:
+    def start(self) -> Callable[[], object]:
         self._sampler.__enter__()
         # Imported before a window is open, so that none contains the energy of the import.
         import_module("pytest_llenergy.meters.window_arithmetic")
         if any(series.domain.max_age_s is None for series in self.series):
             import_module("numpy")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
+        return _done
 
     def stop(self) -> None:
         self._sampler.__exit__(None, None, None)
@@ -92,6 +96,9 @@ class LocalWindows:
 
     def infos(self) -> Sequence[MeterInfo]:
         return [series.domain.info(series.meter) for series in self.series]
+
+    def compare_clocks(self, window: int) -> Callable[[], object]:
+        return _done
 
     def prepare(self, window: int) -> Callable[[], object]:
         if self._splits and not self._sampler.is_fork():
@@ -114,6 +121,10 @@ class LocalWindows:
             self._cpu[window] = before.until(self._read_cpu())
         return _done
 
+    def is_settled(self, end_ns: int) -> bool:
+        """Return whether ``account_window`` need not wait for a window that ended then."""
+        return self._sampler.have_ticked(end_ns, NEIGHBOURS)
+
     def account_window(
         self, window: int, start_ns: int, end_ns: int, *, clock_u_ns: float = 0.0
     ) -> Callable[[], HostWindow]:
@@ -123,7 +134,7 @@ class LocalWindows:
         fork = self._sampler.is_fork()
         self._sampler.await_ticks(end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
         series, reasons = ([], [FORKED]) if fork else (self.series, self.reasons)
-        use, marks = self._cpu.pop(window, None), self._sampler.marks
+        use, marks = self._cpu.get(window), self._sampler.marks
         return partial(account_window, series, start_ns, end_ns, reasons, marks, use, clock_u_ns)
 
     def _read_cpu(self) -> CpuReading:

@@ -92,7 +92,8 @@ class Terms(StoredStruct, frozen=True):
         shape_j: The course of power between ticks. Windows, iterations and boards of the same work share it,
             so that it adds up linearly.
         clock_j: The offset between the clock of another host and that of pytest, which marks the edges of the
-            window. Domains, phases and rounds of a host share it, so that it adds up linearly there.
+            window. Domains, phases and rounds of a host share it, so that it adds up linearly there. The part
+            from the clock of the host that marked the edges adds up linearly over hosts too.
     """
 
     edges_j: Number

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 
@@ -17,6 +17,7 @@ import pytest
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
 from pytest_llenergy.cluster.wire import Hello, Listener
 from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 
@@ -115,6 +116,36 @@ def test_many_threads_may_ask(shared: AgentClient) -> None:
     for each in threads:
         each.join()
     assert wrong == []
+
+
+class WatchedLine(ClockLine):
+    """Counts groups of exchanges that began before the previous one had ended."""
+
+    overlapping = 0
+    ended_ns = 0
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        self.overlapping += exchanges[0].sent_ns < self.ended_ns
+        self.ended_ns = exchanges[-1].received_ns
+        return super().add(exchanges)
+
+
+def test_many_threads_may_compare_the_clocks(shared: AgentClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = WatchedLine()
+    monkeypatch.setattr(shared, "clock", line)
+    begin_ns = time.monotonic_ns()
+
+    def compare() -> None:
+        for _ in range(100):
+            shared.exchange()
+
+    threads = [threading.Thread(target=compare) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert line.overlapping == 0
+    assert line.fault(begin_ns, time.monotonic_ns()) is None
 
 
 def test_a_fork_cannot_use_an_agent_and_does_not_end_it(shared: AgentClient) -> None:

@@ -542,3 +542,45 @@ def test_ranks_stay_warm_on_all_hosts_and_workers_of_xdist_share_them_in_turn(tw
     assert len(found.split()) == 4
     output = run_converting(two_hosts, "quick", *options, "-n2", source=WARM)
     assert "3 passed" in output, output
+
+
+LOST_LATER = (
+    WORK
+    + """
+import psutil
+
+def end_agent():
+    if os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-n2"):
+        for parent in psutil.Process().parents():
+            if any("cluster.agent" in word for word in parent.cmdline()):
+                parent.kill()
+                break
+    time.sleep(30)
+
+@pytest.mark.gpus(4, per_host=2)
+def test_lost(workers, energy_meter):
+    with energy_meter("first"):
+        workers.run(where, 0.3)
+    with energy_meter("second"):
+        workers.run(where, 0.3)
+    time.sleep(SECONDS)
+    with energy_meter("third"):
+        workers.run(end_agent)
+"""
+)
+
+
+def test_windows_that_had_ended_keep_the_joules_of_a_host_that_is_lost_later(two_hosts: TwoHosts) -> None:
+    """Nobody reads a window before the host is lost."""
+    output = two_hosts.run(LOST_LATER.replace("SECONDS", "3"))
+    assert "1 failed" in output, output
+    (record,) = two_hosts.report.records
+    *ended, third = record.windows
+    assert [window.name for window in ended] == ["first", "second"]
+    for window in ended:
+        assert window.energy_j is not None, window.reason
+        assert window.energy_u_j is not None
+        assert abs(window.energy_j - 500 * window.duration_s) <= 4 * window.energy_u_j
+    assert third.energy_j is None
+    assert third.by_domain["n2/gpu:GPU-n2-0"].energy_j is None
+    assert third.by_domain["n1/gpu:GPU-n1-0"].energy_j is not None

@@ -379,6 +379,7 @@ def test_a_host_that_gets_only_moments_finds_the_same_numbers(measured: Measured
         gap_end_ns=measured.gap_end_ns,
         phases=[(name, *part) for name, part in parts],
         u_ns=0.0,
+        marking_u_ns=0.0,
     )
     primitives = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(sent)))
     asked = msgspec.convert(primitives, RoundMoments).as_round()

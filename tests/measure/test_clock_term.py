@@ -15,6 +15,7 @@ from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies, sum_hosts
 from pytest_llenergy.model.record import Round, Terms
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
@@ -88,6 +89,34 @@ def test_domains_of_a_host_share_its_clock_and_hosts_do_not() -> None:
     assert clock_j(found) == pytest.approx(sqrt(2) * one, rel=0.01)
     assert list(found.by_domain) == ["a/gpu:GPU-a", "b/gpu:GPU-b"]
     assert found.energy_j == pytest.approx(2 * 320, abs=2)
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 16])
+def test_hosts_share_the_clock_of_the_one_that_marks_the_edges(hosts: int) -> None:
+    """A rank of the first host marks one edge; each clock is off by up to ±1 ms against pytest's."""
+    rng, bound_s, step_w = Random(hosts), 1e-3, 1000.0
+    variance = (step_w * bound_s) ** 2 / 3
+    each = sum_energies([Energy(1.0, Variances(clock=variance, marking=variance))])
+    claimed_j = sum_hosts([each] * hosts).variances.terms().clock_j
+    squares = 0.0
+    for _ in range(5000):
+        first_s, *others_s = (rng.uniform(-bound_s, bound_s) for _ in range(hosts))
+        squares += sum(step_w * (first_s - other_s) for other_s in others_s) ** 2
+    true_j = sqrt(squares / 5000)
+    assert claimed_j >= true_j
+    if hosts >= 4:
+        assert claimed_j <= 1.5 * true_j
+
+
+def test_the_round_of_many_hosts_has_the_whole_term_of_the_marking_clock() -> None:
+    measured = replace(elsewhere(), marking_u_ns=float(U_NS))
+    hosts = [account_domains(measured, [counter(f"n{i}/gpu:GPU-{i}")]) for i in range(4)]
+    found = account_round(measured, hosts)
+    one = U_S * hypot(450, 150)
+    assert clock_j(found) == pytest.approx(hypot(4 * one, 2 * one), rel=0.01)
+    terms = found.by_domain["n1/gpu:GPU-1"].terms
+    assert terms is not None
+    assert terms.clock_j == pytest.approx(sqrt(2) * one, rel=0.01)
 
 
 def test_a_counter_of_the_work_alone_has_all_of_its_power_at_stake() -> None:
