@@ -94,6 +94,10 @@ class Reported(Surges):
         return found
 
 
+#: Rounds that are enough for shares of offsets that are drawn.
+MANY_ROUNDS = 20
+
+
 def give_line(host: MeteredHost, line: ClockLine) -> None:
     host.client.clock = line
     host.client.exchange()
@@ -129,7 +133,10 @@ def require_coverage(
     print(f"with an offset that is wrong by 10 ms: {off}")
     assert min(shares.values()) >= least
     assert with_clock >= least
-    assert max(without_clock, off[SECOND], off["sum"]) <= most
+    assert max(off[SECOND], off["sum"]) <= most
+    if slow_rounds >= MANY_ROUNDS:
+        # Of a few offsets that are drawn, all may be small.
+        assert without_clock <= most
     for scores in (*good.values(), wrong[FIRST]):
         assert all(each.with_clock <= 4 for each in scores)
 
