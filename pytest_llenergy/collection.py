@@ -10,12 +10,13 @@ import pytest
 
 from pytest_llenergy import marks
 from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_all
+from pytest_llenergy.draft import draft_of
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.interruption import RecordSender
 from pytest_llenergy.leasing import gpu_settings_of, lease_devices, lease_first
 from pytest_llenergy.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
-from pytest_llenergy.recorder import draft_of, start_record
+from pytest_llenergy.recorder import start_record
 from pytest_llenergy.session import state_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,

@@ -34,8 +34,8 @@ def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
 @pytest.fixture
 def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[TestContext]:
     from pytest_llenergy.api.context import TestContext
+    from pytest_llenergy.draft import draft_of
     from pytest_llenergy.plan import plan_of
-    from pytest_llenergy.recorder import draft_of
     from pytest_llenergy.session import state_of
 
     item = request.node

@@ -21,9 +21,9 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.draft import Draft, draft_of
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plan import plan_of
-from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.session import RunState, state_of
 from pytest_llenergy.stash import RANK_FIXTURES, is_measured, uses_fixture
 

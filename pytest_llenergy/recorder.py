@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the record of a test in a draft while it runs, and attach the record to its report when it ends.
+"""Build the record of a test from its draft when it ends, and attach the record to its report.
 
 pytest-xdist sends each report to the controller at once, so a worker that dies later loses no record.
 """
@@ -7,32 +7,22 @@ pytest-xdist sends each report to the controller at once, so a worker that dies 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from pytest_llenergy.devices.board_settings import AppliedSettings
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, SETTINGS_LOST, Draft, draft_of
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.scoring import ACCURACY, accuracy_metrics
-from pytest_llenergy.meters.window import Window
+from pytest_llenergy.measure.scoring import ACCURACY
 from pytest_llenergy.model.base import Status
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import (
-    BackendInfo,
-    CustomMetric,
     Flag,
     MeterInfo,
-    Metric,
     Parallel,
-    RankInfo,
     Record,
     domain_kind,
     kind_of_energy,
@@ -44,24 +34,7 @@ from pytest_llenergy.plan import record_params, source_digest
 from pytest_llenergy.xdist import record_id, worker_input_of
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cluster.remote_settings import AppliedOnHosts
     from pytest_llenergy.compare.gate import Gate
-    from pytest_llenergy.gangs import GangLease
-
-NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
-ENERGY_RAISED = "energy(...) raised {error}, so the test has no result"
-
-LEASE_LOST = Flag(
-    name="lease-lost",
-    severity="warning",
-    detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
-)
-
-SETTINGS_LOST = Flag(
-    name="settings-lost",
-    severity="invalid",
-    detail="the process that keeps the power limit and clocks of the test's GPUs ended while the test ran",
-)
 
 #: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
 MAX_NESTING = 100
@@ -71,91 +44,6 @@ HOSTS = "environments"
 
 #: Prefix of the properties that JUnit XML shows.
 PROPERTY = "llenergy."
-
-
-@dataclass
-class Draft:
-    """Data collected so far for the record of a test."""
-
-    #: The ``gpus`` mark at the time of the lease.
-    request: GpuRequest | None = None
-    lease: Lease | None = None
-    #: What the test holds on the hosts of a cluster.
-    gang: GangLease | None = None
-    fallback: str | None = None
-    meters: list[MeterInfo] = field(default_factory=list)
-    parallel: Parallel | None = None
-    backend: BackendInfo | None = None
-    ranks: tuple[RankInfo, ...] = ()
-    rank_peak_memory_bytes: list[int | None] = field(default_factory=list)
-    launch: str | None = None
-    start_method: str | None = None
-    start_s: float | None = None
-    lease_wait_s: float | None = None
-    host_exclusive: bool = False
-    lease_intact: Callable[[], bool] = bool
-    #: The mark ``gpu_settings`` at the time of the lease.
-    wanted_settings: Mapping[str, Any] | None = None
-    settings: AppliedSettings | AppliedOnHosts | None = None
-    device_roles: dict[str, list[int]] = field(default_factory=dict)
-    flags: list[Flag] = field(default_factory=list)
-    experiment: Experiment | None = None
-    #: What ``energy`` had measured when it raised. Its rounds are recorded unless the record counts.
-    unfinished: Experiment | None = None
-    load_curve: LoadCurve | None = None
-    windows: list[Window] = field(default_factory=list)
-    #: What the test wrote; any objects, converted by ``json_values``.
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    #: Custom metrics by name.
-    custom: dict[str, tuple[Metric, CustomMetric]] = field(default_factory=dict)
-    #: What the measured call returned in the last round.
-    result: Any = None
-    #: Digests of the outputs of greedy work (``Record.outputs``).
-    outputs: list[str] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    failed_gate: bool = False
-    failed_subtests: int = 0
-    #: Why a benchmark of another plugin was not measured, which does not fail the test.
-    unmeasured: str | None = None
-    #: Why ``energy`` measured nothing although the test called it. Fails a test that expects the exception.
-    refusal: str | None = None
-    #: Whether the measured code runs in this process, on every device that this process may use.
-    in_process: bool = False
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """All metrics of the test so far."""
-        measured = self.experiment.metrics if self.experiment is not None else {}
-        return {**measured, **{name: metric for name, (metric, _) in self.custom.items()}}
-
-    def keep_unfinished(self, experiment: Experiment) -> None:
-        """Keep what ``energy`` has measured, which is about to raise, unless an earlier call got further."""
-        if self.unfinished is None or len(experiment.rounds) >= len(self.unfinished.rounds):
-            self.unfinished = experiment
-
-    def add_scores(self, scores: Sequence[float]) -> float:
-        """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
-
-        Raises:
-            LLEnergyError: A score is not a number from 0 to 1, or no score was given.
-        """
-        energy = self.experiment.metrics["energy_j"] if self.experiment is not None else None
-        found = accuracy_metrics(scores, energy)
-        self.custom |= found
-        return found[ACCURACY][0].value or 0.0
-
-    def forget_ranks(self) -> None:
-        """Remove the description of ranks, since the measured code runs in pytest's own process."""
-        self.parallel = self.backend = self.launch = self.start_method = self.start_s = None
-        self.ranks = ()
-
-
-DRAFT = pytest.StashKey[Draft]()
-
-
-def draft_of(item: pytest.Item) -> Draft:
-    """Return the draft of a test, created on first use."""
-    return item.stash.setdefault(DRAFT, Draft())
 
 
 def announce(item: pytest.Item) -> None:
@@ -192,7 +80,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
-    kept = _keeps_settings(draft)
+    kept = draft.keeps_settings()
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
@@ -304,7 +192,7 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
 def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
     if gate is None or gate.budget is None:
         return []
-    if not _keeps_settings(draft):
+    if not draft.keeps_settings():
         return [f"energy_gate: {SETTINGS_LOST.detail}, so its budget cannot be checked"]
     metrics = draft.experiment.metrics if draft.experiment is not None else {}
     meters = draft.experiment.meters if draft.experiment is not None else []
@@ -320,7 +208,7 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
     from pytest_llenergy.compare.gate import list_failures
     from pytest_llenergy.gating import gating_of
 
-    record = build_record(item, *_status_of_passed(draft))
+    record = build_record(item, *draft.status_if_passed())
     hosts = draft.gang.environments if draft.gang is not None else {}
     draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items, hosts)
     for each in draft.comparisons:
@@ -450,27 +338,7 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
         return "skipped", _skip_reason(report)
     if draft.failed_subtests:
         return "failed", f"{draft.failed_subtests} failed subtest{'s' if draft.failed_subtests > 1 else ''}"
-    return _status_of_passed(draft)
-
-
-def _keeps_settings(draft: Draft) -> bool:
-    """Return whether the boards have kept their settings. If not, the record has a flag."""
-    if SETTINGS_LOST not in draft.flags and draft.settings is not None and draft.settings.is_lost():
-        draft.flags.append(SETTINGS_LOST)
-    return SETTINGS_LOST not in draft.flags
-
-
-def _status_of_passed(draft: Draft) -> tuple[Status, str | None]:
-    if not _keeps_settings(draft):
-        return "invalid", SETTINGS_LOST.detail
-    if draft.experiment is not None:
-        energy = draft.experiment.metrics["energy_j"]
-        return ("measured", None) if energy.value is not None else ("invalid", energy.reason)
-    windows = [window.record for window in draft.windows if window.ended]
-    if windows:
-        missing = [window.reason for window in windows if window.energy_j is None]
-        return ("invalid", missing[0]) if missing else ("measured", None)
-    return "invalid", draft.unmeasured or draft.refusal or NOTHING_MEASURED
+    return draft.status_if_passed()
 
 
 def _first_line(report: pytest.TestReport) -> str:

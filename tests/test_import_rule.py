@@ -29,6 +29,7 @@ TIERS = [
         "progress",
         "report_builder",
         "interruption",
+        "draft",
         "recorder",
         "baseline",
         "gating",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.recorder import NOTHING_MEASURED
+from pytest_llenergy.draft import NOTHING_MEASURED
 
 from .conftest import TEN_WATTS
 

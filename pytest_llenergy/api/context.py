@@ -16,6 +16,7 @@ from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.draft import Draft
 from pytest_llenergy.errors import MeterError, PlanError
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.local_meters import LocalMeters
@@ -26,7 +27,6 @@ from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import TestPlan
-from pytest_llenergy.recorder import Draft
 from pytest_llenergy.session import RunState
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup

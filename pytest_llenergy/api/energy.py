@@ -17,12 +17,13 @@ from pytest_llenergy.api.run import LoadRun, Run
 from pytest_llenergy.api.workers import Call, Workers
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
+from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import close_all
 from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.metrics import flops_metrics
 from pytest_llenergy.measure.peak_flops import peak_flops, utilization
 from pytest_llenergy.measure.roles import role_metrics
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.model.load_curve import Slo
@@ -36,13 +37,14 @@ from pytest_llenergy.options.rounds import (
     plan_rounds,
 )
 from pytest_llenergy.progress import describe_step
-from pytest_llenergy.recorder import ENERGY_RAISED
 from pytest_llenergy.traffic.requests import encode_inputs
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
 #: Seconds after which a search for the maximum load measures no further rate.
 MAX_LOAD_BUDGET_S = 600.0
+
+ENERGY_RAISED = "energy(...) raised {error}, so the test has no result"
 
 
 class Energy(RecordedValues):

@@ -15,7 +15,7 @@ from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_host_meters
 from pytest_llenergy.backends.tasks import SERVE
 from pytest_llenergy.errors import BackendError, PlanError, ServerError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
+from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.goodput import attainment, good_requests, is_saturated
 from pytest_llenergy.measure.host_meters import close_all
 from pytest_llenergy.measure.load_search import (
@@ -26,6 +26,7 @@ from pytest_llenergy.measure.load_search import (
     probe_requests,
 )
 from pytest_llenergy.measure.round_metric import is_valid
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, MaxLoad, Slo
 from pytest_llenergy.model.record import Metric, Round

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.api.context import TestContext, find_targets, open_test_meters
+from pytest_llenergy.draft import draft_of
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.leasing import lease_first
 from pytest_llenergy.measure.experiment import Experiment
@@ -31,7 +32,6 @@ from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import kind_of_energy
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.plan import plan_of
-from pytest_llenergy.recorder import draft_of
 from pytest_llenergy.stash import CONTEXT, MEASURING, is_worker, uses_fixture
 
 #: Name of the fixture, and of pytest-benchmark as a plugin.

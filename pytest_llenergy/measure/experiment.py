@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -36,7 +36,8 @@ from pytest_llenergy.measure.quality import (
     unfinished_flag,
     widen_by_scatter,
 )
-from pytest_llenergy.measure.remaining_time import Forecast, Step, StepCallback, ignore_step
+from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
+from pytest_llenergy.measure.round_plan import RoundPlan, forecast, is_finished, plan_for_meters
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
     MeasuredRound,
@@ -59,65 +60,6 @@ class MemoryAware(Workload, Protocol):
     @property
     def peak_memory_bytes(self) -> int | None:
         """Peak memory in bytes; ``None`` if unknown."""
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """How to measure. Iterations and rounds are added until the target is met or the budget is spent.
-
-    Attributes:
-        rounds: Smallest number of rounds if the budget allows.
-        warmup: Number of warm-up iterations; ``None`` warms up until stable.
-        gap_s: Shortest quiet gap.
-        target: Relative standard uncertainty of the energy.
-        budget_s: Seconds from the start of the warm-up after which no round starts.
-        iterations: Iterations of each round; ``None`` calibrates them.
-        warmup_block: Iterations that run back to back in a warm-up of given length.
-        exact: Whether to measure ``rounds`` rounds and add none.
-        floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
-        is_estimate: Whether all meters estimate, so that fewer rounds are enough.
-        phases: Phases whose energy is asked for, so that rounds are long enough for it if the budget allows.
-    """
-
-    rounds: int
-    warmup: int | None
-    gap_s: float
-    target: float
-    budget_s: float
-    iterations: int | None = None
-    warmup_block: int = 1
-    exact: bool = False
-    floor: int | None = None
-    is_estimate: bool = False
-    phases: frozenset[str] = frozenset()
-
-    @property
-    def least(self) -> int:
-        """Smallest number of rounds, whatever they take."""
-        return self.rounds if self.floor is None or self.exact else min(self.floor, self.rounds)
-
-    @property
-    def sharing_rounds(self) -> int:
-        """Number of rounds that share what is left of the budget."""
-        return min(self.rounds, ESTIMATE_ROUNDS) if self.is_estimate else self.least
-
-
-#: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
-#: wider limits. After these seconds there are still as many rounds as a comparison needs
-#: (``compare.statistics.MIN_ROUNDS``), if the budget allows.
-ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
-
-#: Standard uncertainty in watts that is enough for an estimate: a three-hundredth of a busy logical CPU. Work
-#: that only waits is estimated at so few joules that its relative uncertainty stays large.
-ESTIMATE_U_W = 0.01
-
-
-def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:
-    """Return the plan for these meters: further rounds cannot improve an estimate by much."""
-    if not domains or any(domain.kind != "estimated" for domain in domains):
-        return plan
-    target = plan.target if plan.exact else max(plan.target, ESTIMATE_TARGET)
-    return replace(plan, target=target, is_estimate=True)
 
 
 @dataclass(frozen=True)
@@ -198,9 +140,7 @@ def measure_on_hosts(
         for host in hosts:
             host.await_ticks(0, FIRST_TICK_TIMEOUT_S)
         plan = plan_for_meters(plan, _domains(hosts))
-        # As long as all rounds of an estimate may take.
-        warmup_budget_s = min(plan.budget_s, ESTIMATE_S) if plan.is_estimate else plan.budget_s
-        warmup = warm_up(workload, plan.warmup, warmup_budget_s, hosts, on_step, plan.warmup_block)
+        warmup = warm_up(workload, plan.warmup, plan.warmup_budget_s, hosts, on_step, plan.warmup_block)
         gap_s = required_gap_s(_domains(hosts), plan.gap_s)
         iterations = plan.iterations or calibrate_iterations(
             warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), hosts
@@ -225,26 +165,27 @@ def measure_on_hosts(
                 plan.budget_s - (time.monotonic() - begin_s),
                 hosts,
             )
-        course = _Course(workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, unresolved, begin_s)
-        course.begin(iterations)
+        series = _RoundSeries(
+            workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, unresolved, begin_s, iterations
+        )
         try:
-            while not course.is_over(is_enough):
+            while not series.is_over(is_enough):
                 # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
                 # that draws it, would count as idle power or as joules of the work.
-                on_step(course.next_step())
-                course.add_round(dither)
+                on_step(series.next_step())
+                series.add_round(dither)
         except BaseException:
             # An error of a meter must not hide this one, whatever it is.
             with suppress(Exception):
-                if course.rounds or course.unfinished:
-                    on_failure(course.conclude(failed=True))
+                if series.rounds or series.unfinished:
+                    on_failure(series.conclude(failed=True))
             raise
-        return course.conclude()
+        return series.conclude()
 
 
 @dataclass
-class _Course:
-    """The rounds of a measurement so far, and how they are made."""
+class _RoundSeries:
+    """The rounds so far, all of the same length."""
 
     workload: MemoryAware
     plan: RoundPlan
@@ -257,18 +198,22 @@ class _Course:
     #: How long rounds would have to be for phases that stay unresolved, by their names.
     unresolved: dict[str, str]
     begin_s: float
+    iterations: int
+    rounds: list[Round] = field(init=False)
+    unfinished: Round | None = field(init=False, default=None)
 
-    def begin(self, iterations: int) -> None:
-        """Begin with rounds of so many iterations. Earlier ones were trials."""
-        self.iterations = iterations
-        self.rounds: list[Round] = []
-        self.unfinished: Round | None = None
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with the first round. Rounds of another length were trials."""
+        self.rounds = []
         self._measured: list[MeasuredRound] = []
         self._clocks: list[dict[str, float]] = []
         self._start_s = time.monotonic()
         self._warmup_s = self._start_s - self.begin_s
-        self._forecast = _forecast(
-            self.plan, self.warmup, iterations, self.gap_s, self._warmup_s, self.coverage
+        self._forecast = forecast(
+            self.plan, self.warmup, self.iterations, self.gap_s, self._warmup_s, self.coverage
         )
 
     def is_over(self, is_enough: Callable[[Sequence[Round]], bool] | None) -> bool:
@@ -286,7 +231,8 @@ class _Course:
         if longer <= self.iterations:
             return True
         # The trial seemed long enough, by chance or because the machine was busier.
-        self.begin(longer)
+        self.iterations = longer
+        self._begin()
         return False
 
     def next_step(self) -> Step:
@@ -364,44 +310,6 @@ class _Course:
 
 def _domains(hosts: Sequence[HostMeters]) -> list[DomainFacts]:
     return [domain for host in hosts for domain in host.domains()]
-
-
-def _forecast(
-    plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, warmup_s: float, coverage: float
-) -> Forecast:
-    round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
-    budget_s = 0.0 if plan.exact else max(0.0, plan.budget_s - warmup_s)
-    left_s = min(budget_s, ESTIMATE_S) if plan.is_estimate else budget_s
-    rounds = plan.rounds
-    if round_s is not None and not plan.exact:
-        fitting = math.ceil(left_s / round_s)
-        if plan.is_estimate:
-            fitting = max(fitting, min(ESTIMATE_ROUNDS, math.ceil(budget_s / round_s)))
-        rounds = max(plan.least, min(rounds, fitting))
-    return Forecast(rounds, plan.target, left_s, round_s, coverage, plan.rounds)
-
-
-def is_finished(
-    rounds: Sequence[Round], plan: RoundPlan, warmup_s: float, spent_s: float, coverage: float
-) -> bool:
-    """Return whether to stop: the target is met, the budget is spent, or rounds give no energy."""
-    made = len(rounds)
-    if made < plan.least:
-        return False
-    if plan.exact or plan.rounds == 1 or warmup_s + spent_s >= plan.budget_s:
-        return True
-    if plan.is_estimate and spent_s >= ESTIMATE_S and made >= min(plan.rounds, ESTIMATE_ROUNDS):
-        return True
-    if made < plan.rounds:
-        return False
-    reached = relative_uncertainty(rounds, coverage, plan.rounds)
-    return reached is None or reached <= plan.target or (plan.is_estimate and _is_fine(rounds, reached))
-
-
-def _is_fine(rounds: Sequence[Round], reached: float) -> bool:
-    """Return whether the mean power of the work is known to a few milliwatts."""
-    joules = math.fsum(round_.energy_j or 0.0 for round_ in rounds)
-    return reached * joules <= ESTIMATE_U_W * math.fsum(round_.duration_s for round_ in rounds)
 
 
 def _procedure(

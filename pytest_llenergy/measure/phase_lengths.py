@@ -6,17 +6,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pytest_llenergy.measure.accounting import RESOLVED_WELL, required_lengths
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.metrics import unresolved_phases
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.record import Round
-
-if TYPE_CHECKING:
-    from pytest_llenergy.measure.experiment import RoundPlan
 
 #: Rounds that are tried at most to find how long they must be for the energies of phases, and how much longer
 #: the second is at most.

@@ -18,7 +18,7 @@ from pytest_llenergy.options.values import seconds, share, whole_number
 if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.
     from pytest_llenergy.compare.gate import Gate
-    from pytest_llenergy.measure.experiment import RoundPlan
+    from pytest_llenergy.measure.round_plan import RoundPlan
 
 #: What ``energy.pedantic`` does without a mark: one round of one call, as with pytest-benchmark.
 PEDANTIC: Mapping[str, Any] = {"rounds": 1, "warmup": 0, "iterations": 1, "exact": True}
@@ -74,7 +74,7 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any], gate: Gate | Non
         changes: Fields that the test sets itself.
         gate: The gate of the test.
     """
-    from pytest_llenergy.measure.experiment import RoundPlan
+    from pytest_llenergy.measure.round_plan import RoundPlan
 
     rounds = changes.get("rounds", settings.rounds)
     plan = RoundPlan(

@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pytest_llenergy.api.energy import ENERGY_RAISED
+from pytest_llenergy.draft import NOTHING_MEASURED
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.recorder import ENERGY_RAISED, NOTHING_MEASURED
 
 from ..conftest import TEN_WATTS
 

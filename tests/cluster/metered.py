@@ -16,8 +16,9 @@ import pytest
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.remote_meters import RemoteMeters, open_remote_meters
 from pytest_llenergy.cluster.wire import Listener
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure_on_hosts
+from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostMeters
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.model.record import Round
 from pytest_llenergy.model.timeline import Timeline
 

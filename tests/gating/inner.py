@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.host_meters import HostMeters, close_all
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.remaining_time import StepCallback
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_llenergy.measure.experiment import RoundPlan
+from pytest_llenergy.measure.round_plan import RoundPlan
 
 
 def round_plan(**changes: Any) -> RoundPlan:

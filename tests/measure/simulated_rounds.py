@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from pytest_llenergy.measure.experiment import is_finished
 from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.measure.round_plan import is_finished
 from pytest_llenergy.model.record import Round
 
 from .plans import round_plan

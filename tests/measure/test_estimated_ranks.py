@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import RoundPlan, measure
+from pytest_llenergy.measure.experiment import measure
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.estimate import AVERAGE_W
 from pytest_llenergy.meters.select import MeterRegistry, open_meters

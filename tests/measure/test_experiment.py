@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import ESTIMATE_TARGET, Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.round_plan import ESTIMATE_TARGET
 from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, Meter, within

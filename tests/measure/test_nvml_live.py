@@ -13,7 +13,8 @@ import pytest
 
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import MeterRegistry, open_meters

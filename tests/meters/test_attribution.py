@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
 from pytest_llenergy.measure.host_meters import TickReference
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload, PhaseDither, run_round
 from pytest_llenergy.meters import attribution
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split

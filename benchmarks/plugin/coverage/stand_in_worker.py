@@ -19,9 +19,10 @@ from stand_in_worlds import BUSY_W, MS, WORLDS, Rank, S, Setting, add_faults
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.experiment import measure as measure_test
 from pytest_llenergy.measure.phases import phase_spans
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.meters import Window, measure
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import MeterRegistry, open_meters

@@ -19,7 +19,8 @@ from statistics import fmean
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.estimate import AVERAGE_W
