@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases on the hosts of a cluster (``--energy-cluster``), for one test of this run after the other.
+"""Leases on the hosts of a cluster (``--energy-cluster``), which the tests of a run use one after another.
 
 Agents, leases and ranks stay for the next test if it asks for the same. An idle gang is given back soon,
-since other runs may wait for its hosts; a worker of pytest-xdist gives it back at once, as the others do.
+since other runs may wait for its hosts. A worker of pytest-xdist gives it back at once, for other workers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GangLease:
         hosts: Its devices on each host.
         clients: The agents of these hosts.
         environments: Machine and packages of these hosts, by name.
-        flags: What a reader of the record must know of the hosts.
+        flags: What a reader of the record must know about the hosts.
     """
 
     lease: Lease
@@ -110,7 +110,7 @@ def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
 
 
 def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
-    """Refuse two agents on one machine, of which a meter reads everything.
+    """For meters that read a whole machine: refuse two agents on one, whose joules would count twice.
 
     Raises:
         DeviceError: Names both hosts.
@@ -131,7 +131,7 @@ def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
 
 
 class GangKeeper:
-    """Leases hosts for one test after the other.
+    """Leases hosts for one test after another.
 
     Args:
         cluster: The launcher.
@@ -345,9 +345,10 @@ class GangKeeper:
         return answer
 
     def _note_lost(self, held: _Held) -> bool:
-        """Remember hosts that were lost. Returns whether there are any.
+        """Remember hosts that were lost. Returns whether any was.
 
-        All of several at once are not to blame: their launcher has ended, or the network of pytest's host.
+        If all of several are lost at once, none is to blame: their launcher has ended, or the network of
+        pytest's host has failed.
         """
         lost = held.gang.lost()
         if not len(lost) == held.shape.hosts > 1:
