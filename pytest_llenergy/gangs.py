@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases on the hosts of a cluster (``--energy-cluster``), for one test of this run after the other.
+"""Leases on the hosts of a cluster (``--energy-cluster``), which the tests of a run use one after another.
 
 Agents, leases and ranks stay for the next test if it asks for the same. An idle gang is given back soon,
-since other runs may wait for its hosts; a worker of pytest-xdist gives it back at once, as the others do.
+since other runs may wait for its hosts. A worker of pytest-xdist gives it back at once, for other workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import msgspec
@@ -49,7 +49,7 @@ class GangLease:
         hosts: Its devices on each host.
         clients: The agents of these hosts.
         environments: Machine and packages of these hosts, by name.
-        flags: What a reader of the record must know of the hosts.
+        flags: What a reader of the record must know about the hosts.
     """
 
     lease: Lease
@@ -66,13 +66,17 @@ class GangLease:
 
 @dataclass
 class _Held:
-    """A gang with its hosts, and what the last test leased on them."""
+    """A gang with its hosts, and what the last test leased on them.
+
+    ``request`` is that of the test, and ``share`` what it asks of each host.
+    """
 
     shape: Shape
     gang: Gang
     hosts: Mapping[str, RemoteHost]
     request: GpuRequest | None = None
-    lease: GangLease | None = field(default=None)
+    share: GpuRequest | None = None
+    lease: GangLease | None = None
 
 
 class BusyBoardsError(DeviceError):
@@ -85,6 +89,11 @@ class _ShortHostError(Exception):
     def __init__(self, host: str, message: str) -> None:
         super().__init__(message)
         self.host = host
+
+
+def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
+    """Return what a request asks of each host, without what concerns only all of them."""
+    return replace(request, n=shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False)
 
 
 def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
@@ -101,7 +110,7 @@ def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
 
 
 def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
-    """Refuse two agents on one machine, of which a meter reads everything.
+    """For meters that read a whole machine: refuse two agents on one, whose joules would count twice.
 
     Raises:
         DeviceError: Names both hosts.
@@ -122,7 +131,7 @@ def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
 
 
 class GangKeeper:
-    """Leases hosts for one test after the other.
+    """Leases hosts for one test after another.
 
     Args:
         cluster: The launcher.
@@ -182,6 +191,10 @@ class GangKeeper:
                 if held is None or held.shape != shape or short:
                     self._give_back()
                     held = self._held = self._start(shape, on_wait, avoid)
+                elif held.lease is not None and held.share == _share_of_host(request, shape):
+                    # The same devices, requested with another ``per_host`` or fallback.
+                    held.request = request
+                    return held.lease
                 try:
                     return self._lease_devices(held, request, test, exclusive, on_wait)
                 except _ShortHostError as error:
@@ -250,13 +263,11 @@ class GangKeeper:
         """Lease the devices on each host, in an order in which no two runs wait for each other."""
         self._pool.use_hosts({})
         self._release(held)
-        held.request = request
-        # Without the fallback, which is one of the whole test and not of a host.
-        own = replace(request, n=held.shape.per_host, per_host=None, fallback=None)
+        held.request, held.share = request, _share_of_host(request, held.shape)
         leases: dict[str, Lease] = {}
         flags: list[Flag] = []
         for name in sorted(held.hosts):
-            answer = self._lease_on(held.hosts[name], own, test, exclusive, on_wait)
+            answer = self._lease_on(held.hosts[name], held.share, test, exclusive, on_wait)
             if answer.shortage is not None:
                 raise _ShortHostError(name, f"{name}: {answer.shortage}")
             if answer.busy is not None:
@@ -334,9 +345,10 @@ class GangKeeper:
         return answer
 
     def _note_lost(self, held: _Held) -> bool:
-        """Remember hosts that were lost. Returns whether there are any.
+        """Remember hosts that were lost. Returns whether any was.
 
-        All of several at once are not to blame: their launcher has ended, or the network of pytest's host.
+        If all of several are lost at once, none is to blame: their launcher has ended, or the network of
+        pytest's host has failed.
         """
         lost = held.gang.lost()
         if not len(lost) == held.shape.hosts > 1:

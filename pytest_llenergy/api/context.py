@@ -34,7 +34,7 @@ from pytest_llenergy.workers.plan import ProcessPlan, plan_on_hosts, plan_proces
 from pytest_llenergy.workers.timeouts import THREAD_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cluster.remote_meters import Opened
+    from pytest_llenergy.cluster.meter_client import Opened
     from pytest_llenergy.gangs import GangLease
 
 #: Most characters of the leftovers of an earlier test, such as command lines.
@@ -152,7 +152,7 @@ def open_window_meters(context: TestContext) -> Sequence[WindowMeters]:
 
 def _open_on(gang: GangLease, context: TestContext, kind: type[Opened]) -> list[Opened]:
     """Open the meters of all hosts of a gang, also those that only pytest's conftest files define."""
-    from pytest_llenergy.cluster.remote_meters import open_remote_meters
+    from pytest_llenergy.cluster.meter_client import open_remote_meters
 
     settings = context.settings
     named = [name.partition(":")[0] for name in settings.meter]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -71,9 +72,8 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.doctor.text import render_checkup
 
     def print_line(line: str) -> None:
-        # Steps take seconds, or minutes if one hangs, so each result is printed at once.
         if args.format == "text":
-            print(escape_invisible(line), flush=True)
+            _print_line(line)
 
     checkup = check_host()
     for line in render_checkup(checkup):
@@ -99,8 +99,8 @@ def _check_cluster(name: str, *, as_json: bool) -> int:
         with closing(open_cluster(name, os.environ)) as cluster:
             for host in check_hosts(cluster, ADD_GPUS[name.partition(":")[0]]):
                 hosts.append(host)
-                if not as_json:
-                    print(*map(escape_invisible, render_host_of_cluster(host)), sep="\n", flush=True)
+                for line in () if as_json else render_host_of_cluster(host):
+                    _print_line(line)
             bandwidth = measure_bandwidth(cluster, hosts)
     except LLEnergyError as error:
         print(f"llenergy doctor --cluster={name}: {escape_invisible(str(error))}", file=sys.stderr)
@@ -110,9 +110,9 @@ def _check_cluster(name: str, *, as_json: bool) -> int:
         print_json({"cluster": name, "hosts": hosts, "differences": differences, "bandwidth": bandwidth})
     else:
         if differences:
-            print(escape_invisible(f"note     hosts differ in {differences}"))
+            _print_line(f"note     hosts differ in {differences}")
         if bandwidth is not None:
-            print(escape_invisible(render_bandwidth(bandwidth)))
+            _print_line(render_bandwidth(bandwidth))
     faults = [each for host in hosts for each in (host.fault, host.shortage)]
     faults += [] if bandwidth is None else [bandwidth.fault]
     return 1 if any(fault is not None for fault in faults) else 0
@@ -128,7 +128,19 @@ def _print_backends(*, as_json: bool) -> int:
         return 0
     for row in rows:
         for line in render_row(row):
-            print(escape_invisible(line))
+            _print_line(line)
     for backend in broken:
-        print(escape_invisible(render_broken(backend)))
+        _print_line(render_broken(backend))
     return 0
+
+
+def _print_line(line: str) -> None:
+    """Print a line at once, since the next step takes seconds, or minutes if it hangs.
+
+    Only a terminal gets it wrapped: in a file or a pipe, one fact is one line.
+    """
+    from pytest_llenergy.doctor.text import wrap_line
+
+    line = escape_invisible(line)
+    lines = wrap_line(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else [line]
+    print(*lines, sep="\n", flush=True)

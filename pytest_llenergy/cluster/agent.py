@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program on another host that does there what pytest asks: ``agent_command`` starts it.
+"""The program that does on another host what pytest asks. ``agent_command`` returns how to start it.
 
 The main thread answers beats and reads the clock at once; each service has a thread of its own. The agent
 ends itself and what its services have started when pytest has gone, when pytest is silent for three beats, on
@@ -56,7 +56,10 @@ SERVICES: dict[str, str] = {
 
 
 class Busy:
-    """What the agent measures at present. Work that can wait holds ``condition`` while that is nothing."""
+    """What the agent measures at present.
+
+    Work that can wait runs while that is nothing, and holds ``condition`` meanwhile.
+    """
 
     def __init__(self) -> None:
         self.condition = threading.Condition()

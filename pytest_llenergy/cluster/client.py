@@ -172,7 +172,7 @@ class AgentClient:
             self._pending.pop(number, None)
 
     def give_up(self, reason: str) -> None:
-        """Treat the host as lost, if it is not yet. Its agent ends, if it still runs.
+        """Treat the host as lost from now on. Its agent ends, if it still runs.
 
         Args:
             reason: Continues a sentence that begins with its name.
@@ -268,7 +268,7 @@ def accept_agents(
 
 
 def give_up_with(launcher: int, clients: Sequence[AgentClient], explain: Callable[[], str]) -> None:
-    """Give hosts up when the process ends that started their agents: nothing else may end these.
+    """Give hosts up when the process that started their agents ends, since nothing else may end the agents.
 
     Args:
         launcher: Pid of the process, a child of this one.

@@ -73,7 +73,7 @@ class _Point:
 
 
 def read_suspended_ns() -> int:
-    """Return how long this host has slept, plus a constant; 0 where the system does not tell."""
+    """Return how long this host has slept, plus a constant; 0 where the system does not report it."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return 0 if boot is None else time.clock_gettime_ns(boot) - time.monotonic_ns()
 

@@ -40,8 +40,7 @@ METHODS = (
     "end_work",
 )
 
-
-#: How often ticks after the end of a window are looked for while nothing is measured (seconds).
+#: Interval of the checks for ticks after the end of a window, while nothing is measured (seconds).
 EARLY_POLL_S = 0.02
 
 
@@ -214,7 +213,7 @@ class EarlyAccounts:
         return answer
 
     def drop(self, window: int) -> None:
-        """Compute the joules of a window no more, if that has not been done."""
+        """Do not compute the joules of a window, unless that is already done."""
         with self._busy.condition:
             ended = self._waiting.pop(window, None)
         if ended is not None:
@@ -280,7 +279,7 @@ class WindowService:
         if early is not None:
             early.close()
         for window in list(self._begun):
-            self._rest(window)
+            self._leave(window)
         if meters is not None:
             with suppress(Exception):
                 meters.stop()
@@ -303,21 +302,21 @@ class WindowService:
         self._begun.add(window)
         self._busy.begin(window)
 
-    def _rest(self, window: int) -> None:
+    def _leave(self, window: int) -> None:
         self._begun.discard(window)
         self._busy.end(window)
 
     def _begin(self, window: int, *, at_work: bool, **moment: Any) -> None:
         self._opened.begin(window, at_work=at_work, **moment)
         if not at_work:
-            # Open around other windows too.
-            self._rest(window)
+            # Other windows may begin and end within it.
+            self._leave(window)
 
     def _end(self, window: int, **moment: Any) -> None:
         try:
             self._opened.end(window, **moment)()
         finally:
-            self._rest(window)
+            self._leave(window)
 
     def _account_early(self, window: int, **moments: Any) -> Future[Any] | None:
         if self._early is None:

@@ -41,7 +41,7 @@ ANSWER_TIMEOUT_S = 30.0
 AGENTS_TIMEOUT_S = 60.0
 #: How much of the broker's output is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 2000, 200
-#: Time, processes and place of a message of Ray's own log.
+#: Time, processes and place, with which each message in Ray's own log begins.
 LOG_PREFIX = re.compile(r"^\[[^]]*\] (\S+:\d+: )?")
 
 #: Not run with ``-m``, which would put the working directory first on the search path, nor by path, which
@@ -358,4 +358,4 @@ def _refuse_niceness(clients: Sequence[AgentClient]) -> None:
 
 
 def _describe_holders(holders: Sequence[str]) -> str:
-    return f"held by {'; '.join(holders)}" if holders else "Ray does not tell who holds them"
+    return f"held by {'; '.join(holders)}" if holders else "Ray does not report who holds them"

@@ -37,8 +37,8 @@ SCHEDULING_TIMEOUT_S = 5.0
 RELEASE_S = 1.0
 #: Interval of a holder's checks whether its agent and its raylet still run (seconds).
 HOLDER_POLL_S = 0.2
-#: Replaces what ends a part of the name of a domain.
-NO_PART_ENDS = str.maketrans("/:", "--")
+#: Replaces the characters that separate the parts of a domain's name.
+DASHES = str.maketrans("/:", "--")
 #: The longest command that names a job in a message.
 COMMAND_LENGTH = 200
 
@@ -190,7 +190,7 @@ class Broker:
         )
 
     def _list_jobs(self) -> list[str]:
-        """Return the drivers whose actors or tasks may hold GPUs; Ray does not tell which do."""
+        """Return the drivers whose actors or tasks may hold GPUs; Ray does not report which do."""
         from ray._private.state import state
 
         return [
@@ -314,11 +314,11 @@ def _count_gpus(row: Mapping[str, Any], node: str) -> float:
 def _distinct_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the host names, with the address where several nodes are on one host.
 
-    They begin the names of domains, where "/" and ":" end the parts: an address of IPv6 has "-" instead.
+    The names of domains begin with them, so an IPv6 address has "-" in place of ":".
     """
     names = [str(node["NodeManagerHostname"]) for node in nodes]
     return [
-        (name if names.count(name) == 1 else f"{name} ({node['NodeManagerAddress']})").translate(NO_PART_ENDS)
+        (name if names.count(name) == 1 else f"{name} ({node['NodeManagerAddress']})").translate(DASHES)
         for name, node in zip(names, nodes, strict=True)
     ]
 

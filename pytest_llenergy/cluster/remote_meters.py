@@ -1,140 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meters of another host, as measuring uses them.
 
-Moments are mapped to the clock of that host, whose agent computes the joules between them. A host that has no
-meter, or that is lost, leaves the sum over all hosts without a value but with its reason; the domains of the
-others keep theirs.
+Moments are mapped to the clock of that host, whose agent computes the joules between them.
 """
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, Pending
+from pytest_llenergy.cluster.meter_client import MeterClient
 from pytest_llenergy.cluster.meter_service import RoundMoments
-from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.model.power_trace import DomainPower
-from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
+from pytest_llenergy.model.record import DomainEnergy, Flag
 from pytest_llenergy.model.timeline import Timeline
-from pytest_llenergy.workers.pickling import dump_call
-
-#: What is opened on each host: ``RemoteMeters`` or a class made of it.
-Opened = TypeVar("Opened", bound="RemoteMeters")
 
 
-def dump_meters(specs: Sequence[MeterSpec]) -> list[bytes]:
-    """Pickle meters of the hook ``pytest_llenergy_meters`` with their code, which other hosts may not have.
+class RemoteMeters(MeterClient):
+    """The ``HostMeters`` of another host."""
 
-    Raises:
-        MeterError: A meter holds something that cannot be sent.
-    """
-    found = []
-    for spec in specs:
-        buffer = io.BytesIO()
-        try:
-            dump_call(buffer, MeterSpec, tuple(spec), {}, lambda _file: False)
-        except Exception as error:  # pickling calls code of the user
-            raise MeterError(
-                f"meter {spec.name} of pytest_llenergy_meters cannot be sent to other hosts: "
-                f"{type(error).__name__}: {error}; its functions must not hold what belongs to this process"
-            ) from None
-        found.append(buffer.getvalue())
-    return found
-
-
-def open_remote_meters(
-    kind: type[Opened],
-    hosts: Sequence[tuple[AgentClient, Sequence[str]]],
-    names: Sequence[str] = (),
-    *,
-    require_measured: bool = False,
-    specs: Sequence[MeterSpec] = (),
-) -> list[Opened]:
-    """Open the meters of several hosts at the same time.
-
-    A host on which none can be opened has no domains and the reason, unless meters were asked for.
-
-    Args:
-        kind: What is made for each host: ``RemoteMeters``, or a class made of it.
-        hosts: Each host with the UUIDs of its leased boards; without any, the meters are those of its CPU.
-        names: As for ``meters.select.open_meters``.
-        require_measured: Whether estimates are not accepted.
-        specs: Meters that only this process has.
-
-    Raises:
-        MeterError: A meter of ``specs`` cannot be sent, or a host lacks a meter that ``names`` or
-            ``require_measured`` ask for.
-        WorkerError: A host is lost.
-    """
-    clients = [client for client, _ in hosts]
-    wanted = {"names": list(names), "require_measured": require_measured, "specs": dump_meters(specs)}
-    opened = [kind(client, [each for each in clients if each is not client]) for client in clients]
-    try:
-        pending = [
-            client.begin(f"{kind.service}.open", boards=list(boards), **wanted) for client, boards in hosts
-        ]
-        for meters, each in zip(opened, pending, strict=True):
-            try:
-                meters.note_opened(each.result(timeouts.METERS_TIMEOUT_S))
-            except MeterError as error:
-                if names or require_measured:
-                    raise
-                meters.note_missing(str(error))
-    except BaseException:
-        for meters in opened:
-            meters.close()
-        raise
-    return opened
-
-
-class RemoteMeters:
-    """The ``HostMeters`` of another host, which ``open_remote_meters`` makes.
-
-    Args:
-        client: The agent of the host.
-        others: The agents of the other hosts.
-    """
-
-    #: First part of the verbs.
     service = "meters"
 
     def __init__(self, client: AgentClient, others: Sequence[AgentClient] = ()) -> None:
+        super().__init__(client, others)
         self.load_average: float | None = None
-        self._client = client
-        self._others = others
-        #: Also for a single host, which may be another one than pytest's.
-        self._prefix = f"{client.name}/"
-        self._reasons: list[str] = []
-        self._missing: str | None = None
         self._pending: list[Pending] = []
         self._domains: list[DomainFacts] = []
-        self._infos: list[MeterInfo] = []
-
-    def note_opened(self, reasons: Sequence[str]) -> None:
-        """Keep why some meters could not be opened."""
-        self._reasons = [f"{self._client.name}: {reason}" for reason in reasons]
-
-    def note_missing(self, reason: str) -> None:
-        """Keep why the host has no energies from now on."""
-        self._missing = self._missing or reason
-
-    @property
-    def reasons(self) -> Sequence[str]:
-        return [*self._reasons, *([] if self._missing is None else [self._missing])]
 
     @property
     def lost(self) -> str | None:
@@ -150,24 +53,12 @@ class RemoteMeters:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Close the meters, if the host is not lost."""
-        with suppress(LLEnergyError):
-            self._client.call(f"{self.service}.close", timeouts.METER_ANSWER_TIMEOUT_S)
-
     def domains(self) -> Sequence[DomainFacts]:
         found = self._ask("domains")
         if found is not None:
             facts = msgspec.convert(found, list[DomainFacts])
             self._domains = [msgspec.structs.replace(each, name=self._prefix + each.name) for each in facts]
         return self._domains
-
-    def infos(self) -> Sequence[MeterInfo]:
-        found = self._ask("infos")
-        if found is not None:
-            infos = msgspec.convert(found, list[MeterInfo])
-            self._infos = [msgspec.structs.replace(each, domain=self._prefix + each.domain) for each in infos]
-        return self._infos
 
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         self._send("await_ticks", after_ns=self._to_remote(after_ns), timeout_s=timeout_s)
@@ -252,40 +143,26 @@ class RemoteMeters:
         return {self._prefix + name: each for name, each in steps.items()}
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
-        """Return the answer of the agent; ``None`` if the host is lost or has no meter."""
         self._send(verb, **arguments)
         return self._settle()
 
     def _send(self, verb: str, **arguments: Any) -> None:
         """Send a request whose answer ``_settle`` awaits. Hosts serve it at the same time."""
-        if self._missing is None:
-            pending = self._guard(partial(self._client.begin, f"{self.service}.{verb}", **arguments))
-            self._pending += [] if pending is None else [pending]
+        pending = self._begin(verb, **arguments)
+        self._pending += [] if pending is None else [pending]
 
     def _settle(self, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:
         """Wait for the answers to all requests. Returns the last one."""
         pending, self._pending = self._pending, []
         answer = None
         for each in pending:
-            answer = self._guard(partial(each.result, timeout_s))
+            answer = self._await(each, timeout_s)
         return answer if self._missing is None else None
 
     def _compare_clocks(self) -> None:
         # First, so that the agent has nothing else to do.
         self._settle()
-        if self._missing is None:
-            self._guard(self._client.exchange)
-
-    def _guard(self, function: Callable[[], Any]) -> Any:
-        """Call a function. If the host cannot answer, it has no energies from now on."""
-        try:
-            return function()
-        except LLEnergyError as error:
-            self.note_missing(self._client.lost or str(error))
-            return None
-
-    def _to_remote(self, local_ns: int) -> int:
-        return self._client.clock.to_remote(local_ns)
+        self._read_clocks()
 
     def _moments(self, measured: MeasuredRound) -> Any:
         """Return the moments of a round on the clock of the host."""
@@ -310,25 +187,14 @@ class RemoteMeters:
             found,
             domains=[self._name_host_of(domain) for domain in found.domains],
             reasons=list(self.reasons),
-            flags=[
-                msgspec.structs.replace(flag, detail=f"{self._client.name}: {flag.detail}")
-                for flag in found.flags
-            ],
+            flags=self._name_flags(found.flags),
             clocks_mhz={self._prefix + uuid: mhz for uuid, mhz in found.clocks_mhz.items()},
         )
 
     def _name_host_of(self, domain: DomainRound) -> DomainRound:
-        def named(energy: Energy) -> Energy:
-            return energy if energy.reason is None else replace(energy, reason=name_reason(energy.reason))
-
-        def name_reason(reason: str) -> str:
-            return f"{self._client.name}: {reason}"
-
-        record = domain.record
-        if record.reason is not None:
-            record = msgspec.structs.replace(record, reason=name_reason(record.reason))
-        phases = {name: named(energy) for name, energy in domain.phases.items()}
-        return DomainRound(self._prefix + domain.name, named(domain.whole), phases, domain.idle, record)
+        phases = {name: self._name_energy(energy) for name, energy in domain.phases.items()}
+        whole, record = self._name_energy(domain.whole), self._name_record(domain.record)
+        return DomainRound(self._prefix + domain.name, whole, phases, domain.idle, record)
 
     def _round_without_energy(self, measured: MeasuredRound) -> HostRound:
         nothing = Energy(None, reason=self._missing)

@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, Pending
-from pytest_llenergy.cluster.remote_meters import RemoteMeters
+from pytest_llenergy.cluster.meter_client import MeterClient
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import HostWindow
 from pytest_llenergy.model.record import DomainEnergy, Flag
 
 
-class RemoteWindows(RemoteMeters):
+class RemoteWindows(MeterClient):
     """The ``WindowMeters`` of another host. Windows may begin and end in several threads.
 
     Once a window has ended, the agent computes its joules early, when nothing is measured. They count if the
@@ -100,7 +99,7 @@ class RemoteWindows(RemoteMeters):
                     answer = early.result(0.0)
             if answer is None:
                 return self._without_energy()
-            return self._name_host_of_window(msgspec.convert(answer, HostWindow))
+            return self._name_host(msgspec.convert(answer, HostWindow))
 
         return finish
 
@@ -118,42 +117,15 @@ class RemoteWindows(RemoteMeters):
         """Send a request. Returns a function that waits for its answer, None if the host cannot answer."""
         return partial(self._await, self._begin(verb, **arguments))
 
-    def _begin(self, verb: str, **arguments: Any) -> Pending | None:
-        if self._missing is not None:
-            return None
-        found: Pending | None = self._guard(
-            partial(self._client.begin, f"{self.service}.{verb}", **arguments)
-        )
-        return found
-
-    def _await(self, pending: Pending | None) -> Any:
-        if pending is None:
-            return None
-        return self._guard(partial(pending.result, timeouts.METER_ANSWER_TIMEOUT_S))
-
-    def _read_clocks(self) -> None:
-        if self._missing is None:
-            self._guard(self._client.exchange)
-
-    def _name_host_of_window(self, found: HostWindow) -> HostWindow:
-        def named(reason: str | None) -> str | None:
-            return None if reason is None else f"{self._client.name}: {reason}"
-
+    def _name_host(self, found: HostWindow) -> HostWindow:
         return replace(
             found,
-            energies={
-                self._prefix + name: replace(energy, reason=named(energy.reason))
-                for name, energy in found.energies.items()
-            },
+            energies={self._prefix + name: self._name_energy(each) for name, each in found.energies.items()},
             by_domain={
-                self._prefix + name: msgspec.structs.replace(each, reason=named(each.reason))
-                for name, each in found.by_domain.items()
+                self._prefix + name: self._name_record(each) for name, each in found.by_domain.items()
             },
             reasons=list(self.reasons),
-            flags=[
-                msgspec.structs.replace(flag, detail=f"{self._client.name}: {flag.detail}")
-                for flag in found.flags
-            ],
+            flags=self._name_flags(found.flags),
         )
 
     def _without_energy(self, fault: str | None = None) -> HostWindow:

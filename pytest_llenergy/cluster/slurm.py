@@ -168,12 +168,12 @@ class SlurmCluster:
         has_gpus = any(group.gpus for group in self._nodes)
         other = self._find_job(shape, "larger" if has_gpus else "new")
         if not has_gpus:
-            # What --gres and the like of the nodes have is no part of the job.
+            # GPUs of its nodes that were not requested are not part of the job.
             present += ", and was started without --gres=gpu:N or --gpus-per-node=N"
         return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {other}"
 
     def _find_job(self, shape: Shape, kind: str) -> str:
-        """Describe a job that Slurm would start for a shape or one of its others, or which it would not."""
+        """Describe a job that Slurm would start for a shape or one of its others, or its refusals."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         partition = [f"--partition={self._partition}"] if self._partition else []
         refused = []
@@ -217,7 +217,7 @@ class SlurmCluster:
 
 
 class SlurmGang:
-    """Nodes on each of which a task of one step is an agent. Implements ``Gang``.
+    """Nodes with an agent on each, which are the tasks of one step. Implements ``Gang``.
 
     Args:
         job: Number of the job.

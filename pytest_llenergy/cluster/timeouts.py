@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every time limit and polling interval between hosts, in seconds."""
+"""Time limits and polling intervals between hosts, in seconds. Those of a launcher are in its module."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Listener:
     def __init__(self) -> None:
         addresses = tuple(list_own_addresses())
         if not addresses:
-            raise WorkerError("no network interface is up; bring one up, such as with 'ip link set lo up'")
+            raise WorkerError("no network interface is up; bring one up, as with 'ip link set lo up'")
         self._secret = os.urandom(32)
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -206,7 +206,7 @@ class Listener:
             return arrived[0], self._arrived.pop(arrived[0])
 
     def close(self) -> None:
-        """Accept nothing any more, and close what nobody has asked for. Accepted connections stay."""
+        """Accept no more connections, and close those that nobody has asked for. The others stay open."""
         with self._changed:
             self._closed = True
             # Wakes the thread, which closes it.
@@ -283,7 +283,7 @@ def connect(
     addresses = [address for address in invitation.addresses if address not in left_out]
     if not addresses:
         tried = ", ".join(invitation.addresses)
-        raise WorkerError(f"pytest's host has no address but those of this host, too ({tried})")
+        raise WorkerError(f"all addresses of pytest's host are those of this host, too ({tried})")
     reasons: dict[str, Exception] = {}
     while (left_s := deadline_s - time.monotonic()) > 0:
         found: queue.SimpleQueue[Connection | tuple[str, Exception]] = queue.SimpleQueue()
@@ -362,7 +362,7 @@ class Control:
         """Send a message.
 
         Raises:
-            TypeError: It contains something else than primitives.
+            TypeError: It contains something other than primitives.
             WorkerError: It is too large.
             OSError: The other side is gone, or does not read.
         """
@@ -424,7 +424,7 @@ class Control:
         self._connection.close()
 
     def _send_beat(self, number: int) -> None:
-        """Send a beat, unless the connection is full, or busy with a message that will do as a beat."""
+        """Send a beat, unless the connection is full, or busy with a message, which serves as a beat."""
         poll = select.poll()
         poll.register(self._connection.fileno(), select.POLLOUT)
         if poll.poll(0) and self._sending.acquire(blocking=False):

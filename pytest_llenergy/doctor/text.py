@@ -6,6 +6,7 @@ The words for capabilities are the same in the terminal and in the documentation
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -112,6 +113,14 @@ def _yes(value: bool) -> str:
 
 def _list(values: tuple[str, ...]) -> str:
     return ", ".join(values) or "none"
+
+
+def wrap_line(line: str, width: int) -> list[str]:
+    """Wrap a line between words, for a terminal with so many columns."""
+    indent = f"{INDENT}  "
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def render_checkup(checkup: Checkup) -> Iterator[str]:

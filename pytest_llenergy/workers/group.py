@@ -313,7 +313,9 @@ class RankGroup:
         names, nodes = list(self._hosts), self.plan.nodes
         url, variables = self._arrange_meeting(names, environment)
         if 1 < nodes < len(names):
-            for start in range(0, len(names), nodes):
+            # Those of the first model are right already. A second offer of its first host might contain the
+            # port at which all ranks meet.
+            for start in range(nodes, len(names), nodes):
                 variables |= self._arrange_meeting(names[start : start + nodes], environment)[1]
         return url, variables
 

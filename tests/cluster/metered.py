@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.cluster.remote_meters import RemoteMeters, open_remote_meters
+from pytest_llenergy.cluster.meter_client import open_remote_meters
+from pytest_llenergy.cluster.remote_meters import RemoteMeters
 from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostMeters

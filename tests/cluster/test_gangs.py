@@ -11,6 +11,8 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.values import cluster
 
+from .two_hosts import TwoHosts
+
 
 def offers(*devices: int) -> list[HostOffer]:
     return [HostOffer(f"n{number}", count) for number, count in enumerate(devices)]
@@ -37,6 +39,62 @@ def test_as_few_hosts_as_can_hold_equal_shares(
     n: int, per_host: int | None, devices: tuple[int, ...], hosts: int, share: int
 ) -> None:
     assert choose_shape(GpuRequest(n, per_host=per_host), offers(*devices)) == Shape(hosts, share)
+
+
+ALIKE = """
+import os
+import pytest
+
+found = []
+
+def where():
+    return os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()
+
+def note(workers):
+    found.append(dict(workers.run(where)))
+
+@pytest.mark.gpus(4)
+def test_all(workers):
+    note(workers)
+
+@pytest.mark.gpus(4, per_host=2)
+def test_same_shares(workers):
+    note(workers)
+
+@pytest.mark.gpus(4, tensor_across_hosts=True, fallback="cpu")
+def test_other_conditions(workers):
+    note(workers)
+    assert found[0] == found[1] == found[2]
+    assert list(found[0]) == ["GPU-n1-0", "GPU-n1-1", "GPU-n2-0", "GPU-n2-1"]
+"""
+
+UNLIKE = """
+import os
+import pytest
+
+def where():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+@pytest.mark.gpus(2)
+def test_one_host(workers):
+    assert workers.run(where) == ["GPU-n1-0", "GPU-n1-1"]
+
+@pytest.mark.gpus(2, per_host=1)
+def test_two_hosts(workers):
+    assert workers.run(where) == ["GPU-n1-0", "GPU-n2-0"]
+
+@pytest.mark.gpus(2)
+def test_one_host_again(workers):
+    assert workers.run(where) == ["GPU-n1-0", "GPU-n1-1"]
+"""
+
+
+@pytest.mark.parametrize("source", [ALIKE, UNLIKE], ids=["alike", "unlike"])
+def test_marks_that_mean_the_same_devices_share_ranks_and_only_those(
+    two_hosts: TwoHosts, source: str
+) -> None:
+    output = two_hosts.run(source)
+    assert "3 passed" in output, output
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import pytest
 from msgspec.structs import astuple
 
 from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
+from pytest_llenergy.cluster.meter_client import open_remote_meters
 from pytest_llenergy.cluster.meter_service import RoundMoments
-from pytest_llenergy.cluster.remote_meters import RemoteMeters, open_remote_meters
+from pytest_llenergy.cluster.remote_meters import RemoteMeters
 from pytest_llenergy.errors import MeterError, WorkerError
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import HostRound

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.cluster.client import Pending
-from pytest_llenergy.cluster.remote_meters import open_remote_meters
+from pytest_llenergy.cluster.meter_client import MeterClient, open_remote_meters
+from pytest_llenergy.cluster.remote_meters import RemoteMeters
 from pytest_llenergy.cluster.remote_windows import RemoteWindows
+from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.meters.window import Measuring
+from pytest_llenergy.meters.window_meters import WindowMeters
 
 from .metered import MeteredHost, metered_hosts
 
@@ -63,6 +66,18 @@ def watched_windows(
 def on_both(*verbs: str) -> list[tuple[str, str]]:
     """Return requests of which each is sent to both hosts before the next."""
     return [(host, verb) for verb in verbs for host in ("n1", "n2")]
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("kind", "protocol"), [(RemoteMeters, HostMeters), (RemoteWindows, WindowMeters)])
+def test_meters_of_another_host_have_no_methods_that_its_agent_cannot_answer(
+    kind: type, protocol: type
+) -> None:
+    """A verb that the service of the agent lacks would leave the host without joules."""
+    assert public(kind) - public(MeterClient) - {"service"} <= public(protocol)
 
 
 def test_hosts_start_and_read_their_meters_at_the_same_time(

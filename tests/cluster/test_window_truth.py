@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from pytest_llenergy.cluster.remote_meters import open_remote_meters
+from pytest_llenergy.cluster.meter_client import open_remote_meters
 from pytest_llenergy.cluster.remote_windows import RemoteWindows
 from pytest_llenergy.meters import Measuring, Window
 

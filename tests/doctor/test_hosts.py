@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,6 +88,26 @@ def test_a_launcher_that_counts_no_gpus_although_there_are_some(
     out = capsys.readouterr().out
     fault = "GPUs: none for the launcher, 2 that the driver shows; start the job with --gres=gpu:N"
     assert [line for line in out.splitlines() if "wrong: " in line] == [f"         wrong: {fault}"]
+
+
+def test_a_terminal_gets_lines_that_fit_with_whole_words(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuid = "GPU-00000000-0000-0000-0000-000000000001"
+    monkeypatch.setenv("COLUMNS", "80")
+    leader, follower = os.openpty()
+    with World(tmp_path / "world", [Board(uuid=uuid)]) as world, os.fdopen(follower, "w") as terminal:
+        seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": seen}))
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert main(["doctor", "--cluster=slurm"]) == 0
+        monkeypatch.undo()
+        out = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80, out
+    assert f"meter nvml for {uuid}: measured," in " ".join(out.split())
+    assert any(line.startswith(" " * 11) for line in lines), out
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.meeting import LOOPBACK, Offer, choose_address, find_routes, listen
+from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
+
+from .groups import run
 
 OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713), "boot")
 
@@ -44,3 +53,37 @@ def test_a_host_finds_its_interface_to_each_address_that_answers() -> None:
             patch.setattr("pytest_llenergy.workers.meeting.read_boot_id", lambda: "")
             assert "127.0.0.1" not in find_routes(replace(tried, boot_id=""))
     assert find_routes(replace(offer, addresses=("127.0.0.1",))) == {}
+
+
+class OfferingHost(LocalHost):
+    """Keeps its offers."""
+
+    def __init__(self) -> None:
+        super().__init__("spawn")
+        self.offers: list[Offer] = []
+
+    def offer_meeting(self, group: str) -> Offer:
+        self.offers.append(super().offer_meeting(group))
+        return self.offers[-1]
+
+
+def master_port() -> int:
+    return int(os.environ["MASTER_PORT"])
+
+
+def test_two_models_over_two_hosts_each_meet_at_ports_that_are_used_for_nothing_else() -> None:
+    """A host that offers twice has released the ports of its first offer, and may offer them again."""
+    row = Capabilities(launch="backend", hosts="several", data=True, tensor=True, gpu=True)
+    hosts = {name: OfferingHost() for name in ("n1", "n2", "n3", "n4")}
+    holds = [HostDevices(name, Lease(devices=(f"GPU-{name}",)), [0, 1]) for name in hosts]
+    plan = plan_on_hosts(row, Parallel(tensor=2, data=2), holds, 1, tensor_across_hosts=True)
+    group = RankGroup(plan, hosts)
+    try:
+        ports = run(group, master_port)
+    finally:
+        group.close()
+        for host in hosts.values():
+            host.close()
+    assert [len(host.offers) for host in hosts.values()] == [1, 0, 1, 0]
+    first, second = (hosts[name].offers[0].free_ports[1] for name in ("n1", "n3"))
+    assert ports == [first, first, second, second]
