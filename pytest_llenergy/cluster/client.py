@@ -16,12 +16,21 @@ from typing import Any
 from pytest_llenergy import errors
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset, read_suspended_ns
-from pytest_llenergy.cluster.host_facts import HostFacts, ProcessSettings, describe, refuse_differences
+from pytest_llenergy.cluster.host_facts import (
+    HostFacts,
+    ProcessSettings,
+    allow_open_files,
+    describe,
+    refuse_differences,
+)
 from pytest_llenergy.cluster.wire import Answer, Control, Hello, Listener, Request
 from pytest_llenergy.errors import WorkerError
 
 #: Exchanges of clock readings when a gang starts, and in each gap between rounds.
 FIRST_EXCHANGES, LATER_EXCHANGES = 32, 8
+
+#: Open files of pytest for each host, and those that it keeps for everything else.
+FILES_PER_HOST, SPARE_FILES = 4, 64
 
 
 class Pending:
@@ -143,8 +152,9 @@ class AgentClient:
         """Return the connection of a rank, which a service of the agent has opened or will open.
 
         Raises:
-            WorkerError: It does not come in time, or the host is lost.
+            WorkerError: It does not come in time, the host is lost, or this process has too many open files.
         """
+        allow_open_files(SPARE_FILES)
         return self._listener.accept(Hello("rank", self.slot, group, rank), timeout_s, lambda: self._lost)
 
     def exchange(self, count: int = LATER_EXCHANGES) -> Offset:
@@ -236,8 +246,10 @@ def accept_agents(
         explain: Returns why an agent cannot come any more, or None.
 
     Raises:
-        WorkerError: An agent does not come, or its host has other versions; all are ended.
+        WorkerError: An agent does not come, its host has other versions, or there are too many hosts for the
+            open files that this process may have; all are ended.
     """
+    allow_open_files(FILES_PER_HOST * len(names) + SPARE_FILES)
     deadline_s = time.monotonic() + timeout_s
     awaited = {Hello("agent", slot): name for slot, name in enumerate(names)}
     clients: list[AgentClient] = []

@@ -87,6 +87,24 @@ class ProcessSettings(msgspec.Struct, frozen=True):
         return [f"{name} {found}, pytest's is {wanted}" for name, found, wanted in rows if found != wanted]
 
 
+def allow_open_files(count: int) -> None:
+    """Raise the limit of open files of this process, unless it can open so many more.
+
+    Raises:
+        WorkerError: The hard limit does not allow it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + sum(1 for _ in (PROC / "fd").iterdir()) if PROC.exists() else 0
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise WorkerError(
+            f"this process needs {needed} open files for its hosts and ranks, and may have {hard}: "
+            "raise the hard limit (ulimit -Hn), or use fewer hosts"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 class HostFacts(msgspec.Struct, frozen=True):
     """A host as its agent sees it.
 

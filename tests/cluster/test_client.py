@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 
 import msgspec
+import psutil
 import pytest
 
 from pytest_llenergy.cluster import timeouts
@@ -272,3 +276,31 @@ def test_all_agents_that_are_missing_are_named() -> None:
     with pytest.raises(WorkerError, match=r"^n1, n2: their agents have not started: no connection of"):
         accept_agents(listener, ["n1", "n2"], 0.1)
     listener.close()
+
+
+def test_the_limit_of_open_files_is_raised_for_many_hosts() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 8, limits[1]))
+    try:
+        with gang(None, None) as clients:
+            assert [client.call("trial.echo", 60.0, value=1) for client in clients] == [1, 1]
+            files = [os.open("/dev/null", os.O_RDONLY) for _ in range(32)]
+            for each in files:
+                os.close(each)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_hosts_for_the_hard_limit_of_open_files_are_refused() -> None:
+    program = (
+        "import resource\n"
+        "from pytest_llenergy.cluster.client import accept_agents\n"
+        "from pytest_llenergy.cluster.wire import Listener\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
+        "accept_agents(Listener(), [f'n{slot}' for slot in range(100)], 1.0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    refusal = (
+        r"WorkerError: this process needs \d+ open files for its hosts and ranks, and may have 300: raise"
+    )
+    assert re.search(refusal, done.stderr), done.stderr

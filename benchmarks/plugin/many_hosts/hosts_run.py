@@ -36,12 +36,14 @@ COLUMNS = {
     "agent_cpu_percent": "{:.3f}",
     "pytest_cpu_percent": "{:.2f}",
     "agent_mb": "{:.0f}",
+    "files_per_host": "{:.1f}",
 }
 
 
 def measure_gang(hosts: int) -> dict[str, Any]:
     """Start a gang on this host, measure, and end it."""
     listener = Listener()
+    files = psutil.Process().num_fds()
     start_s = time.perf_counter()
     processes = [start_agent(listener, slot) for slot in range(hosts)]
     clients = accept_agents(listener, [f"n{slot}" for slot in range(hosts)], START_TIMEOUT_S)
@@ -54,6 +56,7 @@ def measure_gang(hosts: int) -> dict[str, Any]:
     time.sleep(IDLE_S)
     row["agent_cpu_percent"] = (cpu_s(agents) - before[0]) / hosts / IDLE_S * 100
     row["pytest_cpu_percent"] = (cpu_s([psutil.Process()]) - before[1]) / IDLE_S * 100
+    row["files_per_host"] = (psutil.Process().num_fds() - files) / hosts
     row["agent_mb"] = median(agent.memory_info().rss / 1e6 for agent in agents)
     row["end_s"] = time_ms(lambda: end_all(clients, processes)) / 1e3
     listener.close()
