@@ -25,7 +25,7 @@ from pytest_llenergy.workers.workload import task_workload
 
 from ..workers.survivors import alive, await_none, marked
 from . import spread_engine
-from .test_remote_ranks import Gang, open_gang
+from .remote_ranks import Gang, open_gang
 
 PROMPTS = ["abc", "hello world"]
 
@@ -37,12 +37,6 @@ def plan(degrees: Parallel, each: int = 1) -> ProcessPlan:
     ]
     row = spread_engine.SPEC.capabilities
     return plan_on_hosts(row, degrees, holds, 1, tensor_across_hosts=True)
-
-
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    with open_gang(tmp_path_factory.mktemp("gang")) as opened:
-        yield opened
 
 
 @contextmanager
