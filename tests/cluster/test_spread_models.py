@@ -13,10 +13,11 @@ from threading import Timer
 
 import pytest
 
+from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import HostDevices, ProcessPlan, plan_on_hosts
@@ -113,3 +114,11 @@ def require_end(directory: Path, ends: str) -> None:
         if ends == "worker":
             output = dict(caught.value.sections)["output of rank 1"]
             assert f"a process of the backend has ended (pid {pid}), and this rank with it" in output
+
+
+def test_a_model_on_one_host_has_no_address_of_others() -> None:
+    alone = r"its model is on one host \(nodes is 1\)"
+    with pytest.raises(BackendError, match=alone):
+        print(RankContext().master_url)
+    with pytest.raises(BackendError, match=alone):
+        RankContext().find_own_address()
