@@ -35,6 +35,7 @@ def die():
     os.kill(os.getpid(), 9)
 
 def test_loses_a_rank(workers, energy):
+    energy.metric("answers", 4, better="more")
     energy(workers.call(step, die))
 
 def test_expects_the_error(energy, energy_meter):
@@ -85,11 +86,11 @@ def test_no_round_of_a_measurement_that_fails_later_counts(
         assert (comparison["n_base"], comparison["n_head"], comparison["head"]) == (0, 0, None)
         assert comparison["base"] is not None
         assert f"invalid: test_some.py::{name}: the head test is invalid {reason}" in text
-        assert (record.status, record.metrics) == ("invalid", {})
+        assert (record.status, record.metrics, record.custom) == ("invalid", {}, {})
     # Nothing that was measured is lost.
     kept = [flag.name for round_ in records["test_loses_a_rank"].rounds for flag in round_.flags]
     assert kept.count("unfinished") == 1
-    assert paired.compared.notes[-1] == "head: failed in sessions: test_some.py::test_loses_a_rank (1 of 2)"
+    assert "head: failed in sessions: test_some.py::test_loses_a_rank (1 of 2)" in paired.compared.notes
     # Another test of the same sessions.
     assert found["test_works"]["verdict"] != "invalid"
     assert min(found["test_works"]["n_base"], found["test_works"]["n_head"]) >= 6
