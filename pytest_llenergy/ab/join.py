@@ -157,6 +157,9 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
             status=status,
             reason=reason,
             rounds=rounds,
+            # Those of its own rounds, which do not count.
+            metrics={},
+            custom={},
             comparisons=[],
             failed_gate=False,
         )

@@ -201,19 +201,34 @@ class RankContext:
 
     @property
     def master_url(self) -> str:
-        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets."""
-        assert self.master is not None
-        address, port = self.master
+        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets.
+
+        Raises:
+            BackendError: The model is on one host.
+        """
+        address, port = self._find_master()
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def find_own_address(self) -> str:
-        """Return the address of this host towards ``master``, which the other hosts reach."""
-        assert self.master is not None
-        family = socket.AF_INET6 if ":" in self.master[0] else socket.AF_INET
+        """Return the address of this host towards ``master``, which the other hosts reach.
+
+        Raises:
+            BackendError: The model is on one host.
+        """
+        master = self._find_master()
+        family = socket.AF_INET6 if ":" in master[0] else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             # Sends nothing, but chooses the route.
-            probe.connect(self.master)
+            probe.connect(master)
             return str(probe.getsockname()[0])
+
+    def _find_master(self) -> tuple[str, int]:
+        if self.master is None:
+            raise BackendError(
+                "this rank has no address of other hosts, since its model is on one host (nodes is 1): "
+                "the backend chooses where its processes meet"
+            )
+        return self.master
 
 
 class Job(Protocol):

@@ -282,7 +282,7 @@ class _Broker:
     def ended(self, gang: int) -> Mapping[int, str]:
         """Return why agents have ended, by slot, as far as Ray has found out."""
         with suppress(WorkerError):
-            while wait([self._stdout], 0):
+            while wait([self._stdout.fileno()], 0):
                 self._receive(time.monotonic())
         return self._ended.get(gang, {})
 
@@ -322,7 +322,7 @@ class _Broker:
         """Return the next answer or event; note why agents have ended."""
         while b"\n" not in self._buffer:
             left_s = max(0.0, deadline_s - time.monotonic())
-            if not wait([self._stdout], left_s):
+            if not wait([self._stdout.fileno()], left_s):
                 raise _SilentError(f"Ray cluster {self._address} does not answer{self._tail()}")
             part = os.read(self._stdout.fileno(), 1 << 16)
             if not part:

@@ -31,7 +31,7 @@ from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
 from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import task_workload
 
-from ..cluster.test_remote_ranks import open_gang
+from ..cluster.remote_ranks import open_gang
 from ..workers.survivors import await_none, marked
 from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts

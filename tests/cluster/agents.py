@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents on this host, each if wanted in a time namespace and with a host name of its own (root)."""
+"""Real agents on this host without Slurm or Ray, and a launcher that starts them.
+
+Each agent may be in a time namespace and have a host name of its own (root).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_llenergy.cluster.agent import agent_command
+from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.wire import Invitation, Listener
 
@@ -94,24 +99,74 @@ def await_end(popen: subprocess.Popen[bytes], timeout_s: float = 60.0) -> str:
     return report.decode()
 
 
+class AgentGang:
+    """Agents of hosts: by the name of each host, the options of ``start_agent``.
+
+    Attributes:
+        agents: Their processes.
+        hosts: Their clients.
+    """
+
+    def __init__(self, hosts: Mapping[str, Mapping[str, Any]]) -> None:
+        self.agents: list[subprocess.Popen[bytes]] = []
+        with ExitStack() as end:
+            listener = Listener()
+            end.callback(listener.close)
+            for slot, options in enumerate(hosts.values()):
+                self.agents.append(start_agent(listener.invitation, slot, **options))
+                end.callback(await_end, self.agents[-1])
+            self.hosts: list[AgentClient] = accept_agents(listener, list(hosts), 60.0)
+            end.callback(close_all, self.hosts)
+            self._end = end.pop_all()
+
+    def lost(self) -> Mapping[str, str]:
+        """See ``Gang``."""
+        return {each.name: each.lost for each in self.hosts if each.lost is not None}
+
+    def close(self) -> None:
+        """See ``Gang``."""
+        self._end.close()
+
+
 @contextmanager
 def gang(*hosts: str | None, **options: object) -> Iterator[list[AgentClient]]:
     """Yield the clients of an agent for each host: a name for another host, None for this one.
 
     ``options`` are those of ``start_agent``. The processes are the attribute ``popen`` of the clients.
     """
-    with ExitStack() as end:
-        listener = Listener()
-        end.callback(listener.close)
-        agents = [
-            start_agent(listener.invitation, slot, host=host, **options)  # type: ignore[arg-type]
-            for slot, host in enumerate(hosts)
-        ]
-        for popen in agents:
-            end.callback(await_end, popen)
-        names = [host or f"host{slot}" for slot, host in enumerate(hosts)]
-        clients = accept_agents(listener, names, 60.0)
-        for client, popen in zip(clients, agents, strict=True):
+    named = {host or f"host{slot}": {"host": host, **options} for slot, host in enumerate(hosts)}
+    with closing(AgentGang(named)) as started:
+        for client, popen in zip(started.hosts, started.agents, strict=True):
             client.popen = popen  # type: ignore[attr-defined]
-        end.callback(close_all, clients)
-        yield clients
+        yield started.hosts
+
+
+class Launcher:
+    """Starts gangs on hosts with so many GPUs each; ``hosts`` are those of ``AgentGang``."""
+
+    def __init__(self, hosts: Mapping[str, Mapping[str, Any]], devices: int = 1) -> None:
+        self.hosts, self.devices = hosts, devices
+        self.gangs: list[AgentGang] = []
+
+    def offers(self) -> Sequence[HostOffer]:
+        """See ``Cluster``."""
+        return [HostOffer(name, self.devices) for name in self.hosts]
+
+    def gang(
+        self,
+        shape: Shape,
+        wait_s: float,
+        on_wait: Callable[[str], None],
+        avoid: Mapping[str, str] = NONE_LOST,
+    ) -> AgentGang:
+        """See ``Cluster``."""
+        names = [name for name in self.hosts if name not in avoid]
+        if len(names) < shape.hosts:
+            raise NeverError("; ".join(avoid.values()) or f"these agents cannot provide {shape}")
+        self.gangs.append(AgentGang({name: self.hosts[name] for name in names[: shape.hosts]}))
+        return self.gangs[-1]
+
+    def close(self) -> None:
+        """See ``Cluster``."""
+        for each in self.gangs:
+            each.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.meter_client import open_remote_meters
 from pytest_llenergy.cluster.remote_meters import RemoteMeters
-from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.round_plan import RoundPlan
@@ -27,7 +26,7 @@ from ..measure.marks import iteration, rank_of
 from ..measure.plans import round_plan
 from ..meters.waves import MS
 from ..nvml_sim import Board, World
-from .agents import SHIFT_S, await_end, start_agent
+from .agents import SHIFT_S, AgentGang
 
 #: Power at rest, in prefill and in decode, by host.
 POWERS_W = {"n1": (100.0, 500.0, 300.0), "n2": (60.0, 650.0, 420.0)}
@@ -71,14 +70,10 @@ def metered_hosts(
 ) -> Iterator[list[MeteredHost]]:
     """Start the agents n1, with pytest's clock, and n2, whose clock is ahead if ``shifted``."""
     with ExitStack() as end:
-        listener = Listener()
-        end.callback(listener.close)
         worlds: list[World | None] = []
         shifts_ns = [0, SHIFT_S * 10**9 if shifted else 0]
-        agents = []
-        for slot, ((name, (idle_w, *_)), shift_ns) in enumerate(
-            zip(POWERS_W.items(), shifts_ns, strict=True)
-        ):
+        hosts = {}
+        for (name, (idle_w, *_)), shift_ns in zip(POWERS_W.items(), shifts_ns, strict=True):
             home = directory / name
             home.mkdir()
             environment = {"LLENERGY_LOCK_DIR": str(home), "LLENERGY_CACHE_DIR": str(home)}
@@ -90,12 +85,9 @@ def metered_hosts(
                 world = World(home / "world", [board], start_ns=begin_ns)
                 worlds.append(world)
                 environment |= world.environment(library.parent)
-            host = name if shift_ns else None
-            agents.append(start_agent(listener.invitation, slot, host=host, environment=environment))
-            end.callback(await_end, agents[-1])
-        clients = accept_agents(listener, list(POWERS_W), 60.0)
-        end.callback(close_all, clients)
-        yield [MeteredHost(*each) for each in zip(clients, worlds, shifts_ns, strict=True)]
+            hosts[name] = {"host": name if shift_ns else None, "environment": environment}
+        gang = end.enter_context(closing(AgentGang(hosts)))
+        yield [MeteredHost(*each) for each in zip(gang.hosts, worlds, shifts_ns, strict=True)]
 
 
 @dataclass

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inference engine that is launched symmetrically, as vLLM and SGLang are: the same on each host.
+"""Small inference engines whose parts gloo connects. Each token is the sum of ``rank + 1`` over these parts.
 
-Each token is the sum of ``rank + 1`` over its worker processes, which gloo connects.
+``SPEC`` is launched symmetrically, as vLLM and SGLang are: the same on each host, with a worker process for
+each device. The parts of ``SHARDED`` are ranks of the plugin, as those of transformers are.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ SPEC = BackendSpec(
     ),
 )
 
+#: How long a token takes by default (seconds).
+TOKEN_S = 0.01
+
 #: Follows the number of tokens that the first worker reads, and prints one when it is ready and each token.
 WORKER = """
 import sys, time
@@ -44,7 +48,7 @@ import torch
 import torch.distributed as dist
 
 url, rank, size, token_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"tcp://{url}", rank=rank, world_size=size)
+dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
 dist.barrier()
 print(dist.get_world_size(), flush=True)
 while True:
@@ -61,6 +65,22 @@ while True:
 """
 
 
+def describe(prompts: Sequence[str], outcome: list[list[tuple[int, int]]]) -> Generation:
+    """Return tokens and times of a batch, given as pairs."""
+    token_ids = [[token for token, _ in made] for made in outcome]
+    requests = [
+        RequestTimeline(
+            input_tokens=len(prompt),
+            output_tokens=len(made),
+            first_token_ns=made[0][1],
+            last_token_ns=made[-1][1],
+            token_ns=tuple(time_ns for _, time_ns in made),
+        )
+        for prompt, made in zip(prompts, outcome, strict=True)
+    ]
+    return Generation(texts=[str(ids) for ids in token_ids], token_ids=token_ids, requests=requests)
+
+
 @dataclass
 class SpreadJob:
     """Generates a number of tokens for each prompt in turn."""
@@ -73,18 +93,7 @@ class SpreadJob:
         return [[self._generate_token(first) for first in self._starts()] for _ in self.prompts]
 
     def result(self, outcome: list[list[tuple[int, int]]]) -> Generation:
-        token_ids = [[token for token, _ in made] for made in outcome]
-        requests = [
-            RequestTimeline(
-                input_tokens=len(prompt),
-                output_tokens=len(made),
-                first_token_ns=made[0][1],
-                last_token_ns=made[-1][1],
-                token_ns=tuple(time_ns for _, time_ns in made),
-            )
-            for prompt, made in zip(self.prompts, outcome, strict=True)
-        ]
-        return Generation(texts=[str(ids) for ids in token_ids], token_ids=token_ids, requests=requests)
+        return describe(self.prompts, outcome)
 
     def _starts(self) -> list[bool]:
         return [number == 0 for number in range(self.new_tokens)]
@@ -110,7 +119,8 @@ class SpreadBackend:
         size = context.parallel.tensor * context.parallel.pipeline
         here = size // context.nodes
         ranks = range(context.node_rank * here, (context.node_rank + 1) * here)
-        arguments = [context.master_url, str(size), str(options.get("token_s", 0.01))]
+        meets = f"tcp://{context.master_url}" if context.nodes > 1 else f"file://{context.scratch}/meeting"
+        arguments = [meets, str(size), str(options.get("token_s", TOKEN_S))]
         self._workers = {
             rank: subprocess.Popen(
                 [sys.executable, "-c", WORKER, arguments[0], str(rank), *arguments[1:]],
@@ -145,3 +155,60 @@ class SpreadBackend:
         for worker in self._workers.values():
             worker.kill()
             worker.wait()
+
+
+SHARDED = BackendSpec(
+    name="sharded",
+    factory="tests.cluster.spread_engine:ShardedBackend",
+    requires=("torch",),
+    install="pip install torch",
+    capabilities=Capabilities(framework="torch", data=True, tensor=True, gpu=True, timestamps="token"),
+)
+
+
+@dataclass
+class ShardedJob:
+    """Generates a number of tokens for each prompt in turn, together with the other ranks of its copy."""
+
+    part: int
+    copy: Any
+    prompts: Sequence[str]
+    new_tokens: int
+
+    def run(self) -> list[list[tuple[int, int]]]:
+        return [[self._generate_token() for _ in range(self.new_tokens)] for _ in self.prompts]
+
+    def result(self, outcome: list[list[tuple[int, int]]]) -> Generation:
+        return describe(self.prompts, outcome)
+
+    def _generate_token(self) -> tuple[int, int]:
+        import torch
+        import torch.distributed as dist
+
+        time.sleep(TOKEN_S)
+        token = torch.tensor([self.part])
+        dist.all_reduce(token, group=self.copy)
+        return int(token), time.monotonic_ns()
+
+
+class ShardedBackend:
+    """The engine: each rank is a shard of the copy to which the degrees assign it."""
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        import torch.distributed as dist
+
+        size = context.parallel.tensor
+        copies = [
+            dist.new_group(list(range(first, first + size))) for first in range(0, context.world_size, size)
+        ]
+        self._part, self._copy = context.rank + 1, copies[context.rank // size]
+        return BackendInfo(name="sharded", version="1", model=model.label)
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> ShardedJob:
+        return ShardedJob(self._part, self._copy, prompts, params.max_new_tokens)
+
+    def synchronize(self) -> None:
+        """Each token is read when it is there."""
+
+    def close(self) -> None:
+        """The rank ends its process group."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs of real agents with stand-ins of NVML, from one test to the next, under a launcher of these tests."""
+"""Gangs of real agents with stand-ins of NVML, from one test to the next."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +16,7 @@ import pytest
 from msgspec import structs
 
 from pytest_llenergy import gangs
-from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.cluster.base import NeverError
 from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
@@ -30,58 +28,10 @@ from pytest_llenergy.options.table import Settings
 from pytest_llenergy.workers.pool import RankPool
 
 from ..nvml_sim import Board, World
-from .agents import await_end, start_agent
+from .agents import Launcher
 
 #: Board of each host: its UUID and product name.
 BOARDS = {"n1": ("GPU-1", "Small"), "n2": ("GPU-2", "Large"), "n3": ("GPU-2", "Large")}
-
-
-class Gang:
-    """Agents of this host in the place of others."""
-
-    def __init__(self, names: Sequence[str], environments: Mapping[str, dict[str, str]]) -> None:
-        self._end = ExitStack()
-        self._listener = Listener()
-        self._end.callback(self._listener.close)
-        for slot, name in enumerate(names):
-            agent = start_agent(self._listener.invitation, slot, environment=environments[name])
-            self._end.callback(await_end, agent)
-        self.hosts: Sequence[AgentClient] = accept_agents(self._listener, names, 60.0)
-        self._end.callback(close_all, self.hosts)
-
-    def lost(self) -> Mapping[str, str]:
-        return {each.name: each.lost for each in self.hosts if each.lost is not None}
-
-    def close(self) -> None:
-        self._end.close()
-
-
-class Cluster:
-    """Hosts with one board each."""
-
-    def __init__(self, names: Sequence[str], environments: Mapping[str, dict[str, str]]) -> None:
-        self._names, self._environments = names, environments
-        self.gangs: list[Gang] = []
-
-    def offers(self) -> Sequence[HostOffer]:
-        return [HostOffer(name, 1) for name in self._names]
-
-    def gang(
-        self,
-        shape: Shape,
-        wait_s: float,
-        on_wait: Callable[[str], None],
-        avoid: Mapping[str, str] = NONE_LOST,
-    ) -> Gang:
-        left = [name for name in self._names if name not in avoid]
-        if len(left) < shape.hosts:
-            raise NeverError("; ".join(avoid.values()))
-        self.gangs.append(Gang(left[: shape.hosts], self._environments))
-        return self.gangs[-1]
-
-    def close(self) -> None:
-        for each in self.gangs:
-            each.close()
 
 
 class Hosts:
@@ -96,9 +46,9 @@ class Hosts:
             world = end.enter_context(World(home / "world", [Board(uuid=uuid, name=product)]))
             self.environments[name] = {"LLENERGY_LOCK_DIR": str(home), **world.environment(library.parent)}
 
-    def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Cluster]:
+    def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Launcher]:
         settings = {"lease_timeout": 30.0, "busy_timeout": 1.0, "start_method": "spawn", "rank_logs": None}
-        cluster = Cluster(names, self.environments)
+        cluster = Launcher({name: {"environment": self.environments[name]} for name in names})
         pool = RankPool(60.0, "spawn", "backend")
         made = cast(Settings, SimpleNamespace(**{**settings, **changes}))
         keeper = GangKeeper(cluster, pool, made, keeps=True)

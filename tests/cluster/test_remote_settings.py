@@ -6,21 +6,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.cluster.client import AgentClient
 from pytest_llenergy.cluster.remote_host import RemoteHost
 from pytest_llenergy.cluster.remote_settings import apply_on_hosts
-from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.devices.board_settings import GpuSettings
 from pytest_llenergy.devices.request import GpuRequest
 
 from ..workers.survivors import await_none, marked, survivors
-from .agents import await_end, start_agent
+from .agents import AgentGang
 from .two_hosts import FakeHost, TwoHosts
 
 LIMIT_W = GpuSettings(power_limit_w=300.0)
@@ -32,20 +31,14 @@ IMPATIENT = "from pytest_llenergy.workers import timeouts; timeouts.RESTORE_TIME
 @contextmanager
 def leased(hosts: Sequence[FakeHost], directory: Path, program: str = "") -> Iterator[list[AgentClient]]:
     """Yield agents that have leased all boards of their hosts."""
-    with ExitStack() as end:
-        listener = Listener()
-        end.callback(listener.close)
-        for slot, host in enumerate(hosts):
-            popen = start_agent(listener.invitation, slot, environment=host.environment, program=program)
-            end.callback(await_end, popen)
-        clients = accept_agents(listener, [host.name for host in hosts], 60.0)
-        end.callback(close_all, clients)
-        for client in clients:
+    named = {host.name: {"environment": host.environment, "program": program} for host in hosts}
+    with closing(AgentGang(named)) as gang:
+        for client in gang.hosts:
             answer = RemoteHost(client, directory, "spawn").lease(
                 GpuRequest(2), exclusive=False, wait_s=5.0, busy_timeout_s=5.0, test="t"
             )
             assert answer.lease is not None
-        yield clients
+        yield gang.hosts
 
 
 def keeper(client: AgentClient) -> psutil.Process:

@@ -13,10 +13,11 @@ from threading import Timer
 
 import pytest
 
+from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import HostDevices, ProcessPlan, plan_on_hosts
@@ -25,7 +26,7 @@ from pytest_llenergy.workers.workload import task_workload
 
 from ..workers.survivors import alive, await_none, marked
 from . import spread_engine
-from .test_remote_ranks import Gang, open_gang
+from .remote_ranks import Gang, open_gang
 
 PROMPTS = ["abc", "hello world"]
 
@@ -37,12 +38,6 @@ def plan(degrees: Parallel, each: int = 1) -> ProcessPlan:
     ]
     row = spread_engine.SPEC.capabilities
     return plan_on_hosts(row, degrees, holds, 1, tensor_across_hosts=True)
-
-
-@pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    with open_gang(tmp_path_factory.mktemp("gang")) as opened:
-        yield opened
 
 
 @contextmanager
@@ -119,3 +114,11 @@ def require_end(directory: Path, ends: str) -> None:
         if ends == "worker":
             output = dict(caught.value.sections)["output of rank 1"]
             assert f"a process of the backend has ended (pid {pid}), and this rank with it" in output
+
+
+def test_a_model_on_one_host_has_no_address_of_others() -> None:
+    alone = r"its model is on one host \(nodes is 1\)"
+    with pytest.raises(BackendError, match=alone):
+        print(RankContext().master_url)
+    with pytest.raises(BackendError, match=alone):
+        RankContext().find_own_address()

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,11 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.cluster import launchers
-from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import read_report
 
 from ..nvml_sim import Board, World
-from .agents import ROOT, SHIFT_S, await_end, can_be_another_host, start_agent
+from .agents import ROOT, SHIFT_S, Launcher, can_be_another_host
 from .runs import CUDA_STAND_IN, RUN_TIMEOUT_S
 
 #: Environment variable with the hosts of a run.
@@ -35,6 +32,16 @@ HOSTS_VARIABLE = "TEST_TWO_HOSTS"
 
 #: Environment variable that lets the fixture ``workers`` use torch.
 WITH_TORCH_VARIABLE = "TEST_TWO_HOSTS_WITH_TORCH"
+
+#: Beginning of a test file, with work that returns where it ran.
+WORK = """
+import os, platform, sys, time
+import pytest
+
+def where(seconds=0.0):
+    time.sleep(seconds)
+    return platform.node(), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]
+"""
 
 
 @dataclass
@@ -62,54 +69,9 @@ class FakeHost:
         return [self.world.board(index).power_limit_w for index in range(2)]
 
 
-class Gang:
-    """Agents of the hosts of a run."""
-
-    def __init__(self, names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> None:
-        self._end = ExitStack()
-        self._listener = Listener()
-        self._end.callback(self._listener.close)
-        for slot, name in enumerate(names):
-            agent = start_agent(self._listener.invitation, slot, **hosts[name])
-            self._end.callback(await_end, agent)
-        self.hosts: Sequence[AgentClient] = accept_agents(self._listener, names, 60.0)
-        self._end.callback(close_all, self.hosts)
-
-    def lost(self) -> Mapping[str, str]:
-        return {each.name: each.lost for each in self.hosts if each.lost is not None}
-
-    def close(self) -> None:
-        self._end.close()
-
-
-class Cluster:
-    """The launcher of a run."""
-
-    def __init__(self, *_: object) -> None:
-        self._hosts: dict[str, dict[str, Any]] = json.loads(os.environ[HOSTS_VARIABLE])
-
-    def offers(self) -> Sequence[HostOffer]:
-        return [HostOffer(name, 2) for name in self._hosts]
-
-    def gang(
-        self,
-        shape: Shape,
-        wait_s: float,
-        on_wait: Callable[[str], None],
-        avoid: Mapping[str, str] = NONE_LOST,
-    ) -> Gang:
-        names = [name for name in self._hosts if name not in avoid]
-        if len(names) < shape.hosts:
-            raise NeverError("; ".join(avoid.values()) or f"two_hosts cannot provide {shape}")
-        return Gang(names[: shape.hosts], self._hosts)
-
-    def close(self) -> None:
-        pass
-
-
 if HOSTS_VARIABLE in os.environ:
     # This is the plugin of a run. Without torch, whose import takes most of the time of a short run.
-    launchers.open_cluster = Cluster  # type: ignore[assignment]
+    launchers.open_cluster = lambda *_: Launcher(json.loads(os.environ[HOSTS_VARIABLE]), devices=2)
     if WITH_TORCH_VARIABLE not in os.environ:
         pytest.MonkeyPatch().setattr("pytest_llenergy.api.workers.find_spec", lambda _: None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,38 +13,14 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cluster import launchers
-from pytest_llenergy.cluster.base import NONE_LOST, HostOffer, Shape
+from pytest_llenergy.cluster.base import HostOffer
 from pytest_llenergy.errors import WorkerError
 
-from ..cluster.test_gang_keeper import Gang
+from ..cluster.agents import Launcher
 from ..nvml_sim import Board, World
 
 
-class Cluster:
-    """A launcher that counts the same number of GPUs on each host."""
-
-    def __init__(self, environments: Mapping[str, dict[str, str]], devices: int = 1) -> None:
-        self.environments = environments
-        self.devices = devices
-
-    def offers(self) -> Sequence[HostOffer]:
-        return [HostOffer(name, self.devices) for name in self.environments]
-
-    def gang(
-        self,
-        shape: Shape,
-        wait_s: float,
-        on_wait: Callable[[str], None],
-        avoid: Mapping[str, str] = NONE_LOST,
-    ) -> Gang:
-        names = [name for name in self.environments if name not in avoid]
-        return Gang(names[: shape.hosts], self.environments)
-
-    def close(self) -> None:
-        pass
-
-
-class EndedCluster(Cluster):
+class EndedLauncher(Launcher):
     def offers(self) -> Sequence[HostOffer]:
         raise WorkerError("Slurm job 7 is NODE_FAIL")
 
@@ -59,7 +35,7 @@ def test_fewer_gpus_than_the_launcher_counts_and_differences_are_named(
         world = end.enter_context(World(tmp_path / "world", [Board(uuid="GPU-1", name="Small")]))
         seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
         blind = {"LLENERGY_LOCK_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
-        cluster = Cluster({"n1": seen, "n2": blind})
+        cluster = Launcher({"n1": {"environment": seen}, "n2": {"environment": blind}})
         monkeypatch.setattr(launchers, "open_cluster", lambda *_: cluster)
         assert main(["doctor", "--cluster=slurm"]) == 1
     out = capsys.readouterr().out
@@ -80,10 +56,14 @@ def test_a_launcher_that_counts_no_gpus_although_there_are_some(
 ) -> None:
     with World(tmp_path / "world", [Board(uuid="GPU-1"), Board(uuid="GPU-2")]) as world:
         seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
-        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": seen}, devices=0))
+        monkeypatch.setattr(
+            launchers, "open_cluster", lambda *_: Launcher({"n1": {"environment": seen}}, devices=0)
+        )
         assert main(["doctor", "--cluster=slurm"]) == 1
         blind = {"LLENERGY_LOCK_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
-        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": blind}, devices=0))
+        monkeypatch.setattr(
+            launchers, "open_cluster", lambda *_: Launcher({"n1": {"environment": blind}}, devices=0)
+        )
         assert main(["doctor", "--cluster=ray"]) == 0
     out = capsys.readouterr().out
     fault = "GPUs: none for the launcher, 2 that the driver shows; start the job with --gres=gpu:N"
@@ -98,7 +78,7 @@ def test_a_terminal_gets_lines_that_fit_with_whole_words(
     leader, follower = os.openpty()
     with World(tmp_path / "world", [Board(uuid=uuid)]) as world, os.fdopen(follower, "w") as terminal:
         seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
-        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Cluster({"n1": seen}))
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Launcher({"n1": {"environment": seen}}))
         monkeypatch.setattr(sys, "stdout", terminal)
         assert main(["doctor", "--cluster=slurm"]) == 0
         monkeypatch.undo()
@@ -123,6 +103,6 @@ def test_a_name_of_no_cluster(name: str, message: str, capsys: pytest.CaptureFix
 def test_a_job_that_has_ended_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launchers, "open_cluster", lambda *_: EndedCluster({}))
+    monkeypatch.setattr(launchers, "open_cluster", lambda *_: EndedLauncher({}))
     assert main(["doctor", "--cluster=slurm"]) == 1
     assert capsys.readouterr().err == "llenergy doctor --cluster=slurm: Slurm job 7 is NODE_FAIL\n"

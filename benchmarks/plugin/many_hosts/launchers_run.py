@@ -72,23 +72,15 @@ def run_suite(place: Place, scratch: Path) -> dict[str, Any]:
     shares.unlink(missing_ok=True)
     variables = {
         **place.environment,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{CUDA_STAND_IN}",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, CUDA_STAND_IN, SUITE))),
         "LLENERGY_TIMES": str(times),
         "LLENERGY_SHARES": str(shares),
         "LLENERGY_BENCH_GPUS": str(2 * place.hosts),
         "LLENERGY_BENCH_PER_HOST": "2",
     }
+    plugins = ["-p", "lease_times", "-p", "no:cacheprovider"]
     options = [f"--energy-cluster={place.name}", f"--energy-report={scratch / 'energy.json'}"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(SUITE),
-        *options,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(SUITE)]
     done = subprocess.run(
         [*place.launcher, *command],
         env=variables,
