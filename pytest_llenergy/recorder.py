@@ -7,7 +7,8 @@ pytest-xdist sends each report to the controller at once, so a worker that dies 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from pytest_llenergy.model.record import (
     Parallel,
     Record,
     domain_kind,
+    host_of,
     kind_of_energy,
     without_host,
 )
@@ -361,23 +363,37 @@ def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 
+def _join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collection[str]) -> Flag:
+    """Return one flag for those of one name: the detail of the host with the most rounds, and the others."""
+    first: dict[str, Flag] = {}
+    counts: Counter[str] = Counter()
+    for flags in by_round:
+        # Two boards of a host may raise the same flag in one round.
+        found = {_host_in(flag, hosts): flag for flag in reversed(flags)}
+        counts.update(reversed(found))
+        first = {**found, **first}
+    shown = first[counts.most_common(1)[0][0]]
+    hosts_named = ", ".join(f"{host} in {count}" for host, count in counts.most_common() if host)
+    of_hosts = f" ({hosts_named})" if len(counts) > 1 and hosts_named else ""
+    detail = f"{len(by_round)} of {total} rounds{of_hosts}: {shown.detail}"
+    return msgspec.structs.replace(shown, detail=detail)
+
+
+def _host_in(flag: Flag, hosts: Collection[str]) -> str:
+    """Return the host that a flag's detail begins with; "" if it names none."""
+    host, colon, _ = flag.detail.partition(": ")
+    return host if colon and host in hosts else ""
+
+
 def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
     """Return the flags of the rounds, each name once with its number of rounds, and those in ``before``."""
     rounds = experiment.rounds if experiment is not None else []
-    by_name: dict[str, list[Flag]] = {}
+    hosts = {host_of(meter.domain) for meter in meters}
+    by_name: dict[str, list[list[Flag]]] = {}
     for round_ in rounds:
-        # Two boards may raise the same flag in one round.
-        for flag in {flag.name: flag for flag in reversed(round_.flags)}.values():
-            by_name.setdefault(flag.name, []).append(flag)
-    total = len(rounds)
-    flags = [
-        Flag(
-            name=name,
-            severity=same[0].severity,
-            detail=f"{len(same)} of {total} rounds: {same[0].detail}",
-        )
-        for name, same in by_name.items()
-    ]
+        for name in dict.fromkeys(flag.name for flag in round_.flags):
+            by_name.setdefault(name, []).append([flag for flag in round_.flags if flag.name == name])
+    flags = [_join_flags(same, len(rounds), hosts) for same in by_name.values()]
     flags += experiment.flags if experiment is not None else []
     flags += [flag for flag in before if flag.name not in by_name]
     estimated = [meter for meter in meters if meter.kind == "estimated"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ class EnergyMeter(RecordedValues):
     def __init__(self, context: TestContext) -> None:
         self._context = context
         self._measuring: Measuring | None = None
+        # The first windows may open in several threads.
+        self._lock = threading.Lock()
 
     def __call__(self, name: str) -> Window:
         """Return a new window, a context manager.
@@ -102,11 +105,13 @@ class EnergyMeter(RecordedValues):
             self._measuring.stop()
 
     def _open(self) -> Measuring:
-        if self._measuring is None:
-            self._measuring = Measuring(open_window_meters(self._context))
-            self._measuring.start()
-            self._context.draft.meters = self._measuring.infos()
-        return self._measuring
+        with self._lock:
+            if self._measuring is None:
+                measuring = Measuring(open_window_meters(self._context))
+                measuring.start()
+                self._context.draft.meters = measuring.infos()
+                self._measuring = measuring
+            return self._measuring
 
     def _add(self, window: Window) -> Window:
         self._context.draft.windows.append(window)

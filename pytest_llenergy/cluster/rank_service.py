@@ -7,8 +7,8 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,8 @@ class RankService:
             os.chdir(directory)
         own = [path for path in self._search_path if path not in sys_path]
         sys.path[:] = [*filter(os.path.exists, sys_path), *own]
-        self._host.prepare(group, _decode_environment(environment), preload, limit_s)
+        with _failures_in_one_line():
+            self._host.prepare(group, _decode_environment(environment), preload, limit_s)
 
     def _start(
         self, group: str, rank: int, environment: bytes, boot: dict[str, Any], python: str | None
@@ -221,7 +222,8 @@ class RankService:
         boot["sys_path"] = None if python is not None else sys.path
         variables = _decode_environment(environment)
         lease = () if self._holding is None else self._holding.lend_descriptors()
-        started = self._local.start(group, rank, variables, boot, lease, python)
+        with _failures_in_one_line():
+            started = self._local.start(group, rank, variables, boot, lease, python)
         self._logs.setdefault(group, {})[rank] = started.log
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
         # Each relay has a directory of its own, since several ranks may get one request at the same time.
@@ -235,6 +237,15 @@ class RankService:
     def _kill(self, group: str) -> list[int]:
         self._logs.pop(group, None)
         return [] if self._host is None else self._host.kill(group)
+
+
+@contextmanager
+def _failures_in_one_line() -> Iterator[None]:
+    """Report a file that cannot be written, such as the log of a rank, without the code of the agent."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkerError(f"its ranks cannot be started: {error}") from None
 
 
 def _in_pci_order(possible: Lease) -> Lease:

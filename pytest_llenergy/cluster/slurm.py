@@ -126,7 +126,7 @@ class SlurmCluster:
         chosen = fitting[: shape.hosts]
         # If the job has unlike numbers of GPUs, Slurm gives a step more than the fewest only in total.
         in_total = shape.hosts == 1 and any(offer.devices > fewest for offer in chosen)
-        if len(chosen) < shape.hosts and avoid:
+        if len(chosen) < shape.hosts <= sum(offer.devices >= shape.per_host for offer in offers):
             left_out = "".join(f"; not used: {reason}" for reason in avoid.values())
             raise NeverError(
                 f"Slurm job {self._job} cannot provide {shape}: too few hosts are left{left_out}"

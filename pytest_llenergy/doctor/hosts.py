@@ -64,12 +64,14 @@ class Bandwidth:
         hosts: Their names, each with its network interface.
         bytes_per_s: Bus bandwidth, 2 (n - 1) / n times size over duration, as nccl-tests defines it.
         fault: Why it could not be measured; None if it was.
+        missing: What is needed for it and not installed, which is no fault.
         size_bytes: Size of the tensor.
     """
 
     hosts: Sequence[str]
     bytes_per_s: float | None = None
     fault: str | None = None
+    missing: str | None = None
     size_bytes: int = TENSOR_BYTES
 
 
@@ -141,15 +143,18 @@ def measure_bandwidth(cluster: Cluster, hosts: Sequence[HostCheckup]) -> Bandwid
     avoid = {host.name: host.fault for host in hosts if host.fault is not None}
     if len(names) < 2:
         return None
+    without = [host.name for host in hosts if host.facts is not None and "torch" not in host.facts.packages]
+    if without:
+        return Bandwidth(names, missing=f"torch is not installed on {', '.join(without)}")
     try:
         gang = cluster.gang(Shape(len(names), 0), BUSY_S, _ignore, avoid)
     except LLEnergyError as error:
-        return Bandwidth(names, fault=str(error))
+        return Bandwidth(names, fault=str(error).partition("\n")[0])
     scratch = ScratchDirectory()
     try:
         return _sum_on(gang.hosts, scratch)
     except LLEnergyError as error:
-        return Bandwidth(names, fault=str(error))
+        return Bandwidth(names, fault=str(error).partition("\n")[0])
     finally:
         gang.close()
         scratch.remove()

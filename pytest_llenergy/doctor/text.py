@@ -175,7 +175,7 @@ def render_host_of_cluster(host: HostCheckup) -> Iterator[str]:
 def render_bandwidth(bandwidth: Bandwidth) -> str:
     """Render the bandwidth between the hosts of a cluster."""
     if bandwidth.bytes_per_s is None:
-        return f"network  {bandwidth.fault}"
+        return f"network  not measured: {bandwidth.missing or bandwidth.fault}"
     speed = f"{bandwidth.bytes_per_s / 1e9:.3g} GB/s"
     size = f"{bandwidth.size_bytes >> 20} MiB"
     return f"network  {speed} by gloo, all_reduce of {size} over {', '.join(bandwidth.hosts)}"

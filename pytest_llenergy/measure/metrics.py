@@ -10,6 +10,7 @@ Metrics of served loads are in ``served_metrics``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from statistics import fmean
@@ -189,7 +190,8 @@ def _explain_missing_energy(rounds: Sequence[Round]) -> str | None:
         return None
     reasons = [round_.reason for round_ in rounds if round_.reason]
     reasons += [flag.detail for round_ in rounds for flag in round_.flags if flag.severity == "invalid"]
-    return reasons[0] if reasons else "no valid round"
+    # The most frequent one: another host or board may be disturbed in a few rounds.
+    return Counter(reasons).most_common(1)[0][0] if reasons else "no valid round"
 
 
 def _added_to(rounds: Sequence[Round], planned: int | None) -> int | None:

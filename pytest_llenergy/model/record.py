@@ -131,6 +131,11 @@ def without_host(domain: str) -> str:
     return kind.rpartition("/")[2] + colon + device
 
 
+def host_of(domain: str) -> str:
+    """Return the host of a domain: ``host`` for ``host/gpu:GPU-…``, "" for one of pytest's own host."""
+    return domain.partition(":")[0].rpartition("/")[0]
+
+
 def domain_kind(domain: str) -> str:
     """Return what kind of hardware a domain is, such as ``gpu``."""
     return without_host(domain).partition(":")[0]

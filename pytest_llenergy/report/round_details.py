@@ -12,6 +12,7 @@ from pytest_llenergy.model.quantity import format_energy, format_scaled, scale_o
 from pytest_llenergy.model.record import Flag, Record, Round, Terms
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.columns import number_types
+from pytest_llenergy.report.hosts import HostEnergy, sum_by_host
 from pytest_llenergy.report.notes import SEVERITY_STYLES
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
 
@@ -55,19 +56,37 @@ def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
         TableColumn("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
         TableColumn("°C", [_number(each.temperature_start_c) for each in rounds]),
         TableColumn("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
-        TableColumn("flags", [",".join(flag.name for flag in each.flags) or "-" for each in rounds], False),
+        TableColumn("flags", [_flag_names(each) for each in rounds], False),
     ]
+    columns[2:2] = _host_columns(rounds)
     return [column for column in columns if set(column.cells) != {"-"}]
 
 
+def _flag_names(round_: Round) -> str:
+    """Return the names of the flags, each once: several hosts or boards may raise the same."""
+    return ",".join(dict.fromkeys(flag.name for flag in round_.flags)) or "-"
+
+
 def _energy_column(rounds: Sequence[Round]) -> TableColumn:
-    """Return the joules of rounds, all in the step of the largest."""
-    scale = scale_of("J", *(each.energy_j for each in rounds if each.energy_j is not None))
+    return _joules("energy ± u", [(each.energy_j, each.energy_u_absolute_j) for each in rounds])
+
+
+def _host_columns(rounds: Sequence[Round]) -> Iterator[TableColumn]:
+    """Yield the joules of each host, if there are several."""
+    found = [sum_by_host(each.by_domain) for each in rounds]
+    names = dict.fromkeys(name for each in found for name in each)
+    for name in names if len(names) > 1 else ():
+        energies = [each.get(name, HostEnergy(None, None)) for each in found]
+        yield _joules(f"{name} ± u", [(each.energy_j, each.energy_u_j) for each in energies])
+
+
+def _joules(title: str, energies: Sequence[tuple[float | None, float | None]]) -> TableColumn:
+    """Return a column of joules with their uncertainties, all in the step of the largest."""
+    scale = scale_of("J", *(energy_j for energy_j, _ in energies if energy_j is not None))
     cells = [
-        "-" if each.energy_j is None else format_scaled(each.energy_j, each.energy_u_absolute_j, "J", scale)
-        for each in rounds
+        "-" if energy_j is None else format_scaled(energy_j, u_j, "J", scale) for energy_j, u_j in energies
     ]
-    return TableColumn("energy ± u", cells)
+    return TableColumn(title, cells)
 
 
 def _terms(rounds: Sequence[Round]) -> list[str]:

@@ -273,3 +273,33 @@ def test_with_ranks_on_one_host(benchmark, workers):
     for hosts in ("n1, n2", "n1"):
         refusal = f"benchmark measures the energy of pytest's own host, and the test uses {hosts}; use "
         assert f"{refusal}energy(workers.call(...)) instead" in output
+
+
+FIRST_WINDOWS = (
+    WORK
+    + """
+import threading
+
+@pytest.mark.gpus(4, per_host=2)
+def test_it(workers, energy_meter):
+    windows = []
+
+    def measure(number):
+        with energy_meter(f"w{number}") as window:
+            time.sleep(0.5)
+        windows.append(window)
+
+    threads = [threading.Thread(target=measure, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert all(window.energy_j > 0 for window in windows), windows
+"""
+)
+
+
+def test_the_first_windows_of_a_test_may_open_in_several_threads(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(FIRST_WINDOWS)
+    assert "1 passed" in output, output
+    assert len(two_hosts.report.records[0].windows) == 4

@@ -154,19 +154,22 @@ cluster.close()
 def test_a_gang_that_no_job_or_only_a_larger_job_can_have(slurm_cluster: Slurm) -> None:
     code = """
 out([[offer.name, offer.devices] for offer in cluster.offers()])
-for shape in (Shape(2, 3), Shape(1, 5)):
+for shape, avoid in (Shape(2, 3), {}), (Shape(1, 5), {}), (Shape(2, 3), LOST), (Shape(1, 1), LOST):
     try:
-        cluster.gang(shape, 0.0, print)
+        cluster.gang(shape, 0.0, print, avoid)
     except NeverError as error:
         out(str(error))
-"""
-    offers, larger, never = in_job(slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu")
+""".replace("LOST", repr({"n1": "n1: its agent has ended"}))
+    offers, larger, never, larger_before, left = in_job(slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu")
     assert offers == [["n1", 2]]
     assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs (n1); " in larger
     assert larger.endswith("; a larger job can: salloc --partition=gpu --nodes=2 --gres=gpu:3")
     tried = "--nodes=1 --gres=gpu:5 (srun --test-only --partition=gpu --nodes=1 --gres=gpu:5 "
     assert f"; nor can a larger job with {tried}" in never
     assert never.endswith("Requested node configuration is not available)")
+    # The job could not hold the first with all its hosts either.
+    assert larger_before == larger
+    assert left.endswith("1 host with 1 GPU: too few hosts are left; not used: n1: its agent has ended")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.cluster import launchers
+from pytest_llenergy.cluster import host_facts, launchers
 from pytest_llenergy.cluster.base import HostOffer
 from pytest_llenergy.errors import WorkerError
 
-from ..cluster.agents import Launcher
+from ..cluster.agents import WITH_TRIAL, Launcher
 from ..nvml_sim import Board, World
 
 
@@ -106,3 +106,18 @@ def test_a_job_that_has_ended_is_one_line(
     monkeypatch.setattr(launchers, "open_cluster", lambda *_: EndedLauncher({}))
     assert main(["doctor", "--cluster=slurm"]) == 1
     assert capsys.readouterr().err == "llenergy doctor --cluster=slurm: Slurm job 7 is NODE_FAIL\n"
+
+
+def test_hosts_without_torch_can_be_used(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = "lambda name: None if name == 'torch' else '1.0'"
+    patch = f"from pytest_llenergy.cluster import host_facts\nhost_facts.installed_version = {without}"
+    program = f"{WITH_TRIAL}\n{patch}"
+    monkeypatch.setattr(host_facts, "installed_version", lambda name: None if name == "torch" else "1.0")
+    with World(tmp_path / "world", [Board(uuid="GPU-1")]) as world:
+        seen = {**world.environment(nvml_library.parent), "LLENERGY_LOCK_DIR": str(tmp_path)}
+        hosts = {name: {"environment": seen, "program": program} for name in ("n1", "n2")}
+        monkeypatch.setattr(launchers, "open_cluster", lambda *_: Launcher(hosts))
+        assert main(["doctor", "--cluster=slurm"]) == 0
+    assert "network  not measured: torch is not installed on n1, n2\n" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from pytest_llenergy.compare.comparability import describe_settings
 from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Coordinates, Record
 from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.report.hosts import describe_devices, place_of, sum_by_host
 from pytest_llenergy.report.html.cases import (
     PER_ITERATION,
     PER_TOKEN,
@@ -118,6 +119,22 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     return table("Rounds", (*columns, "#iterations", "", "flags"), rows)
 
 
+def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+    """List the energy of each host of a cluster in each round."""
+    rows: list[Row] = [
+        [
+            str(turn.place),
+            f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
+            host,
+            format_quantity(energy.energy_j, energy.energy_u_j, "J") if energy.energy_j is not None else "-",
+            Cell(energy.reason or "", "text"),
+        ]
+        for turn in ordered
+        for host, energy in sum_by_host(turn.round.by_domain).items()
+    ]
+    return table("Hosts", ("#", "side", "host", "#energy ± u", "reason"), rows)
+
+
 def phases(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     """List duration and energy of each phase of each round."""
     rows: list[Row] = [
@@ -212,16 +229,15 @@ def _places(record: Record) -> list[tuple[str, str]]:
     degrees = [name for name in Coordinates.__struct_fields__ if getattr(record.parallel, name) > 1]
     places = []
     for rank in record.ranks:
-        parts = [(f"rank {rank.rank}", rank.device, rank.coordinates)]
+        parts = [(f"rank {rank.rank}", rank.coordinates)]
         parts += [
-            (f"rank {rank.rank}, pid {pid}", rank.device, part)
+            (f"rank {rank.rank}, pid {pid}", part)
             for pid, part in zip(rank.workers, rank.worker_coordinates, strict=False)
         ]
-        places += [
-            (name, f"{', '.join(f'{degree} {getattr(part, degree)}' for degree in degrees)} on {device}")
-            for name, device, part in parts
-            if part is not None and degrees
-        ]
+        for name, part in parts if degrees else ():
+            if part is not None:
+                numbers = ", ".join(f"{degree} {getattr(part, degree)}" for degree in degrees)
+                places.append((name, f"{numbers} on {place_of(rank)}"))
     return places
 
 
@@ -246,7 +262,7 @@ def _settings(record: Record) -> list[tuple[str, str]]:
             ]
         facts += [(f"option {name}", str(each)) for name, each in backend.options.items()]
         facts += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
-    facts.append(("devices", ", ".join(record.devices) or "-"))
+    facts.append(("devices", describe_devices(record)))
     settings = dict.fromkeys(map(describe_settings, record.gpu_settings))
     facts += [("settings of the boards", each) for each in settings]
     if record.fallback is not None:

@@ -257,6 +257,7 @@ def _build_section(
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
     main = [details.metrics(case), details.flags(case), details.windows(case), details.rounds(case, ordered)]
     more = [
+        details.hosts(case, ordered),
         details.phases(case, ordered),
         details.spans(case),
         *(details.steps(each) for each in curves),

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people read of a test on two hosts: on the terminal, on the page, and in flags and errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from .agents import ROOT
+from .two_hosts import WORK, TwoHosts
+
+DISTURBED = (
+    WORK
+    + """
+from pathlib import Path
+from tests.nvml_sim import Process, World
+
+ROUNDS = []
+
+def work():
+    ROUNDS.append(1)
+    if os.environ["LOCAL_RANK"] == "0":
+        # A program of another user: on n2 in all rounds, on n1 in the first.
+        present = platform.node() == "n2" or len(ROUNDS) == 1
+        path = PATHS[os.environ["CUDA_VISIBLE_DEVICES"]]
+        World.open(Path(path)).update(0, processes=(Process(1, 2 << 30),) if present else ())
+    time.sleep(0.3)
+
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.parallel(data=4)
+@pytest.mark.energy_options(rounds=3, iterations=1, warmup=0)
+def test_it(workers, energy):
+    energy(workers.call(work))
+"""
+)
+
+
+def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
+    paths = {f"GPU-{host.name}-0": str(host.world.path) for host in two_hosts.hosts}
+    output = two_hosts.run(DISTURBED.replace("PATHS", repr(paths)), "-v", "--energy-busy=skip")
+    (record,) = two_hosts.report.records
+    flag = next(each for each in record.flags if each.name == "foreign-process")
+    # What was there at the start of a round counts, too.
+    found = r"3 of 3 rounds \(n2 in 3, n1 in [12]\): n2: GPU-n2-0 is used by"
+    assert re.match(found, flag.detail), record.flags
+    assert record.reason is not None
+    assert record.reason.startswith("n2: GPU-n2-0"), record.reason
+    # 100 and 150 watts on each.
+    assert re.search(r"^round +s +energy ± u +n1 ± u +n2 ± u", output, re.MULTILINE), output
+    assert re.search(r"^1( +\S+){2} ± \S+ J +[789]\d(\.\d+)? ± \S+ J +[789]\d", output, re.MULTILINE), output
+    assert "foreign-process,foreign-process" not in output
+    page = two_hosts.directory / "page.html"
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "report", "energy.json", "-o", str(page)]
+    subprocess.run(
+        [*command, "--format=html"], cwd=two_hosts.directory, env={"PYTHONPATH": str(ROOT)}, check=True
+    )
+    text = page.read_text()
+    assert "n1: GPU-n1-0, GPU-n1-1; n2: GPU-n2-0, GPU-n2-1" in text
+    assert "data 2 on GPU-n2-0 of n2" in text
+    assert re.search(r">Hosts<", text)
+
+
+UNWRITABLE = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2)
+def test_it(workers):
+    workers.run(where)
+"""
+)
+
+
+def test_logs_that_a_host_cannot_write_are_one_line(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(UNWRITABLE, "--energy-rank-logs=/proc/x")
+    assert re.search(r"^WorkerError: n1: its ranks cannot be started: .*'/proc/x'$", output, re.MULTILINE)
+    assert "agent.py" not in output
