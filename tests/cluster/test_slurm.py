@@ -153,14 +153,17 @@ cluster.close()
 
 def test_a_gang_that_no_job_or_only_a_larger_job_can_have(slurm_cluster: Slurm) -> None:
     code = """
+lost = {"n1": "n1: its agent has ended"}
 out([[offer.name, offer.devices] for offer in cluster.offers()])
-for shape, avoid in (Shape(2, 3), {}), (Shape(1, 5), {}), (Shape(2, 3), LOST), (Shape(1, 1), LOST):
+for shape, avoid in (Shape(2, 3), {}), (Shape(1, 5), {}), (Shape(2, 3), lost), (Shape(1, 1), lost):
     try:
         cluster.gang(shape, 0.0, print, avoid)
     except NeverError as error:
         out(str(error))
-""".replace("LOST", repr({"n1": "n1: its agent has ended"}))
-    offers, larger, never, larger_before, left = in_job(slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu")
+"""
+    offers, larger, never, larger_before, left = in_job(
+        slurm_cluster, code, "--nodes=1", "--gres=gpu:2", "--partition=gpu"
+    )
     assert offers == [["n1", 2]]
     assert "cannot provide 2 hosts with 3 GPUs each: it has 1 host with 2 GPUs (n1); " in larger
     assert larger.endswith("; a larger job can: salloc --partition=gpu --nodes=2 --gres=gpu:3")
