@@ -36,9 +36,7 @@ class SessionRecord:
     def usable(self) -> bool:
         """Whether the test ran as it should, even if its rounds are not valid measurements."""
         record = self.record
-        return record.counts or (
-            record.status == "invalid" and bool(record.rounds) and not record.is_spoiled
-        )
+        return record.counts or (record.status == "invalid" and bool(record.rounds) and not record.is_spoiled)
 
     @property
     def over_budget(self) -> bool:
