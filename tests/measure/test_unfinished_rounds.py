@@ -85,6 +85,12 @@ def test_has_an_invalid_window(energy, energy_meter):
     with energy_meter("short"):
         pass
 
+def test_fails_again_and_again(energy):
+    for rounds_before in (0, 2, 0):
+        calls[:] = [0] * (2 - rounds_before)
+        with pytest.raises(ValueError):
+            energy(work)
+
 class Mute(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -185,15 +191,20 @@ def test_a_rank_that_dies_in_the_third_round(quick: pytest.Pytester, read_report
 def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_report: ReadReport) -> None:
     """A gate compares none of its rounds, even if the test expects the error."""
     quick.makepyfile(IN_PROCESS)
-    done = quick.runpytest(*OPTIONS)
-    done.assert_outcomes(failed=3, passed=3, skipped=1)
+    # A target that nothing meets.
+    done = quick.runpytest(*OPTIONS, "--energy-target=0.0001%")
+    done.assert_outcomes(failed=4, passed=3, skipped=1)
     records = {each["id"].partition("::")[2]: each for each in read_report()["records"]}
     for name in ("test_fails", "test_expects_the_error"):
         assert records[name]["status"] == "failed"
         require_unfinished(records[name]["rounds"], "the work failed: ValueError: no more")
+        assert "target-missed" not in [flag["name"] for flag in records[name]["flags"]]
+    # The longest of several that failed.
+    require_unfinished(records["test_fails_again_and_again"]["rounds"], "ValueError: no more")
     again = records["test_measures_again"]
     assert again["status"] == "measured"
     assert len(again["rounds"]) == 4
+    assert "target-missed" in [flag["name"] for flag in again["flags"]]
     assert "invalid" not in [flag["severity"] for each in again["rounds"] for flag in each["flags"]]
     window = records["test_has_a_window_too"]
     assert (window["status"], window["rounds"], len(window["windows"])) == ("measured", [], 1)
