@@ -148,11 +148,14 @@ def test_other_hardware_is_refused_even_if_nothing_was_measured() -> None:
         shard(name, environment=elsewhere(logical_cpus=cpus)) for name, cpus in (("a", 64), ("b", 8))
     )
     skipped = [Record(id=f"t.py::{each}", attempt=1, status="skipped", reason="no GPU") for each in "ab"]
-    for records in ([[], []], [[each] for each in skipped]):
-        parts = [
-            msgspec.structs.replace(part, records=found)
-            for part, found in zip((here, there), records, strict=True)
-        ]
+    refused = (
+        [here, there],
+        [
+            msgspec.structs.replace(part, records=[record])
+            for part, record in zip((here, there), skipped, strict=True)
+        ],
+    )
+    for parts in refused:
         assert "different hardware (cores: 64 -> 8)" in refusal(*parts)
     # A run on a cluster that lost its hosts before anything was measured.
     hosts = {"n1": elsewhere()}
