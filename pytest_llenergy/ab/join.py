@@ -35,7 +35,8 @@ class SessionRecord:
     @property
     def usable(self) -> bool:
         """Whether the test ran as it should, even if its rounds are not valid measurements."""
-        return self.record.counts or (self.record.status == "invalid" and bool(self.record.rounds))
+        record = self.record
+        return record.counts or (record.status == "invalid" and bool(record.rounds) and not record.is_spoiled)
 
     @property
     def over_budget(self) -> bool:

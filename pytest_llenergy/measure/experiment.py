@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,9 @@ from pytest_llenergy.measure.quality import (
     add_comparison_flags,
     drift_flags,
     outlier_flags,
+    unevaluated_flag,
     unfinished_flag,
+    unread_round,
     widen_by_scatter,
 )
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
@@ -175,10 +177,8 @@ def measure_on_hosts(
                 on_step(series.next_step())
                 series.add_round(dither)
         except BaseException:
-            # An error of a meter must not hide this one, whatever it is.
-            with suppress(Exception):
-                if series.rounds or series.unfinished:
-                    on_failure(series.conclude(failed=True))
+            if series.rounds or series.unfinished:
+                on_failure(series.conclude_failed())
             raise
         return series.conclude()
 
@@ -201,6 +201,7 @@ class _RoundSeries:
     iterations: int
     rounds: list[Round] = field(init=False)
     unfinished: Round | None = field(init=False, default=None)
+    _meters: list[MeterInfo] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._begin()
@@ -249,10 +250,12 @@ class _RoundSeries:
         __tracebackhide__ = True
         measured = run_round(self.workload, self.iterations, self.gap_s, dither, self.hosts)
         if measured.failure is not None:
-            with suppress(Exception):
+            try:
                 found = account_round(measured, account_on_all(self.hosts, measured))
-                flag = unfinished_flag(measured.failure)
-                self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
+            except Exception as error:  # must not hide that of the work
+                found = unread_round(measured, error)
+            flag = unfinished_flag(measured.failure)
+            self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
             raise measured.failure
         on_hosts = account_on_all(self.hosts, measured)
         self._measured.append(measured)
@@ -262,21 +265,29 @@ class _RoundSeries:
         if lost is not None:
             raise WorkerError(lost)
 
+    def conclude_failed(self) -> Experiment:
+        """Return what is left of a measurement that failed: its rounds, even if they cannot be evaluated."""
+        try:
+            return self.conclude(failed=True)
+        except Exception as error:  # must not hide that of the measurement
+            return Experiment(
+                rounds=self._with_unfinished(self.rounds),
+                metrics={},
+                meters=self._meters,
+                load_average=None,
+                procedure=self._procedure(time.monotonic() - self._start_s, None),
+                flags=[unevaluated_flag(error)],
+            )
+
     def conclude(self, *, failed: bool = False) -> Experiment:
         """Return what all rounds together show; of a measurement that has ``failed``, what is left."""
         measuring_s = time.monotonic() - self._start_s
         plan, hosts, coverage = self.plan, self.hosts, self.coverage
+        self._meters = [info for host in hosts for info in host.infos()]
         finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))
-        rounds = [*finished, *([] if self.unfinished is None else [self.unfinished])]
+        rounds = self._with_unfinished(finished)
         middle = median_round_index(finished)
-        procedure = _procedure(
-            plan,
-            self.warmup,
-            self.iterations,
-            self.gap_s,
-            measuring_s,
-            relative_uncertainty(finished, coverage, plan.rounds),
-        )
+        procedure = self._procedure(measuring_s, relative_uncertainty(finished, coverage, plan.rounds))
         flags = [
             *drift_flags(finished),
             *outlier_flags(finished),
@@ -294,7 +305,7 @@ class _RoundSeries:
         return Experiment(
             rounds=rounds,
             metrics=metrics,
-            meters=[info for host in hosts for info in host.infos()],
+            meters=self._meters,
             load_average=max(loads, default=None),
             procedure=procedure,
             flags=flags,
@@ -307,30 +318,25 @@ class _RoundSeries:
             ),
         )
 
+    def _with_unfinished(self, finished: Sequence[Round]) -> list[Round]:
+        return [*finished, *([] if self.unfinished is None else [self.unfinished])]
+
+    def _procedure(self, measuring_s: float, reached: float | None) -> Procedure:
+        return Procedure(
+            warmup_iterations=self.warmup.iterations,
+            settled=self.warmup.settled,
+            criterion=self.warmup.criterion,
+            iterations=self.iterations,
+            gap_s=self.gap_s,
+            target=self.plan.target,
+            budget_s=0.0 if self.plan.exact else self.plan.budget_s,
+            measuring_s=measuring_s,
+            reached=reached,
+        )
+
 
 def _domains(hosts: Sequence[HostMeters]) -> list[DomainFacts]:
     return [domain for host in hosts for domain in host.domains()]
-
-
-def _procedure(
-    plan: RoundPlan,
-    warmup: WarmUp,
-    iterations: int,
-    gap_s: float,
-    measuring_s: float,
-    reached: float | None,
-) -> Procedure:
-    return Procedure(
-        warmup_iterations=warmup.iterations,
-        settled=warmup.settled,
-        criterion=warmup.criterion,
-        iterations=iterations,
-        gap_s=gap_s,
-        target=plan.target,
-        budget_s=0.0 if plan.exact else plan.budget_s,
-        measuring_s=measuring_s,
-        reached=reached,
-    )
 
 
 def _target_flags(procedure: Procedure, rounds: int) -> list[Flag]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
-from textwrap import shorten
 
 import msgspec
 
@@ -27,7 +26,7 @@ from pytest_llenergy.meters.uncertainty import Energy, student_factor
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.quantity import format_energy
 from pytest_llenergy.model.record import Flag, Round, Terms
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.model.text import one_line, shorten
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -226,14 +225,39 @@ def energy_flags(total: Energy) -> list[Flag]:
 
 def unfinished_flag(error: BaseException) -> Flag:
     """Return the flag of a round whose work failed: its joules end there, and are of no whole work."""
+    return Flag(name="unfinished", severity="invalid", detail=f"the work failed: {_describe(error)}")
+
+
+def unread_round(measured: MeasuredRound, error: Exception) -> Round:
+    """Return a round whose joules could not be computed because of ``error``."""
+    reason = f"its joules could not be computed: {_describe(error)}"
+    return Round(
+        start_s=measured.timeline.start_ns / 1e9,
+        duration_s=measured.timeline.duration_s,
+        energy_j=None,
+        energy_u_j=None,
+        energy_u_absolute_j=None,
+        iterations=measured.timeline.iterations,
+        flags=energy_flags(Energy(None, reason=reason)),
+        reason=reason,
+    )
+
+
+def unevaluated_flag(error: Exception) -> Flag:
+    """Return the flag of a measurement whose rounds are kept, but could not be evaluated."""
+    detail = f"the rounds are kept, but their metrics could not be computed: {_describe(error)}"
+    return Flag(name="unevaluated", severity="warning", detail=detail)
+
+
+def _describe(error: BaseException) -> str:
+    """Return the first line of an error, with its type unless it is one of this package."""
     try:
         text, _, _ = str(error).partition("\n")
     except Exception:  # code of the user
         text = ""
     if not isinstance(error, LLEnergyError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    detail = shorten(one_line(text), MAX_DETAIL, placeholder=" …")
-    return Flag(name="unfinished", severity="invalid", detail=f"the work failed: {detail}")
+    return shorten(one_line(text), MAX_DETAIL)
 
 
 def _short_flags(duration_s: float, trace: Trace) -> list[Flag]:

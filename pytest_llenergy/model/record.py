@@ -463,6 +463,12 @@ class Record(StoredStruct, frozen=True):
         return self.status == "measured" or self.failed_gate
 
     @property
+    def is_spoiled(self) -> bool:
+        """Whether a flag makes all of the record invalid. Flags of rounds exclude only these rounds."""
+        of_rounds = {flag.name for round_ in self.rounds for flag in round_.flags}
+        return any(flag.severity == "invalid" and flag.name not in of_rounds for flag in self.flags)
+
+    @property
     def kind(self) -> EnergyKind | None:
         """``measured``, ``estimated`` if any meter estimates, or None without meters.
 

@@ -88,14 +88,18 @@ def _table_header(columns: Sequence[Column]) -> list[str]:
 
 def _row(record: Record, columns: Sequence[Column], labels: Mapping[str, str]) -> str:
     cells = " | ".join(escape_markdown(column.cell(record)) for column in columns)
-    failed = "" if record.counts else f" ({record.status})"
-    return f"| <code>{escape_markdown(labels[record.id])}</code>{failed} | {cells} |"
+    return f"| <code>{escape_markdown(labels[record.id])}</code>{_failure(record)} | {cells} |"
+
+
+def _failure(record: Record) -> str:
+    """Return the status of a test whose joules are no result, to put after its name."""
+    return "" if record.counts else f" ({record.status})"
 
 
 def _windows_and_failures(records: Sequence[Record]) -> list[str]:
     """Return a line for each window and for each test without a result."""
     lines = [
-        (f"{short_test_name(record.id)} · {window.name}", format_window_energy(window))
+        (f"{short_test_name(record.id)}{_failure(record)} · {window.name}", format_window_energy(window))
         for record in records
         for window in record.windows
     ]

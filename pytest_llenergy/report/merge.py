@@ -124,8 +124,13 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
 
 
 def _measures_own_host(report: Report) -> bool:
-    """Whether a test was measured on the host of pytest. Otherwise that host only started tests elsewhere."""
+    """Whether a test was measured on the host of pytest. Otherwise that host only started tests elsewhere.
+
+    Where nothing was measured, tests were meant for that host unless the run had others.
+    """
     measured = [record for record in report.records if record.rounds or record.windows]
+    if not measured:
+        return report.environment is None or not report.environment.cluster_hosts
     # A record without ranks is of work in the process of pytest.
     return any(LOCALHOST in [rank.host for rank in each.ranks] or not each.ranks for each in measured)
 

@@ -66,8 +66,7 @@ def _fallback_notes(records: Sequence[Record]) -> list[str]:
 
 def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return severity and text of each important flag. The text names one test and counts the others."""
-    first: dict[str, tuple[Record, Flag]] = {}
-    count: Counter[str] = Counter()
+    flagged: dict[str, list[tuple[Record, Flag]]] = {}
     for record in records:
         of_windows = [flag for window in record.windows for flag in window.flags]
         # The line of a window without joules says why.
@@ -76,13 +75,16 @@ def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[
         for flag in filter(_is_important, flags):
             named.setdefault(flag.name, flag)
         for flag in named.values():
-            first.setdefault(flag.name, (record, flag))
-            count[flag.name] += 1
+            flagged.setdefault(flag.name, []).append((record, flag))
     lines: list[tuple[str, str]] = []
-    for name, (record, flag) in first.items():
-        more = f" and {count[name] - 1} more" if count[name] > 1 else ""
-        text = one_line(f"{name}: {labels[record.id]}{more}: {flag.detail}")
-        lines.append((flag.severity, text))
+    for name, found in flagged.items():
+        (record, flag), *others = found
+        tests = labels[record.id]
+        if any(other.detail != flag.detail for _, other in others):
+            tests = f"{len(found)} tests, such as {tests}"
+        elif others:
+            tests += f" and {len(others)} more"
+        lines.append((flag.severity, one_line(f"{name}: {tests}: {flag.detail}")))
     return lines
 
 

@@ -69,7 +69,9 @@ def render_summary(
     for title, group in groups.items():
         if title:
             console.print(plain_text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        tests = TableColumn("test", [_row_title(record, short) for record in group], is_number=False)
+        tests = TableColumn(
+            "test", [_with_status(short[record.id], record) for record in group], is_number=False
+        )
         columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
         repeated = [column for column, each in zip(columns, chosen, strict=True) if each is named_by]
         for table in split_into_tables(tests, columns, width, repeated=repeated):
@@ -81,10 +83,14 @@ def render_summary(
             console.print(part)
     for record in records:
         for window in record.windows:
-            name = f"{short_test_name(record.id)} · {one_line(window.name)}"
-            found = f"{name}: {format_window_energy(window)}"
-            failed = record.status == "invalid" and window.energy_j is None
-            console.print(plain_text(f"INVALID {found}", style="red") if failed else plain_text(found))
+            test, rest = (
+                short_test_name(record.id),
+                f" · {one_line(window.name)}: {format_window_energy(window)}",
+            )
+            if record.status == "invalid" and window.energy_j is None:
+                console.print(plain_text(f"INVALID {test}{rest}", style="red"))
+            else:
+                console.print(plain_text(_with_status(test, record) + rest))
     for record in records:
         if record.load_curve is not None:
             console.print(plain_text(f"{labels[record.id]}: {describe_curve(record.load_curve)}"))
@@ -146,9 +152,8 @@ def time_table(records: Sequence[Record], labels: Mapping[str, str], width: int)
         yield from split_into_tables(TableColumn("time", tests, is_number=False), columns, width)
 
 
-def _row_title(record: Record, labels: Mapping[str, str]) -> str:
-    """Return the label of a row, with the status of a test whose joules are no result."""
-    label = labels[record.id]
+def _with_status(label: str, record: Record) -> str:
+    """Return the label of a test, with the status of one whose joules are no result."""
     return label if record.status == "measured" else f"{label} ({record.status})"
 
 

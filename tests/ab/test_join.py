@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
+from pytest_llenergy.draft import SETTINGS_LOST
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report, SideName
 
-from ..compare.runs import LEVEL, TEST, record_of, report_of
+from ..compare.runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of
 from ..model.reports import HOST, REPORT
 
 
@@ -58,6 +59,21 @@ def test_flops_come_from_the_first_session() -> None:
 def test_session_without_joules_loses_only_its_round() -> None:
     lost = one(None, status="invalid", reason="the counter stood still")
     side = sessions_of(one(10.0), lost, one(10.0))
+    assert not side.undecidable
+    assert (join(side).status, join(side).metrics["energy_j"].n) == ("measured", 2)
+
+
+def test_session_whose_boards_lost_their_settings_does_not_count() -> None:
+    """Its rounds have no flag, but may have run at another power limit."""
+    lost = one(20.0, status="invalid", reason=SETTINGS_LOST.detail, flags=[SETTINGS_LOST])
+    side = sessions_of(one(10.0), lost)
+    assert side.undecidable == {TEST}
+    record = join(side)
+    assert (record.status, record.reason) == ("invalid", f"session 2: {SETTINGS_LOST.detail}")
+    assert (record.metrics, record.custom, len(record.rounds)) == ({}, {}, 2)
+    # Flags of single rounds exclude only these rounds.
+    busy = one(None, status="invalid", rounds=[round_of(20.0, flags=[SPOILED])], flags=[SPOILED])
+    side = sessions_of(one(10.0), busy, one(10.0))
     assert not side.undecidable
     assert (join(side).status, join(side).metrics["energy_j"].n) == ("measured", 2)
 
@@ -112,6 +128,26 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     message = list_excluded_rounds([join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
     assert message[0] == "session 2: differs from session 1 (meter.source: counter -> power)"
     assert message[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
+
+
+def test_hosts_of_all_sessions_are_kept() -> None:
+    login = REPORT.environment
+    assert login is not None
+    older = msgspec.structs.replace(login, driver="570.1")
+    sessions = [{"n1": login, "n2": older}, {"n2": login, "n3": login}]
+    side = sessions_of(
+        *[msgspec.structs.replace(one(10.0), environment=login.with_hosts(hosts)) for hosts in sessions]
+    )
+    report = side.report({}, argv=[])
+    assert report is not None
+    assert report.environment is not None
+    hosts = report.environment.cluster_hosts
+    # That of the first session, if one has changed.
+    assert {name: host.driver for name, host in hosts.items()} == {
+        "n1": login.driver,
+        "n2": "570.1",
+        "n3": login.driver,
+    }
 
 
 def test_load_does_not_exclude_rounds() -> None:

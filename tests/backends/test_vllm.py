@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from pytest_llenergy.backends import vllm
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.backend import VllmJob
+from pytest_llenergy.backends.vllm.options import effective_settings
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError, WorkerError
 from pytest_llenergy.model.record import Parallel
@@ -400,3 +402,10 @@ def test_prompt_tokens_from_a_cache_are_detected() -> None:
     job = VllmJob(None, None, [[1] * 130], [None])
     with pytest.raises(BackendError, match="took 128 prompt tokens from its prefix cache, which should be"):
         job.result([(1, [output])])
+
+
+@pytest.mark.parametrize(("nnodes", "nodes"), [({}, None), ({"nnodes": 1}, None), ({"nnodes": 2}, 2)])
+def test_releases_without_several_nodes_report_none(nnodes: dict[str, int], nodes: int | None) -> None:
+    parallel = SimpleNamespace(distributed_executor_backend="mp", **nnodes)
+    config = MagicMock(parallel_config=parallel, speculative_config=None)
+    assert effective_settings(config).get("nodes") == nodes

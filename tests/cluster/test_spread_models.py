@@ -22,6 +22,7 @@ from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import HostDevices, ProcessPlan, plan_on_hosts
 from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.usage import cpu_times_s
 from pytest_llenergy.workers.workload import task_workload
 
 from ..workers.survivors import alive, await_none, marked
@@ -80,6 +81,19 @@ def test_a_model_is_spread_over_hosts_and_counted_once(gang: Gang) -> None:
         assert len(set(pids)) == 4
         assert all(map(alive, pids))
     assert not any(map(alive, pids))
+
+
+def test_the_cpu_time_of_a_part_reaches_to_the_end_of_the_work(gang: Gang) -> None:
+    """Its rank has nothing to do, and its processes go on until the first rank has answered."""
+    with loaded(gang, Parallel(tensor=2), token_s=0.0) as group:
+        (pid,) = group.ranks[1].workers
+        workload = task_workload(group, PROMPTS, GenerationParams(max_new_tokens=500), 60.0)
+        workload.prepare_round()
+        before = cpu_times_s([pid])[pid]
+        workload.work()
+        used_s = cpu_times_s([pid])[pid] - before
+        found = workload.timeline().ranks[1].cpu_time_s
+    assert found > 0.5 * used_s
 
 
 @pytest.mark.parametrize("ends", ["worker", "agent", "first worker"])

@@ -17,12 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from pytest_llenergy.ab.join import SessionRecord
 from pytest_llenergy.compare.comparability import device_differences
 from pytest_llenergy.devices.board_settings import parse_settings
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import parse_location
 from pytest_llenergy.report.store import read_report as read_report_file
@@ -438,6 +441,8 @@ class TestKills:
             (lost,) = [flag for flag in record["flags"] if flag["name"] == "settings-lost"]
             assert lost["detail"] in record["reason"]
             assert not record["failed_gate"], "its values would be compared"
+            part = SessionRecord(1, msgspec.convert(record, Record), None)
+            assert not part.usable, "llenergy ab would compare its rounds"
 
     @pytest.mark.slow
     def test_storm(self, suite: pytest.Pytester, world: World) -> None:

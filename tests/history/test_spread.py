@@ -9,12 +9,14 @@ from math import exp, pi, sqrt
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Sample
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.gating import Gating
 from pytest_llenergy.history.add import accept_step, add_run, load_accepted_steps
 from pytest_llenergy.history.spread import (
     MAX_SPREAD,
@@ -25,8 +27,10 @@ from pytest_llenergy.history.spread import (
     session_spreads,
 )
 from pytest_llenergy.history.store import Acceptance, LocalStore, Store, read_entries
+from pytest_llenergy.model.defaults import HISTORY
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.model.report import Report, encode_report
+from pytest_llenergy.options.settings import settings_of
 
 from ..compare.runs import record_of, scaled
 from ..model.reports import REPORT
@@ -170,6 +174,36 @@ def test_limits_of_a_stored_baseline_are_learned_from_the_history(tmp_path: Path
     rewrite_all(tmp_path / "units", '"unit":"J"', '"unit":"kJ"')
     assert spread_used(other, record_of()) == SESSION_SPREAD, "another unit"
     assert spread_used(write_history(tmp_path / "calm", 0.0), record_of()) == MIN_SPREAD
+
+
+def test_a_gate_learns_from_sessions_on_the_hosts_of_each_test(pytester: pytest.Pytester) -> None:
+    """Hosts of two kinds, and none of them runs pytest."""
+    login = REPORT.environment
+    assert login is not None
+    hosts = {
+        name: msgspec.structs.replace(login, host=msgspec.structs.replace(login.host, logical_cpus=cpus))
+        for name, cpus in (("n1", 32), ("n2", 96))
+    }
+    (rank,) = record_of().ranks
+
+    def on(name: str, factor: float = 1.0) -> Record:
+        return record_of(f"t.py::{name}", scaled(factor), ranks=[msgspec.structs.replace(rank, host=name)])
+
+    def run_of(day: int, *records: Record) -> Report:
+        return session(day, *records, environment=login.with_hosts(hosts))
+
+    store = LocalStore(pytester.path / HISTORY)
+    factors = {name: drawn(Random(5), 12, spread) for name, spread in (("n1", 0.006), ("n2", 0.03))}
+    for day in range(12):
+        add_run(run_of(day, *(on(name, each[day]) for name, each in factors.items())), "main.json", store)
+    (pytester.path / "base.json").write_bytes(encode_report(run_of(40, *map(on, hosts))))
+    config = pytester.parseconfigure("--energy-compare=base.json", "--energy-fail-on=energy_j:3%")
+    gating = Gating(config, settings_of(config))
+    found = [gating.compare(on(name), None, [], {name: host})[0] for name, host in hosts.items()]
+    assert [each.session_spread for each in found] == [
+        pytest.approx(0.006, rel=0.5),
+        pytest.approx(0.03, rel=0.5),
+    ]
 
 
 def test_compare_uses_the_history_of_the_project_or_another(

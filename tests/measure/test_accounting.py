@@ -392,3 +392,13 @@ def test_prefill_at_the_start_of_a_round_is_no_doubt() -> None:
         result = account_here(measured_round(ROUND, gaps=gaps), [series])
         assert result.energy_j == pytest.approx(wave.joules(START, END), rel=0.01)
         assert "edge-not-quiet" not in [flag.name for flag in result.flags]
+
+
+def test_failures_of_shards_of_one_model_are_counted_once() -> None:
+    failed = Iteration(start_ns=0, end_ns=MS, failures=("503", "timeout"))
+    ranks = [
+        RankTimeline(rank=rank, iterations=(failed,), cpu_time_s=0.0, repeats_others=rank == 1)
+        for rank in range(3)
+    ]
+    # The second rank reports what the first has reported.
+    assert Timeline(ranks=tuple(ranks)).failures == ("503", "timeout") * 2

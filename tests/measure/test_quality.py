@@ -21,6 +21,7 @@ from pytest_llenergy.measure.quality import (
     drift_flags,
     energy_flags,
     host_flags,
+    unfinished_flag,
 )
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.base import Domain
@@ -260,3 +261,10 @@ def test_a_steady_rise_is_flagged_as_drift_and_scatter_is_not() -> None:
     assert [flag.name for flag in found["rising"]] == ["drift"]
     assert found["rising"][0].detail.startswith("energy changed by +4.1% over 5 rounds (t = ")
     assert quality.DRIFT < 0.041
+
+
+def test_a_long_error_is_cut_even_without_spaces() -> None:
+    flag = unfinished_flag(ValueError("x" * 1000 + "end\nsecond line"))
+    assert flag.detail.startswith("the work failed: ValueError: xxx")
+    assert flag.detail.endswith("xxend")
+    assert len(flag.detail) < 400

@@ -85,6 +85,12 @@ def test_has_an_invalid_window(energy, energy_meter):
     with energy_meter("short"):
         pass
 
+def test_fails_again_and_again(energy):
+    for rounds_before in (0, 2, 0):
+        calls[:] = [0] * (2 - rounds_before)
+        with pytest.raises(ValueError):
+            energy(work)
+
 class Mute(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -109,6 +115,47 @@ def work_until_it_skips():
 def test_skips(energy):
     calls.clear()
     energy(work_until_it_skips)
+"""
+
+
+#: Meters that fail after the work has failed.
+METERS_FAIL = """
+import time
+import pytest
+from pytest_llenergy.measure.local_meters import LocalMeters
+
+calls = []
+
+def work():
+    time.sleep(0.1)
+    calls.append(0)
+    if len(calls) == 3:
+        raise ValueError("no more " + 400 * "x")
+
+def fail(*_, **__):
+    raise RuntimeError("the meter is gone")
+
+@pytest.fixture(autouse=True)
+def begin():
+    calls.clear()
+
+@pytest.fixture
+def unread(monkeypatch):
+    account = LocalMeters.account
+    def account_unless_failed(self, measured, **trial):
+        return (account if measured.failure is None else fail)(self, measured, **trial)
+    monkeypatch.setattr(LocalMeters, "account", account_unless_failed)
+
+def test_third_round(energy, unread):
+    energy(work)
+
+def test_first_round(energy, unread):
+    calls.extend([0, 0])
+    energy(work)
+
+def test_all_rounds(energy, monkeypatch):
+    monkeypatch.setattr("pytest_llenergy.measure.experiment.power_trace", fail)
+    energy(work)
 """
 
 
@@ -144,15 +191,20 @@ def test_a_rank_that_dies_in_the_third_round(quick: pytest.Pytester, read_report
 def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_report: ReadReport) -> None:
     """A gate compares none of its rounds, even if the test expects the error."""
     quick.makepyfile(IN_PROCESS)
-    done = quick.runpytest(*OPTIONS)
-    done.assert_outcomes(failed=3, passed=3, skipped=1)
+    # A target that nothing meets.
+    done = quick.runpytest(*OPTIONS, "--energy-target=0.0001%")
+    done.assert_outcomes(failed=4, passed=3, skipped=1)
     records = {each["id"].partition("::")[2]: each for each in read_report()["records"]}
     for name in ("test_fails", "test_expects_the_error"):
         assert records[name]["status"] == "failed"
         require_unfinished(records[name]["rounds"], "the work failed: ValueError: no more")
+        assert "target-missed" not in [flag["name"] for flag in records[name]["flags"]]
+    # The longest of several that failed.
+    require_unfinished(records["test_fails_again_and_again"]["rounds"], "ValueError: no more")
     again = records["test_measures_again"]
     assert again["status"] == "measured"
     assert len(again["rounds"]) == 4
+    assert "target-missed" in [flag["name"] for flag in again["flags"]]
     assert "invalid" not in [flag["severity"] for each in again["rounds"] for flag in each["flags"]]
     window = records["test_has_a_window_too"]
     assert (window["status"], window["rounds"], len(window["windows"])) == ("measured", [], 1)
@@ -166,6 +218,30 @@ def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_r
     assert (skipped["status"], skipped["reason"]) == ("skipped", "enough")
     require_unfinished(skipped["rounds"], "the work failed: Skipped: enough")
     done.stdout.re_match_lines([r"test_fails \(failed\) .*J .*", r"test_skips \(skipped\) .*J .*"])
+
+
+def test_meters_that_fail_too_lose_no_round(quick: pytest.Pytester, read_report: ReadReport) -> None:
+    quick.makepyfile(METERS_FAIL)
+    done = quick.runpytest("-v", *OPTIONS)
+    done.assert_outcomes(failed=3)
+    done.stdout.no_fnmatch_line("*INTERNALERROR*")
+    records = {each["id"].partition("::")[2]: each for each in read_report()["records"]}
+    for record in records.values():
+        assert record["reason"].startswith("ValueError: no more")
+    gone = "could not be computed: RuntimeError: the meter is gone"
+    for name, count in (("test_third_round", 3), ("test_first_round", 1)):
+        *finished, last = records[name]["rounds"]
+        assert [each["energy_j"] > 0 for each in finished] == [True] * (count - 1)
+        assert (last["energy_j"], last["reason"]) == (None, f"its joules {gone}")
+        assert last["duration_s"] >= 0.1
+        assert [flag["name"] for flag in last["flags"]] == ["unfinished", "unmeasured"]
+        assert records[name]["metrics"]["energy_j"]["n"] == count - 1
+    record = records["test_all_rounds"]
+    require_unfinished(record["rounds"], "the work failed: ValueError: no more x")
+    (flag,) = [flag for flag in record["flags"] if flag["name"] == "unevaluated"]
+    assert flag["detail"] == f"the rounds are kept, but their metrics {gone}"
+    assert [meter["domain"] for meter in record["meters"]] == ["cpu:ten"]
+    done.stdout.fnmatch_lines(["unevaluated: test_all_rounds: the rounds are kept*"])
 
 
 def test_a_gate_compares_no_rounds_of_a_measurement_that_failed(

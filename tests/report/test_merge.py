@@ -14,6 +14,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.environment import Board, Environment, environment_key
+from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.store import Journal, write_report
@@ -140,6 +141,30 @@ def test_other_hardware_is_refused_with_what_differs() -> None:
         "0.json and 1.json ran on different hardware (cores: 64 -> 8), and a report has one kind; merge them "
         "separately"
     )
+
+
+def test_other_hardware_is_refused_even_if_nothing_was_measured() -> None:
+    here, there = (
+        shard(name, environment=elsewhere(logical_cpus=cpus)) for name, cpus in (("a", 64), ("b", 8))
+    )
+    skipped = [Record(id=f"t.py::{each}", attempt=1, status="skipped", reason="no GPU") for each in "ab"]
+    refused = (
+        [here, there],
+        [
+            msgspec.structs.replace(part, records=[record])
+            for part, record in zip((here, there), skipped, strict=True)
+        ],
+    )
+    for parts in refused:
+        assert "different hardware (cores: 64 -> 8)" in refusal(*parts)
+    # A run on a cluster that lost its hosts before anything was measured.
+    hosts = {"n1": elsewhere()}
+    on_hosts = [
+        msgspec.structs.replace(part, environment=part.environment.with_hosts(hosts))
+        for part in (here, there)
+        if part.environment is not None
+    ]
+    assert merged(*on_hosts).environment is not None
 
 
 def test_a_part_of_unknown_hardware_is_refused() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import METRIC_NAMES
+from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times, Window
 from pytest_llenergy.model.report import encode_report
@@ -22,6 +24,7 @@ from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of, report_of, round_of, scaled
+from ..model.reports import RECORD
 
 TERMS = Terms(edges_j=0.0031, outside_j=0.0012, resolution_j=0.0005, coverage_j=0.0)
 LATE = Flag(name="late-reader", severity="warning", detail="a tick was seen 12 ms late")
@@ -260,6 +263,14 @@ def test_a_note_that_is_cut_says_how_to_read_it() -> None:
     ]
 
 
+def test_different_details_of_a_flag_are_not_shown_as_one() -> None:
+    error = [Flag(name="unfinished", severity="invalid", detail=f"the work failed: {each}") for each in "abb"]
+    lines = below(shown(*[noted(number, flag) for number, flag in enumerate(error)], width=100))
+    assert lines[0] == "unfinished: 3 tests, such as test_0: the work failed: a"
+    lines = below(shown(*[noted(number, flag) for number, flag in enumerate(error[1:])], width=100))
+    assert lines[0] == "unfinished: test_0 and 1 more: the work failed: b"
+
+
 @pytest.mark.parametrize("verbosity", [0, 1, 2])
 def test_no_line_repeats_another(verbosity: int) -> None:
     shared = Flag(name="unread-meter", severity="note", detail="rapl: no package counter")
@@ -295,6 +306,24 @@ def test_a_row_says_that_its_test_failed() -> None:
     lines = shown(failed, passed)
     assert any(line.startswith("test_bad (failed) ") for line in lines)
     assert not any("test_good (failed)" in line for line in lines)
+
+
+def test_a_window_says_that_its_test_has_no_result() -> None:
+    window = msgspec.structs.replace(RECORD.windows[0], name="a", energy_j=30.0, energy_u_absolute_j=0.5)
+    statuses: tuple[Status, ...] = ("measured", "invalid", "failed")
+    records = [
+        record_of(f"t.py::test_{each}", status=each, reason="why", rounds=[], windows=[window])
+        for each in statuses
+    ]
+    for lines in (
+        shown(*records, width=100),
+        html.unescape(render_run_markdown(records, Layout(), 10**5, complete=True)).splitlines(),
+    ):
+        assert [re.findall(r"test_(.*) · a", line)[0] for line in lines if " · a" in line] == [
+            "measured",
+            "invalid (invalid)",
+            "failed (failed)",
+        ]
 
 
 def test_colours_are_for_terminals() -> None:

@@ -150,3 +150,46 @@ if __name__ == "__main__":
         os.waitpid(child, 0)
         assert run(ranks, max, 1, 2) == [2, 2]
         ranks.close()
+
+
+class TestRestorers:
+    """A process that puts back the settings of boards goes on until it is done."""
+
+    #: The restorer starts its work when the child that it belongs to is gone.
+    SCRIPT = """
+import os, signal, subprocess, sys, time
+from pytest_llenergy.workers import guard, timeouts
+from pytest_llenergy.workers.proctree import RESTORER
+timeouts.GUARDED_STOP_TIMEOUT_S = 0.2
+handles_sigterm = guard.fork_under_guard(os.getppid(), "", os.open(os.devnull, os.O_RDONLY))
+restore = (
+    "import sys, time\\n"
+    "print('ready', flush=True)\\n"
+    "sys.stdin.read()\\n"
+    "time.sleep(0.5)\\n"
+    "open(sys.argv[1], 'x')\\n"
+)
+command = [sys.executable, "-c", restore, sys.argv[1], RESTORER.decode()]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as restorer:
+    restorer.stdout.readline()
+    if sys.argv[2] == "hangs":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(handles_sigterm, b"x")
+    print("ready", flush=True)
+    time.sleep(300)
+"""
+
+    @pytest.mark.parametrize("child", ["hangs", "imports"])
+    def test_restorers_outlive_a_child_that_is_killed(self, mark: str, tmp_path: Path, child: str) -> None:
+        """It hangs after it was asked to end, or cannot be asked since it still imports."""
+        restored = tmp_path / "restored"
+        with subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT, str(restored), child],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        ) as guard:
+            assert guard.stdout is not None
+            assert guard.stdout.readline() == b"ready\n"
+            guard.terminate()
+            assert await_none(mark) == {}
+        assert restored.exists()

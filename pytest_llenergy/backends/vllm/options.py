@@ -138,11 +138,13 @@ def _speculative_config(draft: Speculative) -> dict[str, Any]:
 def effective_settings(config: Any) -> dict[str, Primitive]:
     """Return the settings that decide how vLLM runs, as it resolved them."""
     cache, scheduler = config.cache_config, config.scheduler_config
+    # Early releases have one node only, and no such field.
+    nodes = int(getattr(config.parallel_config, "nnodes", 1))
     return {
         "prefix_caching": bool(cache.enable_prefix_caching),
         "engine_core": "in the rank",
         "executor": str(config.parallel_config.distributed_executor_backend),
-        **({"nodes": int(config.parallel_config.nnodes)} if config.parallel_config.nnodes > 1 else {}),
+        **({"nodes": nodes} if nodes > 1 else {}),
         "enforce_eager": bool(config.model_config.enforce_eager),
         "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
         "max_model_len": int(config.model_config.max_model_len),
