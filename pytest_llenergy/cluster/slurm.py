@@ -145,9 +145,12 @@ class SlurmCluster:
 
     def _list_nodes(self) -> list[NodeGroup]:
         try:
-            details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
+            found = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
         except WorkerError as error:
             raise WorkerError(f"SLURM_JOB_ID is {self._job}: {error}") from None
+        # The number of one task of an array, or part of a job of unlike parts, is also that of the whole.
+        jobs = found.splitlines()
+        details = next((each for each in jobs if each.startswith(f"JobId={self._job} ")), "")
         groups = [
             NodeGroup(
                 listing,
@@ -156,10 +159,10 @@ class SlurmCluster:
             )
             for listing, resources in NODES.findall(details)
         ]
-        state = "".join(STATE.findall(details))
+        state = STATE.search(details)
         # Slurm remembers for minutes what an ended job had.
-        if not groups or state != "RUNNING":
-            raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state or 'unknown'}")
+        if not groups or state is None or state[1] != "RUNNING":
+            raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state[1] if state else 'unknown'}")
         return groups
 
     def _explain_never(self, shape: Shape) -> str:
