@@ -22,6 +22,7 @@ import pytest
 
 from pytest_llenergy.cluster.base import BusyError, NeverError, Shape
 from pytest_llenergy.cluster.ray import RayCluster, RayGang
+from pytest_llenergy.cluster.ray_broker import RequestError, _describe_error
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.workers import proctree
 
@@ -314,6 +315,24 @@ def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
     with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 'dance'$"):
         cluster._broker.request("dance")
     assert cluster.offers()
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (RequestError("a host has gone"), "a host has gone"),
+        (ValueError(), "ValueError"),
+        (Unreadable(), "Unreadable"),
+    ],
+)
+def test_errors_of_the_broker_without_a_text_are_named(error: Exception, line: str) -> None:
+    assert _describe_error(error) == line
 
 
 def test_a_head_that_is_frozen_is_asked_once(
