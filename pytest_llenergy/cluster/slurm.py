@@ -159,10 +159,10 @@ class SlurmCluster:
             )
             for listing, resources in NODES.findall(details)
         ]
-        state = STATE.search(details)
+        state = "".join(STATE.findall(details))
         # Slurm remembers for minutes what an ended job had.
-        if not groups or state is None or state[1] != "RUNNING":
-            raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state[1] if state else 'unknown'}")
+        if not groups or state != "RUNNING":
+            raise WorkerError(f"SLURM_JOB_ID is {self._job}, a job that is {state or 'unknown'}")
         return groups
 
     def _explain_never(self, shape: Shape) -> str:

@@ -317,7 +317,7 @@ def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
     assert cluster.offers()
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -328,7 +328,7 @@ class Unreadable(Exception):
         (ValueError("one\ntwo"), "ValueError: one"),
         (RequestError("a host has gone"), "a host has gone"),
         (ValueError(), "ValueError"),
-        (Unreadable(), "Unreadable"),
+        (UnreadableError(), "UnreadableError"),
     ],
 )
 def test_errors_of_the_broker_without_a_text_are_named(error: Exception, line: str) -> None:
