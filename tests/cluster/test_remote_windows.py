@@ -14,6 +14,7 @@ import pytest
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import Pending
+from pytest_llenergy.cluster.clock import Exchange
 from pytest_llenergy.cluster.meter_client import MeterClient, open_remote_meters
 from pytest_llenergy.cluster.remote_meters import RemoteMeters
 from pytest_llenergy.cluster.remote_windows import RemoteWindows
@@ -32,9 +33,18 @@ class SlowMeter:
     name, poll_period_s = "slow", 0.02
 
     def __init__(self, uuid: str) -> None:
-        words = {"source": "slow", "scope": "100 W", "accuracy": "exact"}
-        domain = Domain(f"gpu:{uuid}", "measured", resolution_j=0.01, limits=within(0.0), **words)
-        self.domains = [domain._replace(update_period_s=0.5, max_age_s=None)]
+        domain = Domain(
+            f"gpu:{uuid}",
+            "measured",
+            source="slow",
+            scope="100 W",
+            resolution_j=0.01,
+            accuracy="exact",
+            limits=within(0.0),
+            update_period_s=0.5,
+            max_age_s=None,
+        )
+        self.domains = [domain]
 
     def read(self) -> list[float]:
         return [50.0 * (time.monotonic() // 0.5)]
@@ -208,3 +218,28 @@ def test_a_late_answer_costs_its_window_and_not_the_host(
             patch.setattr(Pending, "result", answer_late)
             assert window.reason == "n1: no answer to windows.account within 0 s"
         require_joules(measure_steady(measuring))
+
+
+def test_clocks_that_contradict_each_other_leave_a_window_without_joules(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        boards = [(host.client, [host.uuid]) for host in hosts]
+        measuring = Measuring(open_remote_meters(RemoteWindows, boards))
+        measuring.start()
+        with measuring.window("before"):
+            time.sleep(0.3)
+        with measuring.window("jump"):
+            now_ns = time.monotonic_ns()
+            hosts[1].client.clock.add([Exchange(now_ns - 1000, now_ns + 50 * MS, now_ns)])
+            time.sleep(0.3)
+        before, jump = measuring.windows
+        assert [flag.name for flag in before.flags if flag.severity == "invalid"] == []
+        assert before.energy_j > 0
+        (flag,) = [flag for flag in jump.flags if flag.severity == "invalid"]
+        assert flag.name == "clock"
+        assert flag.detail.startswith("n2 has a clock that moved by 50 ms against pytest's")
+        assert jump.reason == flag.detail
+        assert jump.by_domain["n1/gpu:GPU-n1"].energy_j is not None
+        assert jump.by_domain["n2/gpu:GPU-n2"].energy_j is None
+        measuring.stop()
