@@ -243,3 +243,27 @@ def test_clocks_that_contradict_each_other_leave_a_window_without_joules(
         assert jump.by_domain["n1/gpu:GPU-n1"].energy_j is not None
         assert jump.by_domain["n2/gpu:GPU-n2"].energy_j is None
         measuring.stop()
+
+
+def test_no_joules_of_windows_are_computed_in_a_round(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        boards = [(host.client, [host.uuid]) for host in hosts[:1]]
+        measuring = Measuring(open_remote_meters(RemoteWindows, boards, ["slow"], specs=[SLOW]))
+        measuring.start()
+        sent = Sent(hosts[:1], monkeypatch)
+        (meters,) = open_remote_meters(RemoteMeters, boards)
+        with meters:
+            with measuring.window("before"):
+                time.sleep(0.1)
+            # Before the counter has ticked three times.
+            meters.begin_gap()
+            time.sleep(2)
+            assert sent.answered("account_early") == 0
+            meters.end_gap()
+            deadline_s = time.monotonic() + 60
+            while not sent.answered("account_early") and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            assert sent.answered("account_early") == 1
+        measuring.stop()
