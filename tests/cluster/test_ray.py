@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -309,6 +310,13 @@ def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: R
         line = r"^nodec: its agent has not started: nodec: \S+ exited with 1: ModuleNotFoundError: "
         with pytest.raises(WorkerError, match=line):
             start(cluster, hosts=1, per_host=6)
+
+
+def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
+    before = threading.active_count()
+    for _ in range(2):
+        start(cluster).close()
+    assert threading.active_count() <= before
 
 
 def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
