@@ -314,13 +314,14 @@ class WindowService:
             # Other windows may begin and end within it.
             self._leave(window)
 
-    def _end(self, window: int, **moment: Any) -> None:
+    def _end(self, window: int, *, at_work: bool) -> None:
         try:
-            self._opened.end(window, **moment)()
+            self._opened.end_work(window, at_work=at_work)()
         finally:
             self._leave(window)
 
-    def _account_early(self, window: int, **moments: Any) -> Future[Any] | None:
+    def _account_early(self, window: int, name: str, **moments: Any) -> Future[Any] | None:
+        self._opened.mark_end(moments["end_ns"], name)
         if self._early is None:
             return None
         account = partial(self._opened.account_window, window, **moments)

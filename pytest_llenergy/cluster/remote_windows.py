@@ -71,15 +71,14 @@ class RemoteWindows(MeterClient):
 
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
         """See ``WindowMeters``."""
-        wait = self._request(
-            "end", window=window, time_ns=self._to_remote(time_ns), name=name, at_work=at_work
-        )
+        wait = self._request("end", window=window, at_work=at_work)
 
         def finish() -> None:
             wait()
+            # The clocks may have drifted apart in the window: its end is marked afterwards.
             self._read_clocks()
             start_ns = self._starts_ns.pop(window)
-            early = self._begin_account("account_early", window, start_ns, time_ns)
+            early = self._begin_account("account_early", window, start_ns, time_ns, name=name)
             if early is not None:
                 self._early[window] = early
 
@@ -112,7 +111,9 @@ class RemoteWindows(MeterClient):
 
         return finish
 
-    def _begin_account(self, verb: str, window: int, start_ns: int, end_ns: int) -> Pending | None:
+    def _begin_account(
+        self, verb: str, window: int, start_ns: int, end_ns: int, **more: str
+    ) -> Pending | None:
         clock = self._client.clock
         return self._begin(
             verb,
@@ -120,6 +121,7 @@ class RemoteWindows(MeterClient):
             start_ns=clock.to_remote(start_ns),
             end_ns=clock.to_remote(end_ns),
             clock_u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (start_ns, end_ns)),
+            **more,
         )
 
     def _request(self, verb: str, **arguments: Any) -> Callable[[], Any]:

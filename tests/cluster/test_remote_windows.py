@@ -14,7 +14,7 @@ import pytest
 
 from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import Pending
-from pytest_llenergy.cluster.clock import Exchange
+from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
 from pytest_llenergy.cluster.meter_client import MeterClient, open_remote_meters
 from pytest_llenergy.cluster.remote_meters import RemoteMeters
 from pytest_llenergy.cluster.remote_windows import RemoteWindows
@@ -267,3 +267,34 @@ def test_no_joules_of_windows_are_computed_in_a_round(
                 time.sleep(0.02)
             assert sent.answered("account_early") == 1
         measuring.stop()
+
+
+class DriftingLine(ClockLine):
+    """A clock that has moved by 1 ms whenever it is read, which exchanges of 20 ms cannot rule out."""
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        self.moved_ns = getattr(self, "moved_ns", 0) + MS
+        return super().add(
+            [
+                Exchange(each.sent_ns - 10 * MS, each.remote_ns + self.moved_ns, each.received_ns + 10 * MS)
+                for each in exchanges
+            ]
+        )
+
+
+def test_the_end_of_a_window_is_not_taken_for_that_of_another_one(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the clocks have drifted apart in the window."""
+    with slow_windows(tmp_path, nvml_library) as measuring:
+        monkeypatch.setattr("pytest_llenergy.cluster.client.LATER_EXCHANGES", 1)
+        (windows,) = measuring._hosts
+        assert isinstance(windows, RemoteWindows)
+        line = DriftingLine()
+        windows._client.clock = line
+        windows._client.exchange()
+        # In the middle of a tick.
+        time.sleep(0.6 - time.monotonic() % 0.5)
+        with measuring.window("short") as window:
+            time.sleep(0.2)
+        assert "that other windows share" not in (window.reason or "")
