@@ -167,11 +167,18 @@ class _Worker:
 
 
 def _describe_error(number: int, error: BaseException) -> Answer:
+    name, message, details = type(error).__name__, "", ""
+    # An error of a user's meter may have no text, or one that cannot be read.
     if isinstance(error, errors.LLEnergyError):
-        details = error.details if isinstance(error, errors.WorkerError) else ""
+        with suppress(Exception):
+            message = str(error.args[0])
+        with suppress(Exception):
+            details = str(error.details) if isinstance(error, errors.WorkerError) else ""
         known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
-        return Answer(number, error=str(error.args[0]), error_class=known.__name__, details=details)
-    message = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return Answer(number, error=message or name, error_class=known.__name__, details=details)
+    with suppress(Exception):
+        message = str(error).partition("\n")[0]
+    message = ": ".join(filter(None, (name, message)))
     return Answer(number, error=message, details="".join(traceback.format_exception(error)))
 
 

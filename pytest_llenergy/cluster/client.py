@@ -284,7 +284,7 @@ def give_up_with(launcher: int, clients: Sequence[AgentClient], explain: Callabl
 
     Args:
         launcher: Pid of the process, a child of this one.
-        clients: The hosts.
+        clients: The hosts, to which more may be added.
         explain: Returns how it ended.
     """
 

@@ -112,6 +112,8 @@ class MeterClient:
         self._reasons: list[str] = []
         self._missing: str | None = None
         self._infos: list[MeterInfo] = []
+        #: How long the agent may wait for slow counters before it answers (seconds).
+        self._longest_wait_s = 0.0
 
     def note_opened(self, reasons: Sequence[str]) -> None:
         """Keep why some meters could not be opened."""
@@ -149,16 +151,24 @@ class MeterClient:
         pending: Pending | None = self._guard(send)
         return pending
 
-    def _await(self, pending: Pending | None, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:
-        return None if pending is None else self._guard(partial(pending.result, timeout_s))
+    def _await(
+        self, pending: Pending | None, more_s: float = 0.0, note: Callable[[str], object] | None = None
+    ) -> Any:
+        """Wait for an answer, which may take ``more_s`` in addition to the usual limit; see ``_guard``."""
+        limit_s = timeouts.METER_ANSWER_TIMEOUT_S + self._longest_wait_s + more_s
+        return None if pending is None else self._guard(partial(pending.result, limit_s), note)
 
-    def _guard(self, function: Callable[[], Any]) -> Any:
-        """Call a function. If the host cannot answer, it has no energies from now on."""
+    def _guard(self, function: Callable[[], Any], note: Callable[[str], object] | None = None) -> Any:
+        """Call a function. Without an answer, ``note`` is called, or the host has no energies from now on."""
         try:
             return function()
         except LLEnergyError as error:
-            self.note_missing(self._client.lost or str(error))
+            (note or self.note_missing)(self._client.lost or str(error))
             return None
+
+    def _note_longest_wait(self, pending: Pending | None) -> None:
+        """Keep the answer to ``longest_wait_s``, which grows once the period of a counter is observed."""
+        self._longest_wait_s = self._await(pending) or self._longest_wait_s
 
     def _read_clocks(self) -> None:
         if self._missing is None:

@@ -118,6 +118,7 @@ class MeterService:
             "start": self._start,
             "read_closely": lambda on: self._set_mode(self._meters.reading_closely() if on else None),
             "spare_work": lambda on: self._set_mode(self._meters.at_work() if on else None),
+            "longest_wait_s": lambda: self._meters.longest_wait_s(),
             "account": self._account,
             "power_steps": self._power_steps,
             "close": self.close,
@@ -261,6 +262,7 @@ class WindowService:
         """See ``Service``."""
         return {
             "open": self._open,
+            "longest_wait_s": lambda: self._opened.longest_wait_s(),
             "start": lambda: self._opened.start()(),
             "infos": lambda: msgspec.to_builtins(self._opened.infos()),
             "approach": self._approach,
@@ -312,13 +314,14 @@ class WindowService:
             # Other windows may begin and end within it.
             self._leave(window)
 
-    def _end(self, window: int, **moment: Any) -> None:
+    def _end(self, window: int, *, at_work: bool) -> None:
         try:
-            self._opened.end(window, **moment)()
+            self._opened.end_work(window, at_work=at_work)()
         finally:
             self._leave(window)
 
-    def _account_early(self, window: int, **moments: Any) -> Future[Any] | None:
+    def _account_early(self, window: int, name: str, **moments: Any) -> Future[Any] | None:
+        self._opened.mark_end(moments["end_ns"], name)
         if self._early is None:
             return None
         account = partial(self._opened.account_window, window, **moments)

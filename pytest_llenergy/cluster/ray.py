@@ -218,6 +218,8 @@ class _Broker:
         self._buffer = b""
         #: Why agents have ended, by gang and slot.
         self._ended: dict[int, dict[int, str]] = {}
+        #: Hosts of the gangs. Those that were closed leave it when the next gang starts.
+        self._clients: list[AgentClient] = []
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         self._popen: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, guard.PACKAGE_PARENT, str(self._owner), address],
@@ -236,6 +238,8 @@ class _Broker:
             if "error" in answer:
                 raise WorkerError(f"Ray cluster {address}: {answer['error']}")
             self.address: str = answer["ok"]
+            # One thread for all gangs.
+            give_up_with(self._popen.pid, self._clients, self._explain_end)
         except BaseException:
             self.close()
             raise
@@ -294,7 +298,11 @@ class _Broker:
 
     def end_with(self, clients: Sequence[AgentClient]) -> None:
         """Give hosts up when the broker ends: Ray ends their agents then, if its head answers."""
-        give_up_with(self._popen.pid, clients, self._explain_end)
+        self._clients[:] = [*(each for each in self._clients if each.lost is None), *clients]
+        if self.has_ended:
+            # Perhaps before the thread that waits for that could know these hosts.
+            for each in self._clients:
+                each.give_up(self._explain_end())
 
     def close(self) -> None:
         """End the broker, and with it everything that it has started in the cluster."""

@@ -324,14 +324,19 @@ def _distinct_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    """Return the first line of the text of an error, or the name of its class."""
+    text = ""
+    with suppress(Exception):
+        text = str(error).strip().partition("\n")[0]
+    return text or type(error).__name__
 
 
 def _describe_error(error: Exception) -> str:
     """Return one line: what Ray and this module raise on purpose explains itself."""
-    if isinstance(error, RequestError) or type(error).__module__.startswith("ray."):
-        return _first_line(error)
-    return f"{type(error).__name__}: {_first_line(error)}"
+    name, line = type(error).__name__, _first_line(error)
+    if isinstance(error, RequestError) or type(error).__module__.startswith("ray.") or line == name:
+        return line
+    return f"{name}: {line}"
 
 
 def reach(address: str) -> None:

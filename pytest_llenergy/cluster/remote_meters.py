@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, Pending
 from pytest_llenergy.cluster.meter_client import MeterClient
 from pytest_llenergy.cluster.meter_service import RoundMoments
@@ -58,11 +57,12 @@ class RemoteMeters(MeterClient):
         if found is not None:
             facts = msgspec.convert(found, list[DomainFacts])
             self._domains = [msgspec.structs.replace(each, name=self._prefix + each.name) for each in facts]
+            self._note_longest_wait(self._begin("longest_wait_s"))
         return self._domains
 
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         self._send("await_ticks", after_ns=self._to_remote(after_ns), timeout_s=timeout_s)
-        self._settle(timeout_s + timeouts.METER_ANSWER_TIMEOUT_S)
+        self._settle(timeout_s)
 
     @contextmanager
     def reading_closely(self) -> Iterator[None]:
@@ -151,12 +151,12 @@ class RemoteMeters(MeterClient):
         pending = self._begin(verb, **arguments)
         self._pending += [] if pending is None else [pending]
 
-    def _settle(self, timeout_s: float = timeouts.METER_ANSWER_TIMEOUT_S) -> Any:
+    def _settle(self, more_s: float = 0.0) -> Any:
         """Wait for the answers to all requests. Returns the last one."""
         pending, self._pending = self._pending, []
         answer = None
         for each in pending:
-            answer = self._await(each, timeout_s)
+            answer = self._await(each, more_s)
         return answer if self._missing is None else None
 
     def _compare_clocks(self) -> None:

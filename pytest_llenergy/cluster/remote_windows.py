@@ -35,9 +35,10 @@ class RemoteWindows(MeterClient):
 
     def start(self) -> Callable[[], object]:
         """See ``WindowMeters``."""
-        wait = self._request("start")
+        slowest, wait = self._begin("longest_wait_s"), self._request("start")
 
         def finish() -> None:
+            self._note_longest_wait(slowest)
             wait()
             # Known even if the host is lost later.
             self.infos()
@@ -70,15 +71,14 @@ class RemoteWindows(MeterClient):
 
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
         """See ``WindowMeters``."""
-        wait = self._request(
-            "end", window=window, time_ns=self._to_remote(time_ns), name=name, at_work=at_work
-        )
+        wait = self._request("end", window=window, at_work=at_work)
 
         def finish() -> None:
             wait()
+            # The clocks may have drifted apart in the window: its end is marked afterwards.
             self._read_clocks()
             start_ns = self._starts_ns.pop(window)
-            early = self._begin_account("account_early", window, start_ns, time_ns)
+            early = self._begin_account("account_early", window, start_ns, time_ns, name=name)
             if early is not None:
                 self._early[window] = early
 
@@ -89,21 +89,31 @@ class RemoteWindows(MeterClient):
         clock = self._client.clock
         fault = clock.fault(start_ns, end_ns)
         if fault is not None:
-            return partial(self._without_energy, f"{self._client.name} {fault}")
+            reason = f"{self._client.name} {fault}"
+            flag = Flag(name="clock", severity="invalid", detail=reason)
+            return partial(self._without_energy, reason, [flag])
+        slowest = self._begin("longest_wait_s")
         pending = self._begin_account("account", window, start_ns, end_ns)
 
         def finish() -> HostWindow:
-            answer, early = self._await(pending), self._early.pop(window, None)
+            self._note_longest_wait(slowest)
+            late: list[str] = []
+            answer, early = self._await(pending, note=late.append), self._early.pop(window, None)
+            if self._client.lost is not None:
+                self.note_missing(self._client.lost)
             if answer is None and early is not None:
                 with suppress(LLEnergyError):
                     answer = early.result(0.0)
             if answer is None:
-                return self._without_energy()
+                # An answer that is merely late costs this window, and not the host.
+                return self._without_energy(self._missing or late[0])
             return self._name_host(msgspec.convert(answer, HostWindow))
 
         return finish
 
-    def _begin_account(self, verb: str, window: int, start_ns: int, end_ns: int) -> Pending | None:
+    def _begin_account(
+        self, verb: str, window: int, start_ns: int, end_ns: int, **more: str
+    ) -> Pending | None:
         clock = self._client.clock
         return self._begin(
             verb,
@@ -111,6 +121,7 @@ class RemoteWindows(MeterClient):
             start_ns=clock.to_remote(start_ns),
             end_ns=clock.to_remote(end_ns),
             clock_u_ns=max(clock.offset(edge_ns).u_ns for edge_ns in (start_ns, end_ns)),
+            **more,
         )
 
     def _request(self, verb: str, **arguments: Any) -> Callable[[], Any]:
@@ -128,12 +139,10 @@ class RemoteWindows(MeterClient):
             flags=self._name_flags(found.flags),
         )
 
-    def _without_energy(self, fault: str | None = None) -> HostWindow:
-        reason = fault or self._missing
+    def _without_energy(self, reason: str, flags: Sequence[Flag] = ()) -> HostWindow:
         by_domain = {
             each.domain: DomainEnergy(energy_j=None, energy_u_j=None, kind=each.kind, reason=reason)
             for each in self._infos
         }
-        flags = [] if fault is None else [Flag(name="clock", severity="invalid", detail=fault)]
         nothing = dict.fromkeys(by_domain, Energy(None, reason=reason))
-        return HostWindow(nothing, by_domain, list(self.reasons), flags)
+        return HostWindow(nothing, by_domain, list(self.reasons), list(flags))

@@ -145,9 +145,12 @@ class SlurmCluster:
 
     def _list_nodes(self) -> list[NodeGroup]:
         try:
-            details = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
+            found = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
         except WorkerError as error:
             raise WorkerError(f"SLURM_JOB_ID is {self._job}: {error}") from None
+        # The number of one task of an array, or part of a job of unlike parts, is also that of the whole.
+        jobs = found.splitlines()
+        details = next((each for each in jobs if each.startswith(f"JobId={self._job} ")), "")
         groups = [
             NodeGroup(
                 listing,

@@ -322,14 +322,7 @@ class Sampler:
         """
         if self.is_fork():
             return
-        slowest_s = max(
-            (
-                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + 2 * s.domain.smear_s + s.domain.late_s[1]
-                for s in self.series
-            ),
-            default=0.0,
-        )
-        wait_s = timeout_s + slowest_s
+        wait_s = timeout_s + self.slowest_s(ticks)
         deadline_s = time.monotonic() + wait_s
         with self.reading_closely():
             while time.monotonic() < deadline_s:
@@ -342,6 +335,16 @@ class Sampler:
                 ):
                     return
                 time.sleep(TICK_POLL_S)
+
+    def slowest_s(self, ticks: int = 1) -> float:
+        """Return how long the slowest counter may need for so many ticks (seconds)."""
+        return max(
+            (
+                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + 2 * s.domain.smear_s + s.domain.late_s[1]
+                for s in self.series
+            ),
+            default=0.0,
+        )
 
     def have_ticked(self, after_ns: int, ticks: int = 1) -> bool:
         """Return whether ``await_ticks`` would find all that it waits for."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_llenergy.meters.attribution import CpuReading, CpuUse, read_cpu
@@ -113,7 +115,15 @@ class LocalWindows:
             self._sampler.begin_work()
 
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
-        self._sampler.marks.append(Mark(time_ns, begins=False, name=name))
+        self.mark_end(time_ns, name)
+        return self.end_work(window, at_work=at_work)
+
+    def mark_end(self, time_ns: int, name: str) -> None:
+        """Note when a window ended. Other windows may have begun since."""
+        insort(self._sampler.marks, Mark(time_ns, begins=False, name=name), key=attrgetter("time_ns"))
+
+    def end_work(self, window: int, *, at_work: bool) -> Callable[[], object]:
+        """Do what ``end`` does, without the moment."""
         if at_work:
             self._sampler.end_work()
         self._sampler.read_now()
@@ -121,6 +131,10 @@ class LocalWindows:
         if before is not None and not self._sampler.is_fork():
             self._cpu[window] = before.until(self._read_cpu())
         return _done
+
+    def longest_wait_s(self) -> float:
+        """Return how long ``start`` and ``account_window`` may wait for the counters (seconds)."""
+        return TICK_TIMEOUT_S + self._sampler.slowest_s(NEIGHBOURS)
 
     def is_settled(self, end_ns: int) -> bool:
         """Return whether ``account_window`` need not wait for a window that ended then."""

@@ -23,7 +23,7 @@ from pytest_llenergy.cluster import timeouts
 from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
 from pytest_llenergy.cluster.clock import ClockLine, Exchange, Offset
 from pytest_llenergy.cluster.wire import Hello, Listener
-from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
+from pytest_llenergy.errors import DeviceError, LLEnergyError, MeterError, WorkerError
 
 from .agents import SHIFT_S, WITH_TRIAL, await_end, gang, needs_another_host, start_agent
 
@@ -55,6 +55,9 @@ def test_a_rank_connection_belongs_to_its_slot(shared: AgentClient) -> None:
         ("trial.fail", {"how": "meter"}, MeterError, "no meter opens", ""),
         ("trial.fail", {"how": "worker"}, WorkerError, "a rank failed", "its traceback"),
         ("trial.fail", {"how": "x"}, WorkerError, "ValueError: unexpected", "raise ValueError"),
+        # Such as a user's meter may raise.
+        ("trial.fail", {"how": "mute"}, DeviceError, "DeviceError", ""),
+        ("trial.fail", {"how": "broken"}, WorkerError, "_BrokenError", "raise _BrokenError"),
         ("trial.echo", {"vlaue": 1}, WorkerError, "TypeError", "vlaue"),
         ("trial.object", {}, WorkerError, "TypeError: Encoding objects of type object", "Traceback"),
         ("trial.bytes", {"count": 20 << 20}, WorkerError, "a message of 20971", ""),

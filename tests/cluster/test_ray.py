@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import pytest
 
 from pytest_llenergy.cluster.base import BusyError, NeverError, Shape
 from pytest_llenergy.cluster.ray import RayCluster, RayGang
+from pytest_llenergy.cluster.ray_broker import RequestError, _describe_error
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.workers import proctree
 
@@ -310,10 +312,38 @@ def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: R
             start(cluster, hosts=1, per_host=6)
 
 
+def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
+    def threads() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("llenergy-")}
+
+    before = threads()
+    for _ in range(2):
+        start(cluster).close()
+    assert threads() <= before
+
+
 def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
     with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 'dance'$"):
         cluster._broker.request("dance")
     assert cluster.offers()
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (RequestError("a host has gone"), "a host has gone"),
+        (ValueError(), "ValueError"),
+        (UnreadableError(), "UnreadableError"),
+    ],
+)
+def test_errors_of_the_broker_without_a_text_are_named(error: Exception, line: str) -> None:
+    assert _describe_error(error) == line
 
 
 def test_a_head_that_is_frozen_is_asked_once(

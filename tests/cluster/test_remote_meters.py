@@ -74,6 +74,18 @@ class SlowLine(ClockLine):
         return super().add([slow])
 
 
+class UncertainLine(ClockLine):
+    """Exchanges that leave 10 ms on either side of the offset."""
+
+    def add(self, exchanges: Sequence[Exchange]) -> Offset:
+        return super().add(
+            [
+                replace(each, sent_ns=each.sent_ns - WRONG_NS, received_ns=each.received_ns + WRONG_NS)
+                for each in exchanges
+            ]
+        )
+
+
 class WatchedLine(ClockLine):
     """Keeps when the clocks were last compared."""
 
@@ -180,6 +192,21 @@ def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvm
     assert found.power_trace is not None
     assert list(found.power_trace.by_domain) == [FIRST, SECOND]
     assert found.load_average is not None
+
+
+def test_an_uncertain_clock_counts_in_the_joules_of_the_other_hosts_too(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    """Its ranks may have marked the edges of the round."""
+    with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:
+        give_line(hosts[1], UncertainLine())
+        found, _ = measure_surges(hosts, 1)
+    (round_,) = found.rounds
+    # Of steps by some hundred watts, at moments that are known to 6 ms.
+    for name in (FIRST, SECOND):
+        terms = round_.by_domain[name].terms
+        assert terms is not None
+        assert terms.clock_j > 0.5
 
 
 def test_domains_of_a_single_host_are_named_after_it_too(tmp_path: Path, nvml_library: Path) -> None:

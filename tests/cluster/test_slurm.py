@@ -215,6 +215,38 @@ def test_outside_of_slurm() -> None:
         SlurmCluster({"PATH": "/no/such/directory", "SLURM_JOB_ID": "7"})
 
 
+#: Runs in each task of a job array while all tasks run.
+TASK = """
+def meet(what):
+    open(f"{os.environ['SLURM_ARRAY_TASK_ID']}.{what}", "w").close()
+    while len([each for each in os.listdir() if each.endswith(what)]) < 2:
+        time.sleep(0.02)
+
+meet("began")
+try:
+    found = [[each.name, each.devices] for each in slurm.SlurmCluster(os.environ).offers()]
+except Exception as error:
+    found = str(error)
+has_number_of_array = os.environ["SLURM_JOB_ID"] == os.environ["SLURM_ARRAY_JOB_ID"]
+out([has_number_of_array, found, os.environ["SLURMD_NODENAME"]])
+meet("ended")
+"""
+
+
+def test_each_task_of_a_job_array_has_its_own_nodes(slurm_cluster: Slurm, tmp_path: Path) -> None:
+    """Slurm describes all tasks when asked for the one whose number is that of the array."""
+    program = tmp_path / "task.py"
+    program.write_text(START.replace("cluster = slurm.SlurmCluster(os.environ)", "") + TASK)
+    job = [f"--wrap={sys.executable} {program}", "--array=0-1", "--nodes=1", "--exclusive", *ALL_GPUS]
+    slurm_cluster.run("sbatch", "--output=%a.out", *job, cwd=tmp_path)
+    deadline_s = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.ended"))) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    found = sorted(json.loads((tmp_path / f"{task}.out").read_text()) for task in range(2))
+    assert [whole for whole, _, _ in found] == [False, True]
+    assert [offers for _, offers, _ in found] == [[[node, GPUS]] for _, _, node in found]
+
+
 @pytest.mark.parametrize("ended", [False, True], ids=["unknown", "ended"])
 def test_a_job_that_cannot_be_used_is_one_error_at_the_start(slurm_cluster: Slurm, ended: bool) -> None:
     job, reason = "999999", r"scontrol .*: Invalid job id specified"

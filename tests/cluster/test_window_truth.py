@@ -16,10 +16,14 @@ from pytest_llenergy.meters import Measuring, Window
 
 from .agents import needs_another_host
 from .metered import LEAD_NS, POWERS_W, MeteredHost, Score, metered_hosts, share_within
-from .test_remote_meters import SECOND, SlowLine, WrongLine, give_line
+from .test_remote_meters import MANY_ROUNDS, SECOND, SlowLine, WrongLine, give_line
 
 #: Longest part of a window, and of a surge (seconds).
 LONGEST_S = 0.15
+
+#: Share of windows that may have no joules: a busy machine may hold up an agent while the counter ticks.
+UNRESOLVED = 1 / 3
+NOT_RESOLVABLE = tuple(f"{name}: not resolvable: " for name in POWERS_W)
 
 
 def sleep_until(moment_ns: int) -> None:
@@ -47,7 +51,7 @@ def true_j(host: MeteredHost, window: Window) -> float:
 
 
 def measure_windows(hosts: Sequence[MeteredHost], number: int, seed: int) -> dict[str, list[Score]]:
-    """Return how far the sums of windows are off, and the joules of n2."""
+    """Return how far the sums of windows are off, and the joules of n2, where they can be resolved."""
     random = Random(seed)
     scores: dict[str, list[Score]] = {"sum": [], SECOND: []}
     meters = open_remote_meters(RemoteWindows, [(host.client, [host.uuid]) for host in hosts])
@@ -57,7 +61,9 @@ def measure_windows(hosts: Sequence[MeteredHost], number: int, seed: int) -> dic
             windows.append(surge(measuring, hosts, random))
             # ``SlowLine`` compares the clocks only every 40 ms.
             time.sleep(0.06)
-    for window in windows:
+    resolved = [each for each in windows if not (each.reason or "").startswith(NOT_RESOLVABLE)]
+    assert len(windows) - len(resolved) <= UNRESOLVED * number, [each.reason for each in windows]
+    for window in resolved:
         assert [flag for flag in window.flags if flag.severity == "invalid"] == []
         parts = [window.by_domain[f"{host.client.name}/gpu:{host.uuid}"] for host in hosts]
         truths_j = [true_j(host, window) for host in hosts]
@@ -97,7 +103,10 @@ def require_coverage(
     print(f"n2 with an offset known to ±10 ms: {shares[1]}, without clock_j {without}")
     print(f"with an offset that is wrong by 10 ms: {shares[2]}")
     assert min(*shares[0].values(), *shares[1].values()) >= least
-    assert max(without[SECOND], shares[2][SECOND]) <= most
+    assert shares[2][SECOND] <= most
+    if slow_windows >= MANY_ROUNDS:
+        # Of a few offsets that are drawn, all may be small.
+        assert without[SECOND] <= most
 
 
 @needs_another_host

@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_llenergy.cluster.agent import AgentContext
 from pytest_llenergy.cluster.wire import Hello
-from pytest_llenergy.errors import MeterError, WorkerError
+from pytest_llenergy.errors import DeviceError, MeterError, WorkerError
 
 
 class TrialService:
@@ -50,7 +50,16 @@ def _fail(how: str) -> None:
         raise MeterError("no meter opens")
     if how == "worker":
         raise WorkerError("a rank failed", "its traceback")
+    if how == "mute":
+        raise DeviceError
+    if how == "broken":
+        raise _BrokenError
     raise ValueError(f"unexpected\n{how}")
+
+
+class _BrokenError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 def _start() -> int:

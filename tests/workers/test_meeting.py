@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -87,3 +88,14 @@ def test_two_models_over_two_hosts_each_meet_at_ports_that_are_used_for_nothing_
     assert [len(host.offers) for host in hosts.values()] == [1, 0, 1, 0]
     first, second = (hosts[name].offers[0].free_ports[1] for name in ("n1", "n3"))
     assert ports == [first, first, second, second]
+
+
+def test_a_host_that_offers_twice_closes_the_socket_of_its_first_offer() -> None:
+    host = LocalHost("spawn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        host.offer_meeting("group")
+        host.offer_meeting("group")
+        host.kill("group")
+    host.close()
+    assert caught == []
