@@ -187,11 +187,15 @@ class RayGang:
 
     def lost(self) -> Mapping[str, str]:
         """See ``Gang``. What Ray has found out by now is added."""
-        lost = [client for client in self.hosts if client.lost is not None]
-        ended = self._broker.ended(self._number) if lost else {}
-        return {
-            client.name: "; ".join(filter(None, (client.lost, ended.get(client.slot)))) for client in lost
-        }
+        reasons = {client: client.lost for client in self.hosts if client.lost is not None}
+        ended = self._broker.ended(self._number) if reasons else {}
+        # Ray may have ended the agents before this process noticed that the broker has gone.
+        everywhere = self._broker.explain_end() if reasons and self._broker.has_ended else ""
+        found = {}
+        for client, reason in reasons.items():
+            more = (ended.get(client.slot), "" if everywhere in reason else everywhere)
+            found[client.name] = "; ".join(filter(None, (reason, *more)))
+        return found
 
     def close(self) -> None:
         """See ``Gang``."""
@@ -239,7 +243,7 @@ class _Broker:
                 raise WorkerError(f"Ray cluster {address}: {answer['error']}")
             self.address: str = answer["ok"]
             # One thread for all gangs.
-            give_up_with(self._popen.pid, self._clients, self._explain_end)
+            give_up_with(self._popen.pid, self._clients, self.explain_end)
         except BaseException:
             self.close()
             raise
@@ -294,7 +298,7 @@ class _Broker:
         """Return why an agent cannot come any more, or None."""
         for slot, reason in self.ended(gang).items():
             return f"{names[slot]}: {reason}"
-        return self._explain_end() if self._popen.poll() is not None else None
+        return self.explain_end() if self._popen.poll() is not None else None
 
     def end_with(self, clients: Sequence[AgentClient]) -> None:
         """Give hosts up when the broker ends: Ray ends their agents then, if its head answers."""
@@ -302,7 +306,7 @@ class _Broker:
         if self.has_ended:
             # Perhaps before the thread that waits for that could know these hosts.
             for each in self._clients:
-                each.give_up(self._explain_end())
+                each.give_up(self.explain_end())
 
     def close(self) -> None:
         """End the broker, and with it everything that it has started in the cluster."""
@@ -323,7 +327,7 @@ class _Broker:
         try:
             self._stdin.write(json.dumps({"id": number, "verb": verb, **arguments}).encode() + b"\n")
         except (OSError, ValueError):
-            raise WorkerError(self._explain_end()) from None
+            raise WorkerError(self.explain_end()) from None
         return number
 
     def _receive(self, deadline_s: float) -> dict[str, Any]:
@@ -334,7 +338,7 @@ class _Broker:
                 raise _SilentError(f"Ray cluster {self._address} does not answer{self._tail()}")
             part = os.read(self._stdout.fileno(), 1 << 16)
             if not part:
-                raise WorkerError(self._explain_end())
+                raise WorkerError(self.explain_end())
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -342,7 +346,8 @@ class _Broker:
             self._ended.setdefault(answer["gang"], {})[answer["slot"]] = answer["reason"]
         return answer
 
-    def _explain_end(self) -> str:
+    def explain_end(self) -> str:
+        """Return that the process has ended, with the last line of its output."""
         return f"the process that speaks to the Ray cluster {self._address} has ended{self._tail()}"
 
     def _tail(self) -> str:
