@@ -24,6 +24,7 @@ from tests.nvml_sim import build_library
 ROOT = Path(__file__).resolve().parents[3]
 SUITE = Path(__file__).parent / "suite"
 RUN_TIMEOUT_S = 300
+MS = 10**6
 
 COLUMNS = {
     "where": "{}",
@@ -56,6 +57,10 @@ def open_places(scratch: Path) -> Iterator[list[Place]]:
         nodes.add("nodeb", 4)
         with closing(Slurm(scratch / "slurm", library)) as slurm:
             on_ray = {**os.environ, **nodes.environment}
+            # As a real board, which ticks ten times a second.
+            for world in (*(host.world for host in nodes.hosts), *slurm.worlds.values()):
+                for board in range(4):
+                    world.update(board, latch_ns=100 * MS, latch_jitter_ns=0)
             job = ["salloc", "--quiet", "--nodes=2", "--gres=gpu:4"]
             yield [
                 Place("local", (), on_ray, 1),
@@ -75,8 +80,7 @@ def run_suite(place: Place, scratch: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, CUDA_STAND_IN, SUITE))),
         "LLENERGY_TIMES": str(times),
         "LLENERGY_SHARES": str(shares),
-        "LLENERGY_BENCH_GPUS": str(2 * place.hosts),
-        "LLENERGY_BENCH_PER_HOST": "2",
+        "LLENERGY_BENCH_PER_HOST": str(2 // place.hosts),
     }
     plugins = ["-p", "lease_times", "-p", "no:cacheprovider"]
     options = [f"--energy-cluster={place.name}", f"--energy-report={scratch / 'energy.json'}"]
@@ -93,11 +97,14 @@ def run_suite(place: Place, scratch: Path) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{place.name}: {done.stdout}{done.stderr}")
     found = json.loads(times.read_text())
-    first = next(s for test, what, s in found if (test, what) == ("test_first", "test"))
+
+    def typical_s(test: str, what: str) -> float:
+        return float(median(s for *each, s in found if each == [test, what]))
+
     return {
-        "gang_s": next(s for test, what, s in found if (test, what) == ("test_first", "lease")),
-        "first_s": first,
-        "warm_ms": 1e3 * median(s for test, what, s in found if (test, what) == ("test_warm", "test")),
+        "gang_s": typical_s("test_first", "lease"),
+        "first_s": typical_s("test_first", "test"),
+        "warm_ms": 1e3 * (typical_s("test_warm", "test") - typical_s("test_empty", "test")),
         "agent_cpu_percent": 100 * max(json.loads(shares.read_text())) if shares.exists() else 0.0,
     }
 
