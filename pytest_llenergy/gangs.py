@@ -110,7 +110,7 @@ def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
 
 
 def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
-    """For meters that read a whole machine: refuse two agents on one, whose joules would count twice.
+    """Refuse two agents on one machine if a meter reads the whole machine, whose joules would count twice.
 
     Raises:
         DeviceError: Names both hosts.

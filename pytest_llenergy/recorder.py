@@ -363,8 +363,14 @@ def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 
-def _join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collection[str]) -> Flag:
-    """Return one flag for those of one name: the detail of the host with the most rounds, and the others."""
+def join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collection[str]) -> Flag:
+    """Return one flag for those of one name: the detail of the host with the most rounds.
+
+    Args:
+        by_round: The flags of each round that has any.
+        total: Number of all rounds.
+        hosts: Names of the hosts of a cluster.
+    """
     first: dict[str, Flag] = {}
     counts: Counter[str] = Counter()
     for flags in by_round:
@@ -381,8 +387,8 @@ def _join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collectio
 
 def _host_in(flag: Flag, hosts: Collection[str]) -> str:
     """Return the host that a flag's detail begins with; "" if it names none."""
-    host, colon, _ = flag.detail.partition(": ")
-    return host if colon and host in hosts else ""
+    named = (host for host in hosts if host and flag.detail.startswith((f"{host}: ", f"{host} ", f"{host}/")))
+    return next(named, "")
 
 
 def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
@@ -393,7 +399,7 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: S
     for round_ in rounds:
         for name in dict.fromkeys(flag.name for flag in round_.flags):
             by_name.setdefault(name, []).append([flag for flag in round_.flags if flag.name == name])
-    flags = [_join_flags(same, len(rounds), hosts) for same in by_name.values()]
+    flags = [join_flags(same, len(rounds), hosts) for same in by_name.values()]
     flags += experiment.flags if experiment is not None else []
     flags += [flag for flag in before if flag.name not in by_name]
     estimated = [meter for meter in meters if meter.kind == "estimated"]

@@ -158,7 +158,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
             status=status,
             reason=reason,
             rounds=rounds,
-            # Those of its own rounds, which do not count.
+            # They summarize rounds that do not count.
             metrics={},
             custom={},
             comparisons=[],

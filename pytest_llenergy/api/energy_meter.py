@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pytest_llenergy.api.context import TestContext, open_window_meters
@@ -108,8 +109,14 @@ class EnergyMeter(RecordedValues):
         with self._lock:
             if self._measuring is None:
                 measuring = Measuring(open_window_meters(self._context))
-                measuring.start()
-                self._context.draft.meters = measuring.infos()
+                try:
+                    measuring.start()
+                    self._context.draft.meters = measuring.infos()
+                except BaseException:
+                    # What stopping raises must not hide this error.
+                    with suppress(Exception):
+                        measuring.stop()
+                    raise
                 self._measuring = measuring
             return self._measuring
 

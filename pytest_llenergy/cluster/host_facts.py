@@ -88,13 +88,13 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 
 
 def allow_open_files(count: int) -> None:
-    """Raise the limit of open files of this process, unless it can open so many more.
+    """Raise the soft limit of this process so that it can open ``count`` more files.
 
     Raises:
         WorkerError: The hard limit does not allow it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + sum(1 for _ in (PROC / "fd").iterdir()) if PROC.exists() else 0
+    needed = count + (sum(1 for _ in (PROC / "fd").iterdir()) if PROC.exists() else 0)
     if needed <= soft or soft == resource.RLIM_INFINITY:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:

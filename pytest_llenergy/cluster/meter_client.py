@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pytest's side of the meters of other hosts: how they are opened, and what rounds and windows both need.
 
-A host that has no meter, or that is lost, leaves the sum over all hosts without a value but with its reason;
+A host that has no meter, or that is lost, makes the sum over all hosts null, with the reason;
 the domains of the others keep theirs.
 """
 
@@ -167,8 +167,12 @@ class MeterClient:
             return None
 
     def _note_longest_wait(self, pending: Pending | None) -> None:
-        """Keep the answer to ``longest_wait_s``, which grows once the period of a counter is observed."""
-        self._longest_wait_s = self._await(pending) or self._longest_wait_s
+        """Keep the answer to ``longest_wait_s``, which grows once the period of a counter is observed.
+
+        One that is late changes nothing.
+        """
+        found = self._await(pending, note=lambda _reason: None)
+        self._longest_wait_s = found or self._longest_wait_s
 
     def _read_clocks(self) -> None:
         if self._missing is None:

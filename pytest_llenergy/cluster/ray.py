@@ -33,6 +33,9 @@ from pytest_llenergy.workers import guard
 #: ``HOST:PORT``, or ``[ADDRESS]:PORT`` for IPv6.
 ADDRESS = re.compile(r"([^][:/\s]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
+#: What messages call the broker.
+BROKER = "the process that speaks to the Ray cluster"
+
 #: Time limit for the broker to connect to a cluster (seconds).
 CONNECT_TIMEOUT_S = 60.0
 #: Time limit for the broker's answers, without the time that a request may wait for GPUs (seconds).
@@ -193,7 +196,7 @@ class RayGang:
         everywhere = self._broker.explain_end() if reasons and self._broker.has_ended else ""
         found = {}
         for client, reason in reasons.items():
-            more = (ended.get(client.slot), "" if everywhere in reason else everywhere)
+            more = (ended.get(client.slot), "" if BROKER in reason else everywhere)
             found[client.name] = "; ".join(filter(None, (reason, *more)))
         return found
 
@@ -348,7 +351,7 @@ class _Broker:
 
     def explain_end(self) -> str:
         """Return that the process has ended, with the last line of its output."""
-        return f"the process that speaks to the Ray cluster {self._address} has ended{self._tail()}"
+        return f"{BROKER} {self._address} has ended{self._tail()}"
 
     def _tail(self) -> str:
         with suppress(OSError, ValueError):

@@ -376,7 +376,7 @@ def connect(address: str) -> Any:
         cluster, own = (" and ".join(map(" ".join, part)) for part in (found[:2], found[2:]))
         raise RequestError(f"the cluster runs {cluster}, pytest {own}; install the same ones") from None
     except (ConnectionError, ValueError) as error:
-        none = "none runs on this host: set RAY_ADDRESS, or name it: ray:HOST:PORT"
+        none = "none runs on this host; set RAY_ADDRESS, or give its address as ray:HOST:PORT"
         raise RequestError(none if address == "auto" else _first_line(error)) from None
     return ray
 

@@ -148,7 +148,8 @@ class SlurmCluster:
             found = self._query("scontrol", "show", "job", "--details", "--oneliner", self._job)
         except WorkerError as error:
             raise WorkerError(f"SLURM_JOB_ID is {self._job}: {error}") from None
-        # The number of one task of an array, or part of a job of unlike parts, is also that of the whole.
+        # One task of an array, or component of a heterogeneous job, has the number of the whole job, all of
+        # which scontrol then lists.
         jobs = found.splitlines()
         details = next((each for each in jobs if each.startswith(f"JobId={self._job} ")), "")
         groups = [

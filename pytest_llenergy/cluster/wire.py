@@ -283,7 +283,7 @@ def connect(
     addresses = [address for address in invitation.addresses if address not in left_out]
     if not addresses:
         tried = ", ".join(invitation.addresses)
-        raise WorkerError(f"all addresses of pytest's host are those of this host, too ({tried})")
+        raise WorkerError(f"every address of pytest's host is also one of this host ({tried})")
     reasons: dict[str, Exception] = {}
     while (left_s := deadline_s - time.monotonic()) > 0:
         found: queue.SimpleQueue[Connection | tuple[str, Exception]] = queue.SimpleQueue()

@@ -355,9 +355,12 @@ def clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
 
 
 def _clock_flags(clocks: Mapping[str, float], all_rounds: Sequence[Mapping[str, float]]) -> list[Flag]:
+    # One for each host, whose name and a slash come before a UUID.
+    flags: dict[str, Flag] = {}
     for uuid, mhz in clocks.items():
         usual_mhz = median(each[uuid] for each in all_rounds if uuid in each)
         if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
             detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
-            return [Flag(name="clock-change", severity="warning", detail=detail)]
-    return []
+            flag = Flag(name="clock-change", severity="warning", detail=detail)
+            flags.setdefault(uuid.rpartition("/")[0], flag)
+    return list(flags.values())

@@ -3,39 +3,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from pytest_llenergy.model.record import LOCALHOST, DomainEnergy, RankInfo, Record, host_of
+from pytest_llenergy.model.record import LOCALHOST, DomainEnergy, RankInfo, Record, Round, host_of
 
 
 class HostEnergy(NamedTuple):
-    """Joules of a host in one round or window, with their standard uncertainty, or the reason without."""
+    """Joules of a host in one round, with their standard uncertainty, or the reason why it has none.
+
+    As that of the whole round, the uncertainty includes the accuracy of the sources.
+    """
 
     energy_j: float | None
-    energy_u_j: float | None
+    energy_u_absolute_j: float | None
     reason: str | None = None
 
 
-def sum_by_host(by_domain: Mapping[str, DomainEnergy]) -> dict[str, HostEnergy]:
-    """Add the domains of each host; empty for a test on pytest's own host.
+def list_hosts(record: Record) -> list[str]:
+    """Return the hosts of a cluster on which a test ran; empty if it ran on pytest's own."""
+    ranks = [rank.host for rank in record.ranks if rank.host != LOCALHOST]
+    domains = [host_of(domain) for round_ in record.rounds for domain in round_.by_domain]
+    return [host for host in dict.fromkeys([*ranks, *domains]) if host]
 
-    Domains of a host share causes, so that their uncertainties are added, which is the largest that the sum
-    can have.
-    """
-    hosts: dict[str, list[DomainEnergy]] = {}
-    for domain, energy in by_domain.items():
+
+def sum_by_host(record: Record, round_: Round) -> dict[str, HostEnergy]:
+    """Add the domains of each host; empty for a test on pytest's own host."""
+    hosts: dict[str, list[DomainEnergy]] = {host: [] for host in list_hosts(record)}
+    for domain, energy in round_.by_domain.items():
         if host := host_of(domain):
-            hosts.setdefault(host, []).append(energy)
+            hosts[host].append(energy)
     return {host: _sum(energies) for host, energies in hosts.items()}
 
 
 def _sum(energies: Sequence[DomainEnergy]) -> HostEnergy:
+    """Add the domains of a host, which share causes: their uncertainties and limits are added linearly."""
+    if not energies:
+        return HostEnergy(None, None, "no meter")
     for each in energies:
         if each.energy_j is None:
             return HostEnergy(None, None, each.reason)
+    u_j = sum(each.energy_u_j or 0.0 for each in energies)
+    width_j = sum((each.high_j or 0.0) - (each.low_j or 0.0) for each in energies)
+    # A rectangular distribution, as in ``meters.uncertainty.absolute_uncertainty_j``.
     return HostEnergy(
-        sum(each.energy_j or 0.0 for each in energies), sum(each.energy_u_j or 0.0 for each in energies)
+        sum(each.energy_j or 0.0 for each in energies), math.hypot(u_j, width_j / math.sqrt(12))
     )
 
 

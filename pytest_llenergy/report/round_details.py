@@ -12,12 +12,15 @@ from pytest_llenergy.model.quantity import format_energy, format_scaled, scale_o
 from pytest_llenergy.model.record import Flag, Record, Round, Terms
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.columns import number_types
-from pytest_llenergy.report.hosts import HostEnergy, sum_by_host
+from pytest_llenergy.report.hosts import list_hosts, sum_by_host
 from pytest_llenergy.report.notes import SEVERITY_STYLES
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
 
 #: Parts of a round's uncertainty, by cause.
 UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j", "clock_j")
+
+#: For more hosts there are no columns.
+MOST_HOSTS = 8
 
 
 def round_details(
@@ -38,7 +41,7 @@ def round_details(
     more = f"; number types {types}" if types != "-" else ""
     yield plain_text(f"{name}: {_procedure(record)}{more}", style="bold")
     numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
-    yield from split_into_tables(numbers, _round_columns(record.rounds), width)
+    yield from split_into_tables(numbers, _round_columns(record), width)
     if with_terms:
         yield from split_into_tables(
             numbers, [_term_column(term, record.rounds) for term in _terms(record.rounds)], width
@@ -47,8 +50,9 @@ def round_details(
         yield from _flags(record, said)
 
 
-def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
-    """Return the columns for which at least one round has a value."""
+def _round_columns(record: Record) -> list[TableColumn]:
+    """Return the columns for which at least one round has a value, and one for each host."""
+    rounds = record.rounds
     columns = [
         TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
         _energy_column(rounds),
@@ -58,7 +62,7 @@ def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
         TableColumn("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
         TableColumn("flags", [_flag_names(each) for each in rounds], False),
     ]
-    columns[2:2] = _host_columns(rounds)
+    columns[2:2] = _host_columns(record)
     return [column for column in columns if set(column.cells) != {"-"}]
 
 
@@ -71,13 +75,13 @@ def _energy_column(rounds: Sequence[Round]) -> TableColumn:
     return _joules("energy ± u", [(each.energy_j, each.energy_u_absolute_j) for each in rounds])
 
 
-def _host_columns(rounds: Sequence[Round]) -> Iterator[TableColumn]:
-    """Yield the joules of each host, if there are several."""
-    found = [sum_by_host(each.by_domain) for each in rounds]
-    names = dict.fromkeys(name for each in found for name in each)
-    for name in names if len(names) > 1 else ():
-        energies = [each.get(name, HostEnergy(None, None)) for each in found]
-        yield _joules(f"{name} ± u", [(each.energy_j, each.energy_u_j) for each in energies])
+def _host_columns(record: Record) -> Iterator[TableColumn]:
+    """Yield the joules of each host, if there are several. Those of many are in the HTML report only."""
+    found = [sum_by_host(record, each) for each in record.rounds]
+    names = list_hosts(record)
+    for name in names if 1 < len(names) <= MOST_HOSTS else ():
+        energies = [(each[name].energy_j, each[name].energy_u_absolute_j) for each in found]
+        yield _joules(f"{name} ± u", energies)
 
 
 def _joules(title: str, energies: Sequence[tuple[float | None, float | None]]) -> TableColumn:

@@ -55,3 +55,31 @@ def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytest
     text = " ".join(result.stdout.str().split())
     assert re.search(r"test_it · work: \S+ ± \S+ m?J in \S+ s, joules estimated", text)
     assert "estimated, not measured: CPU time" in text
+
+
+FAILED_START = """
+import threading
+
+import pytest
+from pytest_llenergy.meters import Measuring
+
+def test_start(energy_meter, monkeypatch):
+    start = Measuring.start
+
+    def interrupted(self):
+        start(self)
+        raise TimeoutError("a time limit that ended while the first tick was awaited")
+
+    monkeypatch.setattr(Measuring, "start", interrupted)
+    with pytest.raises(TimeoutError):
+        energy_meter("w")
+
+def test_nothing_reads_any_more():
+    assert "llenergy-sampler" not in [thread.name for thread in threading.enumerate()]
+"""
+
+
+def test_meters_are_closed_if_their_start_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FAILED_START)
+    # The first test fails, since it measured nothing.
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1, failed=1)

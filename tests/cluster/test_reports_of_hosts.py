@@ -7,6 +7,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+from pytest_llenergy.report.hosts import HostEnergy, sum_by_host
+
 from .agents import ROOT
 from .two_hosts import WORK, TwoHosts
 
@@ -48,7 +52,14 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     assert record.reason.startswith("n2: GPU-n2-0"), record.reason
     # 100 and 150 watts on each.
     assert re.search(r"^round +s +energy ± u +n1 ± u +n2 ± u", output, re.MULTILINE), output
-    assert re.search(r"^1( +\S+){2} ± \S+ J +[789]\d(\.\d+)? ± \S+ J +[789]\d", output, re.MULTILINE), output
+    number = r"([0-9.]+) ± ([0-9.]+) J"
+    first = re.search(rf"^1 +\S+ +{number} +{number} +{number}", output, re.MULTILINE)
+    assert first is not None, output
+    total, total_u, n1, n1_u, n2, n2_u = map(float, first.groups())
+    assert n1 == pytest.approx(250 * record.rounds[0].duration_s, rel=0.1)
+    assert n1 + n2 == pytest.approx(total, rel=0.01)
+    # All three contain the accuracy of the source, which is the same for both hosts.
+    assert n1_u + n2_u == pytest.approx(total_u, rel=0.2)
     assert "foreign-process,foreign-process" not in output
     page = two_hosts.directory / "page.html"
     command = [sys.executable, "-m", "pytest_llenergy.cli", "report", "energy.json", "-o", str(page)]
@@ -59,6 +70,31 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     assert "n1: GPU-n1-0, GPU-n1-1; n2: GPU-n2-0, GPU-n2-1" in text
     assert "data 2 on GPU-n2-0 of n2" in text
     assert re.search(r">Hosts<", text)
+
+
+WITHOUT_METER = (
+    WORK
+    + """
+@pytest.mark.gpus(4, per_host=2)
+@pytest.mark.energy_options(rounds=2, iterations=1, warmup=0)
+def test_it(workers, energy):
+    energy(workers.call(where, 0.3))
+"""
+)
+
+
+def test_the_joules_of_a_host_are_shown_if_another_has_no_meter(two_hosts: TwoHosts) -> None:
+    second = two_hosts.hosts[1].world
+    for board in range(2):
+        second.update(
+            board, energy_supported=False, power_usage_supported=False, unsupported_fields=(83, 185, 186)
+        )
+    output = two_hosts.run(WITHOUT_METER, "-v")
+    (record,) = two_hosts.report.records
+    assert record.metrics["energy_j"].value is None
+    assert re.search(r"^round +s +n1 ± u +", output, re.MULTILINE), output
+    assert re.search(r"^1 +0\.3\d* +7\d(\.\d+)? ± \S+ J", output, re.MULTILINE), output
+    assert sum_by_host(record, record.rounds[0])["n2"] == HostEnergy(None, None, "no meter")
 
 
 UNWRITABLE = (

@@ -21,8 +21,9 @@ from .test_remote_meters import MANY_ROUNDS, SECOND, SlowLine, WrongLine, give_l
 #: Longest part of a window, and of a surge (seconds).
 LONGEST_S = 0.15
 
-#: Share of windows that may have no joules: a busy machine may hold up an agent while the counter ticks.
-UNRESOLVED = 1 / 3
+#: Share of few windows, and of many, that may have no joules: a busy machine may hold up an agent while the
+#: counter ticks.
+UNRESOLVED, UNRESOLVED_OF_MANY = 1 / 3, 0.05
 NOT_RESOLVABLE = tuple(f"{name}: not resolvable: " for name in POWERS_W)
 
 
@@ -62,7 +63,8 @@ def measure_windows(hosts: Sequence[MeteredHost], number: int, seed: int) -> dic
             # ``SlowLine`` compares the clocks only every 40 ms.
             time.sleep(0.06)
     resolved = [each for each in windows if not (each.reason or "").startswith(NOT_RESOLVABLE)]
-    assert len(windows) - len(resolved) <= UNRESOLVED * number, [each.reason for each in windows]
+    most = (UNRESOLVED if number < MANY_ROUNDS else UNRESOLVED_OF_MANY) * number
+    assert len(windows) - len(resolved) <= most, [each.reason for each in windows]
     for window in resolved:
         assert [flag for flag in window.flags if flag.severity == "invalid"] == []
         parts = [window.by_domain[f"{host.client.name}/gpu:{host.uuid}"] for host in hosts]

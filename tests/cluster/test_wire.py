@@ -172,7 +172,7 @@ def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener
         listener.invitation, boot_id="another", port=impostor.getsockname()[1], addresses=("127.0.0.1",)
     )
     with pytest.raises(
-        WorkerError, match=r"all addresses of pytest's host are those of this host, too \(127\.0\.0\.1\)"
+        WorkerError, match=r"every address of pytest's host is also one of this host \(127\.0\.0\.1\)"
     ):
         connect(elsewhere, AGENT)
     with pytest.raises(BlockingIOError):

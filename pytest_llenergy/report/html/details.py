@@ -126,11 +126,13 @@ def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
             str(turn.place),
             f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
             host,
-            format_quantity(energy.energy_j, energy.energy_u_j, "J") if energy.energy_j is not None else "-",
+            format_quantity(energy.energy_j, energy.energy_u_absolute_j, "J")
+            if energy.energy_j is not None
+            else "-",
             Cell(energy.reason or "", "text"),
         ]
         for turn in ordered
-        for host, energy in sum_by_host(turn.round.by_domain).items()
+        for host, energy in sum_by_host(case.records[turn.side], turn.round).items()
     ]
     return table("Hosts", ("#", "side", "host", "#energy ± u", "reason"), rows)
 
