@@ -28,13 +28,13 @@ def list_hosts(record: Record) -> list[str]:
     return [host for host in dict.fromkeys([*ranks, *domains]) if host]
 
 
-def sum_by_host(record: Record, round_: Round) -> dict[str, HostEnergy]:
-    """Add the domains of each host; empty for a test on pytest's own host."""
-    hosts: dict[str, list[DomainEnergy]] = {host: [] for host in list_hosts(record)}
+def sum_by_host(hosts: Sequence[str], round_: Round) -> dict[str, HostEnergy]:
+    """Add the domains of each host of ``list_hosts``."""
+    energies: dict[str, list[DomainEnergy]] = {host: [] for host in hosts}
     for domain, energy in round_.by_domain.items():
         if host := host_of(domain):
-            hosts[host].append(energy)
-    return {host: _sum(energies) for host, energies in hosts.items()}
+            energies[host].append(energy)
+    return {host: _sum(each) for host, each in energies.items()}
 
 
 def _sum(energies: Sequence[DomainEnergy]) -> HostEnergy:

@@ -77,8 +77,8 @@ def _energy_column(rounds: Sequence[Round]) -> TableColumn:
 
 def _host_columns(record: Record) -> Iterator[TableColumn]:
     """Yield the joules of each host, if there are several. Those of many are in the HTML report only."""
-    found = [sum_by_host(record, each) for each in record.rounds]
     names = list_hosts(record)
+    found = [sum_by_host(names, each) for each in record.rounds]
     for name in names if 1 < len(names) <= MOST_HOSTS else ():
         energies = [(each[name].energy_j, each[name].energy_u_absolute_j) for each in found]
         yield _joules(f"{name} ± u", energies)

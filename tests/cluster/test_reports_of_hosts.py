@@ -94,7 +94,7 @@ def test_the_joules_of_a_host_are_shown_if_another_has_no_meter(two_hosts: TwoHo
     assert record.metrics["energy_j"].value is None
     assert re.search(r"^round +s +n1 ± u +", output, re.MULTILINE), output
     assert re.search(r"^1 +0\.3\d* +7\d(\.\d+)? ± \S+ J", output, re.MULTILINE), output
-    assert sum_by_host(record, record.rounds[0])["n2"] == HostEnergy(None, None, "no meter")
+    assert sum_by_host(["n1", "n2"], record.rounds[0])["n2"] == HostEnergy(None, None, "no meter")
 
 
 UNWRITABLE = (

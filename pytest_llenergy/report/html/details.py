@@ -12,7 +12,7 @@ from pytest_llenergy.compare.comparability import describe_settings
 from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Coordinates, Record
 from pytest_llenergy.model.text import one_line, shorten
-from pytest_llenergy.report.hosts import describe_devices, place_of, sum_by_host
+from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of, sum_by_host
 from pytest_llenergy.report.html.cases import (
     PER_ITERATION,
     PER_TOKEN,
@@ -121,6 +121,7 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
 
 def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     """List the energy of each host of a cluster in each round."""
+    names = {side: list_hosts(record) for side, record in case.records.items()}
     rows: list[Row] = [
         [
             str(turn.place),
@@ -132,7 +133,7 @@ def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
             Cell(energy.reason or "", "text"),
         ]
         for turn in ordered
-        for host, energy in sum_by_host(case.records[turn.side], turn.round).items()
+        for host, energy in sum_by_host(names[turn.side], turn.round).items()
     ]
     return table("Hosts", ("#", "side", "host", "#energy ± u", "reason"), rows)
 
