@@ -27,8 +27,8 @@ from pytest_llenergy.report.notes import SEVERITY_STYLES, list_notes, summary_fl
 from pytest_llenergy.report.round_details import round_details
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
 
-#: Most lines of notes below the table without ``-v``, one for each cause.
-MAX_NOTES = 3
+#: Most lines of notes below the table without ``-v``, one for each cause, and of windows for each test.
+MAX_NOTES, MAX_WINDOWS = 3, 10
 
 
 def render_summary(
@@ -82,15 +82,8 @@ def render_summary(
         for part in round_details(record, name, width, said, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
-        for window in record.windows:
-            test, rest = (
-                short_test_name(record.id),
-                f" · {one_line(window.name)}: {format_window_energy(window)}",
-            )
-            if record.status == "invalid" and window.energy_j is None:
-                console.print(plain_text(f"INVALID {test}{rest}", style="red"))
-            else:
-                console.print(plain_text(_with_status(test, record) + rest))
+        for line in _window_lines(record, None if verbosity > 0 else MAX_WINDOWS):
+            console.print(line)
     for record in records:
         if record.load_curve is not None:
             console.print(plain_text(f"{labels[record.id]}: {describe_curve(record.load_curve)}"))
@@ -104,6 +97,22 @@ def render_summary(
     for line in _notes(metered, notes, labels, width, verbosity):
         console.print(line)
     return strip_trailing_space(stream.getvalue())
+
+
+def _window_lines(record: Record, most: int | None) -> Iterator[Text]:
+    """Yield a line for each of the first ``most`` windows of a test (None: all), and one that counts the rest."""
+    test = short_test_name(record.id)
+    for window in record.windows[:most]:
+        rest = f" · {one_line(window.name)}: {format_window_energy(window)}"
+        if record.status == "invalid" and window.energy_j is None:
+            yield plain_text(f"INVALID {test}{rest}", style="red")
+        else:
+            yield plain_text(_with_status(test, record) + rest)
+    hidden = record.windows[most:] if most is not None else []
+    if hidden:
+        lost = sum(window.energy_j is None for window in hidden)
+        without = f", {lost} without joules" if lost else ""
+        yield plain_text(f"{test} · {len(hidden)} more windows{without} (-v)", style="red" if lost else "")
 
 
 def _notes(

@@ -300,6 +300,22 @@ def test_joules_have_si_steps_in_the_terminal_and_none_in_the_report() -> None:
     assert tiny.value_of("energy_j") == pytest.approx(5.0e-6, rel=0.01)
 
 
+def test_windows_beyond_ten_are_counted_and_shown_with_v() -> None:
+    window = msgspec.structs.replace(RECORD.windows[0], name="step", energy_j=30.0, energy_u_absolute_j=0.5)
+    lost = msgspec.structs.replace(window, energy_j=None, energy_u_absolute_j=None, reason="lost")
+    many = record_of("t.py::test_many", rounds=[], windows=[window] * 12)
+    broken = record_of("t.py::test_broken", rounds=[], windows=[window] * 10 + [lost, window])
+    few = record_of("t.py::test_few", rounds=[], windows=[window] * 10)
+    lines = [line for line in shown(many, broken, few, width=100) if " · " in line]
+    assert [line for line in lines if " more " in line] == [
+        "t.py::test_many · 2 more windows (-v)",
+        "t.py::test_broken · 2 more windows, 1 without joules (-v)",
+    ]
+    assert len(lines) == 32
+    lines = [line for line in shown(many, broken, few, width=100, verbosity=1) if " · step" in line]
+    assert len(lines) == 34
+
+
 def test_a_row_says_that_its_test_failed() -> None:
     failed = record_of("t.py::test_bad", status="failed", reason="assert False", params={})
     passed = record_of("t.py::test_good", params={})
