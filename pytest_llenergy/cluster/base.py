@@ -36,7 +36,8 @@ class Shape:
 
     def __str__(self) -> str:
         gpus = f"{self.per_host or 'no'} GPU{'s' * (self.per_host != 1)}"
-        return f"1 host with {gpus}" if self.hosts == 1 else f"{self.hosts} hosts with {gpus} each"
+        text = f"1 host with {gpus}" if self.hosts == 1 else f"{self.hosts} hosts with {gpus} each"
+        return f"{self.hosts * self.per_host} GPUs, such as {text}" if self.others else text
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,18 @@ def test_as_few_hosts_as_can_hold_equal_shares(
     assert choose_shape(GpuRequest(n, per_host=per_host), offers(*devices)) == Shape(hosts, share)
 
 
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (GpuRequest(5), "5 GPUs, such as 5 hosts with 1 GPU each"),
+        (GpuRequest(10, per_host=5), "2 hosts with 5 GPUs each"),
+        (GpuRequest(1), "1 host with 1 GPU"),
+    ],
+)
+def test_a_shape_that_no_hosts_have_is_named_by_its_gpus(request_: GpuRequest, text: str) -> None:
+    assert str(choose_shape(request_, offers(2, 2) if request_.n > 1 else offers())) == text
+
+
 ALIKE = """
 import os
 import pytest
