@@ -100,7 +100,7 @@ def render_summary(
 
 
 def _window_lines(record: Record, most: int | None) -> Iterator[Text]:
-    """Yield a line for each of the first ``most`` windows of a test (None: all), and one that counts the rest."""
+    """Yield a line for each of the first ``most`` windows of a test, or all, and one that counts the rest."""
     test = short_test_name(record.id)
     for window in record.windows[:most]:
         rest = f" · {one_line(window.name)}: {format_window_energy(window)}"
