@@ -324,8 +324,8 @@ def _elsewhere_flags(uuid: str, conditions: Sequence[Condition], own_pids: Colle
     if pids & (set(own_pids) - {os.getpid()}) or not all(Path(f"/proc/{pid}").exists() for pid in pids):
         return []
     detail = (
-        f"{uuid}: the server has no process on this board; lease only boards that it uses, with a lower "
-        "gpus(n) if it needs fewer, or let it use them all, such as by --tensor-parallel-size {gpus}"
+        f"{uuid}: the server has no process on this board; lease only boards that it uses, or let it use "
+        "them all, such as with --tensor-parallel-size {gpus}"
     )
     return [Flag(name="server-elsewhere", severity="invalid", detail=detail)]
 
