@@ -20,7 +20,7 @@ import pytest
 def test_it(energy, backend):
     energy(backend.generate, ["abc"], max_new_tokens=4)
 """
-OPTIONS = ["--energy-rounds=2", "--energy-warmup=0", "--energy-backend=server"]
+OPTIONS = ["--energy-rounds=2", "--energy-warmup=0", "--energy-budget=0.1", "--energy-backend=server"]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
