@@ -295,6 +295,9 @@ def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
         conditions = [before, *during, after] if before is not None else [*during, after]
         flags += _foreign_flags(uuid, conditions, own_pids)
         flags += _elsewhere_flags(uuid, conditions, own_pids) if own_pids is not None else []
+    for uuid in measured.unleased:
+        detail = f"{uuid}: the server uses this board too, which the test does not lease; lease all of them"
+        flags.append(Flag(name="server-elsewhere", severity="invalid", detail=detail))
     return flags
 
 

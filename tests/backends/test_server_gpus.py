@@ -143,17 +143,19 @@ def test_each_leased_board_must_have_a_process_of_the_server(
     assert "the server has no process on this board; lease only boards that it uses, or let it use" in lines
 
 
-@pytest.mark.parametrize(("shards", "idle"), [(2, []), (1, [1])])
-def test_a_running_server_must_be_on_each_leased_board(
-    suite: pytest.Pytester, world: World, read_report: Read, shards: int, idle: list[int]
+@pytest.mark.parametrize(
+    ("gpus", "shards", "wrong"), [(2, 2, []), (2, 1, [1]), (1, 2, [1])], ids=["equal", "fewer", "more"]
+)
+def test_a_running_server_must_be_on_the_leased_boards_and_no_others(
+    suite: pytest.Pytester, world: World, read_report: Read, gpus: int, shards: int, wrong: list[int]
 ) -> None:
-    suite.makepyfile(TEST.format(gpus=2))
+    suite.makepyfile(TEST.format(gpus=gpus))
     with running(sharded(shards, first=0.05)) as (url, process):
         run(suite, f"--energy-server-url={url}", "--energy-rounds=2")
     (record,) = read_report()["records"]
     assert record["ranks"][0]["workers"] == [process.pid]
-    assert elsewhere(record) == [[world.board(index).uuid for index in idle]] * 2
-    assert record["status"] == ("invalid" if idle else "measured")
+    assert elsewhere(record) == [[world.board(index).uuid for index in wrong]] * 2
+    assert record["status"] == ("invalid" if wrong else "measured")
 
 
 def test_a_server_whose_processes_are_not_visible_is_flagged_and_not_invalid(
