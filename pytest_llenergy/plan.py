@@ -80,15 +80,13 @@ class TestPlan:
 
     @property
     def requirements(self) -> Requirements:
-        """Requirements on the test's backend. Without a ``parallel`` mark tests are data parallel."""
-        n = self.device_count
-        implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
+        """Requirements on the test's backend."""
         return replace(
             self.backend_needs or Requirements(),
-            parallel=self.parallel or Parallel(data=n),
+            parallel=self.parallel,
+            devices=self.device_count,
             options=self.backend_options or {},
             per_host=self.gpus.per_host if self.gpus is not None else None,
-            implied="" if self.parallel else implied,
         )
 
 

@@ -174,7 +174,8 @@ class BackendHandle:
         gang = self.context.draft.gang
         if gang is not None:
             per_host = min(len(each.lease.devices) for each in gang.hosts)
-            required = Requirements(parallel=self.context.plan.degrees, per_host=per_host)
+            plan = self.context.plan
+            required = Requirements(plan.parallel, plan.device_count, per_host=per_host)
             refusal = explain_unmet(self.spec, required, self.context.state.backends)
             if refusal is not None:
                 raise PlanError(refusal)

@@ -50,6 +50,8 @@ class Capabilities:
             devices and the library starts its own workers.
         replicas: Who creates data-parallel replicas with ``launch="backend"``. With ``plugin``, each replica
             is a separate process with its own devices.
+        opaque: With ``launch="backend"``: one process gets all devices of the test and divides the work in a
+            way that cannot be seen from outside, so that the test has no degrees of parallelism.
         hosts: With ``launch="backend"``, whether one model may be spread over several hosts. The plugin then
             starts one rank on each; see ``RankContext.nodes``.
         framework: Library whose visible devices are checked before the model is loaded. Its process group is
@@ -80,6 +82,7 @@ class Capabilities:
 
     launch: Literal["ranks", "backend"] = "ranks"
     replicas: Literal["plugin", "backend"] = "plugin"
+    opaque: bool = False
     hosts: Literal["one", "several"] = "one"
     framework: Literal["torch"] | None = None
     process_group: bool = False
@@ -110,6 +113,10 @@ class Capabilities:
     def managed_by(self) -> Literal["plugin", "backend"]:
         """Who distributes the devices of a process."""
         return "plugin" if self.launch == "ranks" else "backend"
+
+    def choose_degrees(self, parallel: Parallel | None, devices: int) -> Parallel:
+        """Return the degrees of a test with so many devices: those of its mark, data parallel without one."""
+        return parallel or (Parallel() if self.opaque else Parallel(data=devices))
 
     def unsupported_degrees(self, parallel: Parallel) -> list[str]:
         """Return the requested kinds of parallelism that are not declared."""
@@ -304,6 +311,7 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
             consecutive.
         replica: Number of the replica within the rank, if the backend makes several.
         attached: The process was already running and is not a child of the rank.
+        server: It stands for all processes of a server, of which each leased board must have one.
     """
 
     pid: int
@@ -311,6 +319,7 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     replica: int = 0
     attached: bool = False
+    server: bool = False
 
 
 class SelfLaunchingBackend(Backend, Protocol):

@@ -74,19 +74,20 @@ class Requirements:
     """What a test requires of a backend, checked before anything is started. None means no requirement.
 
     Attributes:
+        parallel: Degrees that the test names; None for those that the backend chooses.
+        devices: How many devices the test leases.
         timestamps: ``step`` or ``token``. Timestamps of each token satisfy ``step`` too.
         per_host: How many devices each host of the test has, where that limits a model; None if it does not.
-        implied: Why a degree is required that the test does not name.
     """
 
-    parallel: Parallel = field(default_factory=Parallel)
+    parallel: Parallel | None = None
+    devices: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     task: str | None = None
     cache: str | None = None
     batching: str | None = None
     timestamps: str | None = None
     per_host: int | None = None
-    implied: str = ""
 
     def unmet(self, row: Capabilities, *, passes: bool = True) -> Iterator[str]:
         """Yield each unmet requirement in words, with the reason that the capabilities give.
@@ -96,11 +97,16 @@ class Requirements:
             passes: Whether an undeclared option is met by a backend that passes options on to its library.
         """
         row = row.loaded_with(self.options)
-        kinds = row.unsupported_degrees(self.parallel)
+        degrees = row.choose_degrees(self.parallel, self.devices)
+        kinds = row.unsupported_degrees(degrees)
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
-            yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
-        size = self.parallel.tensor * self.parallel.pipeline
+            if self.parallel is None:
+                reasons.append(
+                    f"with {self.devices} devices and no mark parallel(...) a test is data parallel"
+                )
+            yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons)}"
+        size = self.devices if row.opaque else degrees.tensor * degrees.pipeline
         if row.launch == "backend" and row.hosts == "one" and size > (self.per_host or size):
             needs = f"it needs {size} devices, and a host has {self.per_host}"
             yield f"one model over several hosts{_parenthesize(needs, row.reasons.get('hosts', ''))}"

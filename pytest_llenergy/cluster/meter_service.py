@@ -48,7 +48,7 @@ class RoundMoments(msgspec.Struct, frozen=True):
     """When a round, its quiet gaps and its phases began and ended, in nanoseconds of one host's clock.
 
     ``u_ns`` is the standard uncertainty of all of them from this clock, and ``marking_u_ns`` that from the
-    clock of the host that marked them.
+    clock of the host that marked them. ``servers`` are the pids of a server on the host.
     """
 
     gap_start_ns: int
@@ -58,14 +58,15 @@ class RoundMoments(msgspec.Struct, frozen=True):
     phases: list[tuple[str, int, int]]
     u_ns: float
     marking_u_ns: float
+    servers: tuple[int, ...] = ()
 
     def as_round(self) -> MeasuredRound:
         """Return a round with these moments and nothing else."""
         spans = tuple(Span(name=name, start_ns=start, end_ns=end) for name, start, end in self.phases)
         work = Iteration(start_ns=self.start_ns, end_ns=self.end_ns, spans=spans or None)
-        timeline = Timeline(ranks=(RankTimeline(rank=0, iterations=(work,), cpu_time_s=0.0),))
+        rank = RankTimeline(rank=0, iterations=(work,), cpu_time_s=0.0, servers=self.servers)
         return MeasuredRound(
-            timeline,
+            Timeline(ranks=(rank,)),
             self.gap_start_ns,
             self.gap_end_ns,
             clock_u_ns=self.u_ns,

@@ -178,6 +178,8 @@ class RemoteMeters(MeterClient):
             u_ns=_largest_u_ns([self._client], timeline),
             # A rank of any host may have marked the edges.
             marking_u_ns=_largest_u_ns(self._others, timeline),
+            # A server is on one host, and so is its test.
+            servers=tuple(timeline.servers),
         )
         return msgspec.to_builtins(moments)
 

@@ -69,6 +69,21 @@ class ConditionReader:
         """Return the condition of each board by the UUID that was passed for it."""
         return {uuid: self._condition(board, self._counters[uuid]) for uuid, board in self._boards.items()}
 
+    def find_others(self, pids: Collection[int]) -> list[str]:
+        """Return the UUIDs of the other boards of the host that these processes use, as far as is known."""
+        nvml, found = self._session.module, []
+        leased = {board.uuid for board in self._boards.values()}
+        count = read_or_none(nvml, nvml.nvmlDeviceGetCount) or 0
+        for index in range(count) if sees_all_pids() else ():
+            # A board that is lost does not answer.
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = str(nvml.nvmlDeviceGetUUID(handle))
+                listed = list_processes(nvml, handle) or () if uuid not in leased else ()
+                if any(process.pid in pids for process in listed):
+                    found.append(uuid)
+        return found
+
     def close(self) -> None:
         """Close the session; call once."""
         self._session.close()
@@ -170,10 +185,15 @@ def sees_all_pids(proc: Path = Path("/proc")) -> bool:
 
 def own_process_tree(roots: Collection[int] = ()) -> set[int]:
     """Return the ids of this process, of ``roots``, and of all their living descendants."""
+    return process_tree({os.getpid(), *roots})
+
+
+def process_tree(roots: Collection[int]) -> set[int]:
+    """Return ``roots`` and the ids of all their living descendants."""
     import psutil
 
-    pids = {os.getpid(), *roots}
-    for root in tuple(pids):
+    pids = set(roots)
+    for root in roots:
         with suppress(psutil.NoSuchProcess):
             pids.update(child.pid for child in psutil.Process(root).children(recursive=True))
     return pids

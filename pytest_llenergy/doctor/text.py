@@ -92,6 +92,8 @@ def _values(row: Capabilities) -> Iterator[tuple[str, str, str]]:
 def _launch(row: Capabilities) -> str:
     if row.launch == "ranks":
         return "ranks, one a device"
+    if row.opaque:
+        return "backend, on all devices"
     if not row.data:
         return "backend"
     return f"backend; copies by {'the plugin' if row.replicas == 'plugin' else 'the backend'}"

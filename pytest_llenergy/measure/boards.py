@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -22,6 +22,9 @@ class BoardMonitor(Protocol):
     def read(self) -> Mapping[str, Condition]:
         """Return conditions by UUID; empty without boards."""
 
+    def find_others(self, pids: Collection[int]) -> Sequence[str]:
+        """Return the UUIDs of boards that are not measured and that these processes use."""
+
 
 class NoBoards:
     """A ``BoardMonitor`` without boards."""
@@ -29,6 +32,10 @@ class NoBoards:
     def read(self) -> dict[str, Condition]:
         """Return no conditions."""
         return {}
+
+    def find_others(self, pids: Collection[int]) -> Sequence[str]:
+        """Return no boards."""
+        return ()
 
 
 @contextmanager

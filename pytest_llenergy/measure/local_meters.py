@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from pytest_llenergy.devices.condition import process_tree
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.measure.boards import collect_conditions, watch_boards
 from pytest_llenergy.measure.domain_rounds import account_domains
@@ -147,6 +148,7 @@ class LocalMeters:
         """Return a round with the CPU use and the conditions of the boards in it."""
         # Only the ranks know of a server that was started elsewhere.
         use = self._cpu_before.until(self._cpu_after, measured.timeline.cpu_time_s)
+        servers = measured.timeline.servers
         return replace(
             measured,
             own_cpu_s=use.own_s,
@@ -159,6 +161,7 @@ class LocalMeters:
             before=self._before,
             during=self._during,
             after=self._after,
+            unleased=self._watch.find_others(process_tree(servers)) if servers else (),
         )
 
     def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:

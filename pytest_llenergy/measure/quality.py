@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -284,8 +286,8 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
 
 def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     flags: list[Flag] = []
-    attached = measured.timeline.processes
-    own_pids = own_process_tree(attached) if attached and measured.after else None
+    servers = measured.timeline.servers
+    own_pids = own_process_tree(servers) if servers and measured.after else None
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
         flags += _throttled_flags(uuid, before, after, duration_s)
@@ -293,6 +295,9 @@ def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
         conditions = [before, *during, after] if before is not None else [*during, after]
         flags += _foreign_flags(uuid, conditions, own_pids)
         flags += _elsewhere_flags(uuid, conditions, own_pids) if own_pids is not None else []
+    for uuid in measured.unleased:
+        detail = f"{uuid}: the server uses this board too, which the test does not lease; lease all of them"
+        flags.append(Flag(name="server-elsewhere", severity="invalid", detail=detail))
     return flags
 
 
@@ -310,15 +315,21 @@ def _throttled_flags(uuid: str, before: Condition | None, after: Condition, dura
 
 
 def _elsewhere_flags(uuid: str, conditions: Sequence[Condition], own_pids: Collection[int]) -> list[Flag]:
-    """Return a flag if the measured server, started before the test, has no process on a leased board."""
+    """Return a flag if the measured server has no process on a leased board.
+
+    Its orphans are among ``own_pids`` too, because the supervisor of the ranks adopts them.
+    """
     listed = [condition.processes for condition in conditions if condition.processes is not None]
-    if (
-        not listed
-        or not sees_all_pids()
-        or any(each.pid in own_pids for several in listed for each in several)
-    ):
+    if not listed or not sees_all_pids():
         return []
-    detail = f"{uuid}: the server that is measured has no process on it; lease the board that it runs on"
+    pids = {each.pid for several in listed for each in several}
+    # One that has ended may have been the server's.
+    if pids & (set(own_pids) - {os.getpid()}) or not all(Path(f"/proc/{pid}").exists() for pid in pids):
+        return []
+    detail = (
+        f"{uuid}: the server has no process on this board; lease only boards that it uses, or let it use "
+        "them all, such as with --tensor-parallel-size {gpus}"
+    )
     return [Flag(name="server-elsewhere", severity="invalid", detail=detail)]
 
 

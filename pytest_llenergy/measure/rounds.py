@@ -169,12 +169,13 @@ class MeasuredRound:
 
     ``run_round`` knows only the moments; the meters of a host add the rest. ``before``, ``during`` and
     ``after`` are the conditions of the boards at its start, every half second during the work, and right
-    after it. ``gap_cpu`` is the CPU use in both gaps, and ``in_reader`` whether the work ran in the thread
-    that read the meters right before and after it. ``clock_u_ns`` is the standard uncertainty of the moments
-    on the clock of a host that did not take them itself, and ``marking_u_ns`` that of the clock on which they
-    were taken, which all hosts share. ``quiet_until_ns`` is the end of the gap before it, if something else
-    ran between the two. ``failure`` is why its work did not end or was not reported: then its moments are
-    those at which the work was started and at which it failed.
+    after it. ``unleased`` are the UUIDs of other boards that the measured server uses. ``gap_cpu`` is the CPU
+    use in both gaps, and ``in_reader`` whether the work ran in the thread that read the meters right before
+    and after it. ``clock_u_ns`` is the standard uncertainty of the moments on the clock of a host that did
+    not take them itself, and ``marking_u_ns`` that of the clock on which they were taken, which all hosts
+    share. ``quiet_until_ns`` is the end of the gap before it, if something else ran between the two.
+    ``failure`` is why its work did not end or was not reported: then its moments are those at which the work
+    was started and at which it failed.
     """
 
     timeline: Timeline
@@ -185,6 +186,7 @@ class MeasuredRound:
     before: Mapping[str, Condition] | None = None
     during: Sequence[Mapping[str, Condition]] = ()
     after: Mapping[str, Condition] | None = None
+    unleased: Sequence[str] = ()
     own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False

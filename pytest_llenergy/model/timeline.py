@@ -104,8 +104,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpu_time_s: CPU time of the rank and of the backend's processes within the round.
         repeats_others: Whether another rank reports the same requests, as shards of one model do.
-        processes: Pids that belong to the measurement although the rank has not started them. Their
-            descendants belong to it as well.
+        servers: Pids of a server, started by the rank or running before. Their descendants belong to the
+            measurement as well, and each leased board must have one of these processes.
         flags: What the backend reports about the round.
     """
 
@@ -113,7 +113,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     iterations: tuple[Iteration, ...]
     cpu_time_s: float
     repeats_others: bool = False
-    processes: tuple[int, ...] = ()
+    servers: tuple[int, ...] = ()
     flags: tuple[Flag, ...] = ()
 
     @property
@@ -155,9 +155,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return any(each.spans is not None for rank in self.ranks for each in rank.iterations)
 
     @property
-    def processes(self) -> frozenset[int]:
-        """Pids that are measured although no rank has started them."""
-        return frozenset(pid for rank in self.ranks for pid in rank.processes)
+    def servers(self) -> frozenset[int]:
+        """Pids of the server that is measured, if it is one."""
+        return frozenset(pid for rank in self.ranks for pid in rank.servers)
 
     @property
     def flags(self) -> tuple[Flag, ...]:

@@ -96,7 +96,8 @@ class ProcessPlan:
     Attributes:
         launch: ``ranks`` for one process a device; ``backend`` for backends that start their own processes.
         framework: Imported by each rank before anything else.
-        parallel: The parallel degrees, which multiply to the number of devices.
+        parallel: The parallel degrees, which multiply to the number of devices. They are all 1 if the backend
+            is ``opaque``.
         ranks: The plan of each rank.
         divided: UUIDs of the boards of leased MIG instances.
         replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do. With
@@ -174,7 +175,8 @@ def plan_on_hosts(
 
     Args:
         capabilities: What the backend supports.
-        parallel: The degrees that the test requests; data parallel by default.
+        parallel: The degrees that the test requests; by default data parallel, unless the backend is
+            ``opaque``.
         hosts: The devices of each host, that of rank 0 first. Consecutive ranks are on one host.
         threads: Number of threads of each rank; by default one for each of its CPUs.
         python: Interpreter of the ranks, if it is not pytest's.
@@ -186,9 +188,9 @@ def plan_on_hosts(
     """
     devices = [device for each in hosts for device in each.lease.devices]
     n = len(devices)
-    degrees = parallel or Parallel(data=n)
-    if (wrong := explain_degree_mismatch(degrees, n)) is not None:
+    if parallel is not None and (wrong := explain_degree_mismatch(parallel, n)) is not None:
         raise PlanError(wrong)
+    degrees = capabilities.choose_degrees(parallel, n)
     lacking = capabilities.unsupported_degrees(degrees)
     if lacking:
         hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
@@ -198,7 +200,7 @@ def plan_on_hosts(
             f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
         )
     nodes = _count_nodes(capabilities, degrees, hosts)
-    groups = [_device_groups(capabilities, degrees, each, nodes) for each in hosts]
+    groups = [_device_groups(capabilities, degrees, each, nodes, n) for each in hosts]
     if not tensor_across_hosts and (capabilities.launch == "ranks" or nodes > 1):
         _check_tensor_degree(degrees, hosts)
     world_size = sum(map(len, groups))
@@ -254,11 +256,13 @@ def _count_nodes(capabilities: Capabilities, degrees: Parallel, hosts: Sequence[
 
 
 def _device_groups(
-    capabilities: Capabilities, degrees: Parallel, hold: HostDevices, nodes: int
+    capabilities: Capabilities, degrees: Parallel, hold: HostDevices, nodes: int, n: int
 ) -> list[tuple[str, ...]]:
-    """Return the devices of each rank of a host, of which one model needs ``nodes``."""
+    """Return the devices of each rank of a host, of which one model needs ``nodes``, of ``n`` in all."""
     size, lease = degrees.placement, hold.lease
-    if capabilities.launch == "backend":
+    if capabilities.opaque:
+        size = n
+    elif capabilities.launch == "backend":
         size *= degrees.tensor * degrees.pipeline
         if capabilities.replicas == "backend" and nodes == 1:
             # All replicas of a host are made by one rank.

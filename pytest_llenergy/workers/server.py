@@ -256,7 +256,7 @@ class Server:
             rank=self._boot["rank"],
             iterations=tuple(self._make_iteration(*each, flags) for each in self._iterations),
             cpu_time_s=self._cpu_time_s,
-            processes=self._processes.attached,
+            servers=self._processes.servers,
             flags=tuple(flags),
         )
         del self._iterations[:-1]

@@ -55,15 +55,15 @@ def _of_ended_children_s(pid: int) -> float:
 class BackendProcesses:
     """Processes that a backend has started or attached to, besides that of its rank.
 
-    ``attached`` are the pids of ``workers`` that the rank has not started. ``has_peak_memory`` is whether the
-    peak memory of the work is known: it is not for processes that ran before, nor for GPU memory of other
-    processes.
+    ``servers`` are the pids of ``workers`` that stand for a server or that the rank has not started.
+    ``has_peak_memory`` is whether the peak memory of the work is known: it is not for processes that ran
+    before, nor for GPU memory of other processes.
     """
 
     def __init__(self, workers: Sequence[BackendWorker] = (), *, on_gpu: bool = False) -> None:
         self._has_workers = bool(workers)
-        self.attached: tuple[int, ...] = tuple(
-            worker.pid for worker in workers if worker.attached and worker.pid
+        self.servers: tuple[int, ...] = tuple(
+            worker.pid for worker in workers if (worker.server or worker.attached) and worker.pid
         )
         elsewhere = any(worker.pid != os.getpid() for worker in workers)
         self.has_peak_memory: bool = not any(worker.attached for worker in workers) and not (
@@ -75,7 +75,7 @@ class BackendProcesses:
         if not self._has_workers:
             return frozenset()
         own = os.getpid()
-        return frozenset(proctree.descendants({own, *self.attached}) - {own})
+        return frozenset(proctree.descendants({own, *self.servers}) - {own})
 
     def cpu_times_s(self) -> dict[int, float]:
         """Return the CPU time (s) of each so far, with this process as 0; see ``cpu_time_used_s``."""

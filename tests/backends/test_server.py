@@ -339,7 +339,7 @@ class TestAttached:
         with running(scripted()) as (url, process):
             assert refusal(url=url) == (
                 f"server: process {process.pid} at {url} uses a GPU, but this test has leased none; "
-                "mark it with @pytest.mark.gpus(1)"
+                "mark it with @pytest.mark.gpus(n)"
             )
 
 
@@ -355,7 +355,8 @@ class TestSettings:
             ),
             (
                 {"command": "serve {prot}"},
-                "server: the command has the placeholder {prot}; known: {model}, {port}, {host}, {threads}",
+                "server: the command has the placeholder {prot}; known: {model}, {port}, {host}, {threads}, "
+                "{gpus}",
             ),
             ({"command": "serve 'x"}, 'server: the command "serve \'x" cannot be read: No closing quotation'),
             (

@@ -273,7 +273,7 @@ class TestCpuTime:
         with orphan([sys.executable, "-c", self.BUSY]) as pid:
             worker = BackendWorker(pid=pid, rank=0, world_size=1, attached=True)
             use = BackendProcesses([worker])
-            assert use.attached == (pid,)
+            assert use.servers == (pid,)
             before, theirs_s = use.cpu_times_s(), psutil.Process(pid).cpu_times().user
             while psutil.Process(pid).cpu_times().user < theirs_s + 0.3:
                 time.sleep(0.05)
@@ -299,7 +299,7 @@ class TestCpuTime:
 
     def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
         assert BackendProcesses().pids() == frozenset()
-        assert BackendProcesses().attached == ()
+        assert BackendProcesses().servers == ()
 
 
 def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: Read) -> None:

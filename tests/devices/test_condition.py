@@ -75,6 +75,26 @@ def test_each_board_has_its_own_condition(conditions: Callable[..., list[Conditi
     assert (cool.processes, hot.processes) == ((), ())
 
 
+def test_other_boards_of_processes_are_found(
+    tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole boards and instances; not the leased ones, lost ones, those of others, or any in a container."""
+    used, other = (Process(7), Process(8)), (Process(8),)
+    divided = Board(
+        mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")), processes=used
+    )
+    boards = [Board(processes=used), divided, Board(processes=used), Board(processes=other), Board(lost=True)]
+    world = World(tmp_path / "world", boards)
+    nvml_attach(world)
+    watch = ConditionReader([world.board(0).uuid, "MIG-a"])
+    inode = int(Path("/proc/self/ns/pid").readlink().name.removeprefix("pid:[")[:-1])
+    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+    assert watch.find_others({7}) == [world.board(2).uuid]
+    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", 0)
+    assert watch.find_others({7}) == []
+    watch.close()
+
+
 def test_throttling_accumulates_while_it_is_watched(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(throttle_ns={269: 5_000_000_000})])
     nvml_attach(world)

@@ -189,18 +189,27 @@ class TestTheBoard:
         own = Condition(processes=(BoardProcess(os.getpid(), "pytest", 5),))
         assert self.on(own, own) == []
 
-    @pytest.mark.parametrize(("pid", "names"), [(1, []), (2, ["foreign-process", "server-elsewhere"])])
-    def test_an_attached_server_is_not_foreign_but_must_be_on_the_board(
-        self, monkeypatch: pytest.MonkeyPatch, pid: int, names: list[str]
+    @pytest.mark.parametrize(
+        ("listed", "pid", "names"),
+        [
+            (1, 1, []),
+            (1, 2, ["foreign-process", "server-elsewhere"]),
+            (os.getpid(), 2, ["server-elsewhere"]),
+            (2**31 - 1, 2, ["foreign-unknown"]),
+        ],
+        ids=["server", "other", "pytest", "ended"],
+    )
+    def test_a_server_is_not_foreign_but_must_be_on_the_board(
+        self, monkeypatch: pytest.MonkeyPatch, listed: int, pid: int, names: list[str]
     ) -> None:
-        """The process with PID 1 is on the board; the server is that process or another one."""
+        """A process that has ended may have been the server's."""
         trust_every_pid(monkeypatch)
         monkeypatch.setattr(
             "pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots}
         )
-        observed = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
+        observed = {BOARD: Condition(processes=(BoardProcess(listed, "init", 5),))}
         plain = measured_round(WORK, before=observed, after=observed)
-        rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
+        rank = msgspec.structs.replace(plain.timeline.ranks[0], servers=(pid,))
         round_ = replace(plain, timeline=Timeline(ranks=(rank,)))
         assert [flag.name for flag in account_here(round_, [ticking()]).flags] == names
 

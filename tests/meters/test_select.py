@@ -175,7 +175,7 @@ def test_a_counter_that_ticks_more_rarely_than_its_readings_are_old_is_refused()
         meter = Constant("plug", (domain,))
         spec = MeterSpec("plug", "measured", lambda targets: [meter])
         refused = pytest.raises(
-            MeterError, match="plug: cpu:x has max_age_s 0.001 and update_period_s 0.1, but"
+            MeterError, match=r"plug: cpu:x has max_age_s 0\.001 and update_period_s 0\.1, but readings"
         )
         with refused if age_s == 0.001 and not rests else nullcontext():
             open_meters(["plug"], {"plug": spec}, CPU)

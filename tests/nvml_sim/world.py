@@ -202,6 +202,10 @@ class World:
         record = self._records[index]
         return codec.decode(self._state(index), codec.read_step(record.steps[0]))
 
+    def index_of(self, uuid: str) -> int:
+        """Return the index of a board."""
+        return [self.board(index).uuid for index in range(len(self._records))].index(uuid)
+
     def true_energy_j(self, index: int, start_ns: int, end_ns: int) -> float:
         """Return the energy in joules drawn between two times, exact except for the final rounding."""
         return self._waveform(index).energy_pj(start_ns, end_ns) / 1e12

@@ -84,7 +84,8 @@ class TestServerCommand:
             ),
             (
                 "llama-server -m {modle} --port {port}",
-                ": the command has the placeholder {modle}; known: {model}, {port}, {host}, {threads}",
+                ": the command has the placeholder {modle}; known: {model}, {port}, {host}, {threads}, "
+                "{gpus}",
             ),
             (
                 "llama-server -m {model}",

@@ -47,6 +47,19 @@ class TestPlan:
     def test_a_cpu_rank_sees_no_board(self) -> None:
         assert plan(1).ranks[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
 
+    def test_an_opaque_backend_has_one_rank_with_all_boards_and_no_degrees(self) -> None:
+        opaque = Capabilities(launch="backend", opaque=True, gpu=True)
+        plan = plan_processes(opaque, None, Lease(devices=("GPU-a", "GPU-b", "GPU-c")), [0, 1])
+        assert plan.parallel == Parallel()
+        (rank,) = plan.ranks
+        assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b,GPU-c"
+        (rank,) = plan_processes(opaque, None, Lease(devices=("cpu", "cpu")), [0, 1]).ranks
+        assert (rank.devices, rank.threads) == (("cpu",), 2)
+        with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2"):
+            plan_processes(opaque, None, Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",)), [0, 1])
+        with pytest.raises(PlanError, match="one process needs 8 devices and host n1 has 4"):
+            plan_on_hosts(opaque, None, hold("n1", "n2"))
+
     def test_prompts_are_split_as_accelerate_does(self) -> None:
         assert split_prompts(list("abcdefg"), 2) == [list("abcd"), list("efg")]
         assert split_prompts(list("abc"), 3) == [["a"], ["b"], ["c"]]

@@ -22,6 +22,7 @@ SPEC = BackendSpec(
     needs=NEEDS,
     capabilities=Capabilities(
         launch="backend",
+        opaque=True,
         gpu=True,
         tasks=("generate", "serve"),
         options=("command", "url", "health", "model", "timeout_s"),
@@ -31,9 +32,16 @@ SPEC = BackendSpec(
         clock="when a chunk reached the client over loopback, CLOCK_MONOTONIC",
         reasons={
             "options": "give options of the server in its command",
-            "data": "replicas inside a server cannot be counted from outside",
-            "tensor": "a server does not report which of its processes hold a shard",
-            "pipeline": "a server does not report which of its processes hold a stage",
+            "launch": "one server gets all GPUs of a test, and its command says how it divides the work",
+            "hosts": "its processes are found and measured on one host",
+            "data": "replicas inside a server cannot be counted from outside; leave out the mark parallel",
+            "tensor": (
+                "a server does not report which of its processes hold a shard; leave out the mark parallel"
+            ),
+            "pipeline": (
+                "a server does not report which of its processes hold a stage; leave out the mark parallel"
+            ),
+            "placement": "a server does not report where its layers are; leave out the mark parallel",
         },
         sources={
             "hosts": "this adapter",

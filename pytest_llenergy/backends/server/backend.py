@@ -34,9 +34,9 @@ MODELS_PATH = "/v1/models"
 class ServerBackend:
     """Text completions of any server with the OpenAI API on this host; each prompt is a streamed request.
 
-    Load options: ``command`` to start a server, with the placeholders ``{model}``, ``{port}``, ``{host}`` and
-    ``{threads}``; ``url`` of a running one; ``health``, the path that answers 200 when it is ready;
-    ``model``, its name in the API; ``timeout_s``, the time it may take to start.
+    Load options: ``command`` to start a server, with the placeholders ``{model}``, ``{port}``, ``{host}``,
+    ``{threads}`` and ``{gpus}``; ``url`` of a running one; ``health``, the path that answers 200 when it is
+    ready; ``model``, its name in the API; ``timeout_s``, the time it may take to start.
     """
 
     def __init__(self) -> None:
@@ -109,9 +109,9 @@ class ServerBackend:
     def workers(self) -> Sequence[BackendWorker]:
         """Return the command's process, or that of the running server; pid 0 if unknown."""
         if self._process is not None:
-            return [BackendWorker(pid=self._process.pid, rank=0, world_size=1)]
+            return [BackendWorker(pid=self._process.pid, rank=0, world_size=1, server=True)]
         root = self._family.root if self._family is not None else None
-        return [BackendWorker(pid=root or 0, rank=0, world_size=1, attached=True)]
+        return [BackendWorker(pid=root or 0, rank=0, world_size=1, attached=True, server=True)]
 
     def close(self) -> None:
         if self._client is not None:
@@ -177,7 +177,11 @@ class ServerBackend:
             location = model.location if model.kind != "random" else str(pretrained_path(model))
         return ServerProcess(
             settings.command(
-                model=location, port=str(address.port), host=address.host, threads=str(context.threads)
+                model=location,
+                port=str(address.port),
+                host=address.host,
+                threads=str(context.threads),
+                gpus=str(0 if context.devices == ("cpu",) else len(context.devices)),
             )
         )
 
@@ -227,7 +231,7 @@ class ServerBackend:
         if context.devices == ("cpu",) and family.uses_gpu():
             raise BackendError(
                 f"server: process {family.root} at {address.url} uses a GPU, but this test has leased none; "
-                "mark it with @pytest.mark.gpus(1)"
+                "mark it with @pytest.mark.gpus(n)"
             )
         if family.root is not None:
             return []

@@ -18,7 +18,7 @@ from pytest_llenergy.errors import BackendError
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
 
-PLACEHOLDERS = ("model", "port", "host", "threads")
+PLACEHOLDERS = ("model", "port", "host", "threads", "gpus")
 
 #: Server options whose value must not be recorded.
 SECRET_OPTION = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)

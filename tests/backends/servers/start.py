@@ -32,6 +32,13 @@ def queueing(**settings: object) -> str:
     return shlex.join([sys.executable, str(HERE / "queueing.py"), "{port}", *message])
 
 
+def sharded(shards: object, **settings: object) -> str:
+    """The command of a scripted server with so many processes on simulated boards."""
+    message = [f"{name}={value}" for name, value in settings.items()]
+    words = [sys.executable, "-m", "tests.backends.servers.sharded", "{port}", str(shards)]
+    return shlex.join([*words, *message])
+
+
 def llama() -> str:
     """That of llama.cpp's server."""
     program = HERE.parents[2] / "benchmarks" / "serving" / "llama_server.py"
