@@ -172,7 +172,7 @@ def _checked(meters: Sequence[Meter]) -> Sequence[Meter]:
                     each.close()
                 raise MeterError(
                     f"{meter.name}: {domain.name} has max_age_s {age_s:g} and update_period_s {period_s:g}, "
-                    f"but readings of a counter that ticks every {period_s:g} s are up to {period_s:g} s old: "
+                    f"but readings of a counter that ticks every {period_s:g} s may be as old: "
                     "leave max_age_s out if it stands still between ticks, and update_period_s if it does not"
                 )
     return meters
