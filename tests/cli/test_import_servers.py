@@ -124,7 +124,7 @@ def test_what_has_no_counterpart_is_named(
         ("engine: vllm", "engine: transformers", 'engine = "transformers": its server mode has vllm and'),
         (
             "arrival: poisson",
-            "arrival: uniform",
+            "arrival: even",
             'server.traffic.arrival = "even": needs poisson or gamma',
         ),
         ("[20, 40]", "[fast]", 'server.traffic.rate = "fast": needs a number above 0'),
