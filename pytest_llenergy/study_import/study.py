@@ -254,18 +254,16 @@ def _convert(
     found: dict[str, Any] = {}
     paths: dict[str, str] = {}
     rest: dict[str, Key] = {}
-    for path, value in _with_preset(experiment, notes).items():
-        owner, _, name = path.partition(".")
-        if owner in ENGINES and ENGINES[owner] != ENGINES[engine]:
-            continue
+    own = {path: each for path, each in experiment.items() if _is_for(path, engine)}
+    is_server = own.get("serving_mode") == "server"
+    for path, value in _with_preset(own, notes).items():
         name, inner = _split_sections(path)
         key = KEYS.get(name, name)
         if key in (*KEYS.values(), *SAMPLING):
             found[key] = value if value is not None else found.get(key)
             paths[key] = path
-        elif path not in TITLES and path not in TRAFFIC:
-            sampling = inner.startswith(SAMPLING_SECTIONS)
-            rest[path] = Key(path, name, value, owner in ENGINES, sampling)
+        elif path not in TITLES and not (is_server and path in TRAFFIC):
+            rest[path] = Key(path, name, value, inner != path, inner.startswith(SAMPLING_SECTIONS))
     values = {**DEFAULTS, **{key: each for key, each in found.items() if each is not None}}
     degree = STRATEGIES.get(str(values.get("strategy")))
     if degree is not None:
@@ -277,7 +275,7 @@ def _convert(
         needs = _NEEDS.get(wrong, "needs a whole number of 1 or more")
         refused.add(paths.get(wrong, wrong), values.get(wrong), needs)
         return None
-    if values["serving_mode"] == "server":
+    if is_server:
         case = _load(values, engine, experiment, notes, refused)
         if case is None:
             return None
@@ -296,6 +294,12 @@ def _convert(
         refused.add("model", case.model, reason)
         return None
     return case
+
+
+def _is_for(path: str, engine: str) -> bool:
+    """Return whether a path is not in the section of another engine."""
+    owner = path.partition(".")[0]
+    return owner not in ENGINES or ENGINES[owner] == ENGINES[engine]
 
 
 def _split_sections(path: str) -> tuple[str, str]:

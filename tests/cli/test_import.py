@@ -119,7 +119,8 @@ def test_presets_have_the_values_of_llenergymeasure(
     (case, same, other), notes = convert_text(
         "model: m\nengine: vllm\nexperiments:\n"
         f"- {{sampling_preset: {preset}}}\n- {{decoder: {{preset: {preset}}}, n: 50}}\n"
-        f"- {{decoder: {{preset: {preset}, repetition_penalty: 1.0, temperature: 0.5}}}}\n",
+        f"- {{decoder: {{preset: {preset}, repetition_penalty: 1.0, temperature: 0.5}}}}\n"
+        "transformers: {sampling_params: {repetition_penalty: 1.3, temperature: 0.2}}\n",
         tmp_path,
         capsys,
     )

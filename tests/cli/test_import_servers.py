@@ -146,6 +146,13 @@ def test_a_load_that_cannot_be_sent_is_refused(
     assert reason in line
 
 
+def test_traffic_of_a_batch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(STUDY.replace("serving_mode: server", "serving_mode: offline"))
+    assert convert(tmp_path / "s.yaml", tmp_path) == 0
+    printed = capsys.readouterr().err
+    assert 'server.traffic.rate = 20 | 40, server.traffic.arrival = "poisson": no counterpart' in printed
+
+
 def test_engines_are_servers_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = STUDY.replace("engine: vllm\n", "").replace("sweep:\n", "sweep:\n  engine: [vllm, tensorrt]\n")
     source, loads, printed = loads_of(text, tmp_path, capsys)
