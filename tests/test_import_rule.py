@@ -20,7 +20,7 @@ TIERS = [
     {"meters", "workers"},
     {"measure", "compare", "cluster"},
     {"report", "doctor", "forges"},
-    {"ab", "export", "history", "study_case", "study_import"},
+    {"ab", "export", "history", "study_import"},
     {"stash", "options", "marks", "hookspecs"},
     {
         "plan",

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(path: Path, directory: Path, fallback: str | None) -> None:
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.study_import import convert_study, render_tests
+    from pytest_llenergy.study_import.study import convert_study
+    from pytest_llenergy.study_import.template import render_tests
 
     study = convert_study(_load(path), path.name)
     target = directory / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', path.stem)}.py"

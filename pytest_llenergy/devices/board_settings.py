@@ -3,8 +3,8 @@
 
 A guard process, which this module is the program of, makes the changes. It notes what was set before in a
 file of the lock directory, and restores that when pytest closes its pipe or has ended. It holds copies of the
-lease, so that no other test gets a board before. If the guard is killed too, the file stays, and the next
-test that leases the board restores what it names.
+lease, so that no other test gets a board before. If the guard is killed too, the file stays: ``llenergy
+doctor`` names it, and the next test that leases the board restores what it says.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from pytest_llenergy.model.record import BoardSettings
 #: Limit for files that are read, many times the size of one.
 MAX_BYTES = 4096
 
+#: Begins the names of files that note changes.
+_PREFIX = f"{FILE_PREFIX}settings-"
 
 #: Signals that ask a process to end.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -205,45 +207,75 @@ def restore_left_settings(directory: LockDirectory, uuids: Sequence[str]) -> Non
     Raises:
         DeviceError: A board cannot be restored.
     """
-    names = [name for name in os.listdir(directory.descriptor) if name.startswith(_prefix())]  # noqa: PTH208
     for uuid in uuids:
-        for name in (each for each in names if each.startswith(_prefix(uuid))):
-            _restore_from_file(directory, name, uuid)
+        for name in _list_files(directory, uuid):
+            with _open_left(directory, name, fcntl.LOCK_EX) as content:
+                if content is None:
+                    continue
+                change = _decode(content)
+                if change is not None and change.uuid == uuid:
+                    _restore_in_session(change, directory.path / name)
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=directory.descriptor)
 
 
-def _prefix(uuid: str | None = None) -> str:
-    digest = "" if uuid is None else f"{hashlib.sha256(uuid.encode()).hexdigest()[:16]}-"
-    return f"{FILE_PREFIX}settings-{digest}"
+def describe_left_settings(directory: LockDirectory) -> Iterator[str]:
+    """Yield a line for each power limit or clock that a killed run has left on a board."""
+    for name in _list_files(directory):
+        with _open_left(directory, name, fcntl.LOCK_SH) as content:
+            change = None if content is None else _decode(content)
+        if change is not None:
+            limit = "" if change.set_mw is None else f"a power limit of {change.set_mw / 1000:g} W"
+            yield (
+                f"{change.uuid}: a killed run has left {limit or 'locked graphics clocks'} on it; as root, "
+                f"run a test that leases it, or: {_by_hand(change, directory.path / name)}"
+            )
 
 
-def _restore_from_file(directory: LockDirectory, name: str, uuid: str) -> None:
+def _list_files(directory: LockDirectory, uuid: str = "") -> list[str]:
+    """Return the names of the files about a board, by default about any."""
+    names = os.listdir(directory.descriptor)  # noqa: PTH208
+    return sorted(name for name in names if name.startswith(_prefix(uuid) if uuid else _PREFIX))
+
+
+def _prefix(uuid: str) -> str:
+    return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:16]}-"
+
+
+@contextmanager
+def _open_left(directory: LockDirectory, name: str, lock: int) -> Iterator[bytes | None]:
+    """Lock and read a file about a change. Yields None if it counts for nothing."""
     try:
         descriptor = os.open(name, READ_FLAGS | os.O_NONBLOCK, dir_fd=directory.descriptor)
     except OSError:
         # Just restored, or a link that somebody else has put there.
+        yield None
         return
     try:
         state = os.fstat(descriptor)
         # Others could make root change a board.
         is_trusted = stat.S_ISREG(state.st_mode) and state.st_uid in (0, os.geteuid()) and state.st_nlink == 1
-        if not is_trusted:
-            return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
         except BlockingIOError:
             # Of a guard at work: this test is a part of the one that holds the board.
-            return
-        try:
-            change = msgspec.json.decode(os.read(descriptor, MAX_BYTES), type=Change)
-        except msgspec.DecodeError:
-            # The writer was killed before it had changed anything.
-            change = None
-        if change is not None and change.uuid == uuid:
-            _restore_in_session(change, directory.path / name)
-        with suppress(OSError):
-            os.unlink(name, dir_fd=directory.descriptor)
+            is_trusted = False
+        yield os.read(descriptor, MAX_BYTES) if is_trusted else None
     finally:
         os.close(descriptor)
+
+
+def _decode(content: bytes) -> Change | None:
+    """Return the change, or None if its writer was killed before it had changed anything."""
+    try:
+        return msgspec.json.decode(content, type=Change)
+    except msgspec.DecodeError:
+        return None
+
+
+def _by_hand(change: Change, path: Path) -> str:
+    restoring = "-rgc" if change.before_mw is None else f"-pl {change.before_mw / 1000:g}"
+    return f"nvidia-smi -i {change.uuid} {restoring}; rm {path}"
 
 
 def _restore_in_session(change: Change, path: Path) -> None:
@@ -251,10 +283,9 @@ def _restore_in_session(change: Change, path: Path) -> None:
     try:
         _restore(session, session.open_board(change.uuid), change)
     except session.module.NVMLError as error:
-        restoring = "-rgc" if change.before_mw is None else f"-pl {change.before_mw / 1000:g}"
         raise DeviceError(
             f"{change.uuid}: a killed run has left a power limit or clock on it, which cannot be put back "
-            f"({error}); as root, run pytest once, or: nvidia-smi -i {change.uuid} {restoring}; rm {path}"
+            f"({error}); as root, run pytest once, or: {_by_hand(change, path)}"
         ) from None
     finally:
         session.close()

@@ -15,6 +15,7 @@ from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices import lockfiles
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.amd import AmdBoard, list_boards
+from pytest_llenergy.devices.board_settings import describe_left_settings
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.inventory import Inventory, read_answering
 from pytest_llenergy.devices.lease import CPU
@@ -288,6 +289,7 @@ def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
         return Leases(None, ())
     try:
         findings.extend(_check_lock_files(found, directory))
+        findings.extend(map(Finding, describe_left_settings(directory)))
         return Leases(
             str(directory.path),
             tuple(describe_entries(list_entries(directory, ("holding", "waiting", "firm")))),

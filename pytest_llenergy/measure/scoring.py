@@ -20,6 +20,9 @@ ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 #: Precedes the name of a metric of lm-eval where a scorer is named.
 LM_EVAL = "lm_eval:"
 
+#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too.
+CORPUS_METRICS = ("bleu", "chrf", "chrf++")
+
 #: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
 Scorer = Callable[[str, Any], float]
 
@@ -47,26 +50,31 @@ def find_scorer(scorer: Scorer | str) -> Scorer:
 
 
 def _lm_eval_scorer(name: str) -> Scorer:
-    """Return a metric of lm-eval that takes predictions and references, such as ``exact_match``."""
+    """Return a metric of lm-eval that scores texts against references, such as ``exact_match``."""
     try:
         # Its import registers the metrics.
         importlib.import_module("lm_eval.api.metrics")
         registry = importlib.import_module("lm_eval.api.registry")
     except ImportError as error:
         raise LLEnergyError(f"score: {LM_EVAL}{name} needs lm-eval ({error}); pip install lm_eval") from None
-    try:
-        metric = registry.get_metric(name)
-    except KeyError:
-        metric = None
-    if metric is None:
-        raise LLEnergyError(f"score: lm-eval has no metric {name!r}")
+    suitable = f"exact_match, {', '.join(CORPUS_METRICS)}"
+    # For a name that is not registered, get_metric searches Hugging Face's hub.
+    registered = getattr(registry, "metric_registry", None) or getattr(registry, "METRIC_REGISTRY", {})
+    if name not in registered:
+        raise LLEnergyError(f"score: lm-eval has no metric {name!r}; those of single outputs: {suitable}")
+    metric = registry.get_metric(name)
+    whole = registry.get_metric_aggregation(name) if name in CORPUS_METRICS else None
 
-    def score(output: str, reference: str) -> float:
+    def score(output: str, reference: object) -> float:
+        text = str(reference)
         try:
-            return float(metric(predictions=[output], references=[reference])[name])
+            if whole is not None:
+                return float(whole([(text, output)])) / 100
+            return float(metric(predictions=[output], references=[text])[name])
         except (TypeError, KeyError, IndexError):
             raise LLEnergyError(
-                f"score: the metric {name} of lm-eval does not score single outputs against references"
+                f"score: the metric {name} of lm-eval does not score single outputs against references; "
+                f"use one of {suitable}, or a function"
             ) from None
 
     return score

@@ -23,7 +23,8 @@ Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 Primitive = str | int | float | bool | None
 
 #: Quantities and counts of stored rounds. Larger ones, which no machine has, would overflow in arithmetic.
-Number = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+LARGEST = 1e30
+Number = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 
 #: What decoding raises for data that is no JSON of the expected type.

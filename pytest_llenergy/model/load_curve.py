@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import Count, Number, StoredStruct
+from pytest_llenergy.model.base import LARGEST, Count, Number, StoredStruct
 
 #: Share of requests that must meet every limit unless the test gives one. With a single limit, the 99th
 #: percentile of the latency is then the figure to compare with it.
@@ -36,8 +36,10 @@ class Slo(StoredStruct, frozen=True):
         if all(limit is None for limit in limits.values()):
             raise ValueError("slo needs a limit: ttft, tpot or e2e, in seconds")
         for name, limit in limits.items():
-            if limit is not None and not limit > 0:
-                raise ValueError(f"slo: {name} is {limit}, needs seconds, more than 0")
+            if limit is not None and not 0 < limit <= LARGEST:
+                raise ValueError(
+                    f"slo: {name} is {limit}, needs seconds, more than 0; leave it out for no limit"
+                )
         if not 0 < self.attainment <= 1:
             raise ValueError(
                 f"slo: attainment is {self.attainment}, needs a share above 0 and up to 1, such as 0.99"

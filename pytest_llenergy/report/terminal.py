@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import Record, Times
 from pytest_llenergy.model.text import (
@@ -100,7 +101,7 @@ def render_summary(
 
 
 def _window_lines(record: Record, most: int | None) -> Iterator[Text]:
-    """Yield a line for each of the first ``most`` windows of a test, or all, and one that counts the rest."""
+    """Yield a line for each of the first ``most`` windows (None: all), and one that counts the rest."""
     test = short_test_name(record.id)
     for window in record.windows[:most]:
         rest = f" · {one_line(window.name)}: {format_window_energy(window)}"
@@ -124,11 +125,13 @@ def _notes(
     texts = list_notes(metered, summary_flags(flagged, labels), further)
     notes = [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
     shown = notes[:MAX_NOTES]
-    if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in notes)):
+    # What a load without a steady state achieved is its result.
+    may_cut = [note for note in shown if not note.plain.startswith(f"{SATURATED}:")]
+    if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in may_cut)):
         return notes
     hidden = len(notes) - len(shown)
     more = f" (+{hidden}: -v)" if hidden else " (-v)"
-    for note in shown:
+    for note in may_cut:
         note.truncate(width - (len(more) if note is shown[-1] else 0), overflow="ellipsis")
     shown[-1].append(more, style="default")
     return shown

@@ -151,8 +151,10 @@ class _Reader:
             )
         length = next((name for name in ("input_length", "input_tokens") if name in row), None)
         if length is None or self.column is not None:
-            needs = self.column or KEYS
-            raise LLEnergyError(f"{where}: no {needs}; it has: {', '.join(map(str, row)) or 'nothing'}")
+            text = next((name for name, value in row.items() if isinstance(value, str)), None)
+            hint = f'; use column="{text}" if that is the prompt' if text and self.column is None else ""
+            has = ", ".join(map(str, row)) or "nothing"
+            raise LLEnergyError(f"{where}: no {self.column or KEYS}; it has: {has}{hint}")
         tokens = check_whole(where, length, row[length])
         blocks = self._blocks(where, tokens, row.get("hash_ids"))
         return Request(blocks=blocks, output_tokens=output_tokens, think_s=float(think_s))
@@ -265,11 +267,10 @@ def _csv_rows(label: str, text: str) -> Iterator[Row]:
         row: dict[str, Any] = {"timestamp": _milliseconds(where, line["TIMESTAMP"] or "")}
         for column in ("ContextTokens", "GeneratedTokens"):
             try:
-                row[AZURE[column]] = int(line[column] or "")
+                tokens: int | str | None = int(line[column] or "")
             except ValueError:
-                raise LLEnergyError(
-                    f"{where}: {column} is {line[column]!r}, needs a whole number, 1 or more"
-                ) from None
+                tokens = line[column]
+            row[AZURE[column]] = check_whole(where, column, tokens)
         yield where, row
 
 

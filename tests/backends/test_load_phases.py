@@ -127,6 +127,23 @@ class TestSaturation:
             services_s = [draw.uniform(0.3, 1.7) for _ in range(64)]
             assert verdict(queued(4, arrivals_s(4, 0.7, 64, seed), services_s)) == "steady"
 
+    def test_answers_that_grow_slower_than_the_rate_is_missed_are_no_overload(self) -> None:
+        """100 requests/s for 30 s, 6 % of which pile up; one that ends 5 s late lowers the rate achieved."""
+        sent_ms = [10 * number for number in range(3000)]
+        took_ms = [*(1000 + 6 * sent // 100 for sent in sent_ms[:-1]), 7800]
+        load = [request(sent, sent + 10, sent + took) for sent, took in zip(sent_ms, took_ms, strict=True)]
+        assert verdict(load) == "steady"
+        # A rise of 16 % is one: the server then falls behind by as much.
+        took_ms = [*(1000 + 16 * sent // 100 for sent in sent_ms[:-1]), 11800]
+        load = [request(sent, sent + 10, sent + took) for sent, took in zip(sent_ms, took_ms, strict=True)]
+        assert verdict(load) == "saturated"
+
+    def test_a_closed_loop_is_steady_for_twice_the_time_of_a_request(self) -> None:
+        one_by_one = [request(1000 * number, 1000 * number + 50, 1000 * number + 1000) for number in range(4)]
+        assert steady_span(one_by_one[:3], 1) == (50 * MS, 2000 * MS)
+        assert verdict(one_by_one[:3], 1) == "short-load"
+        assert verdict(one_by_one, 1) == "steady"
+
     def test_the_flag_states_what_was_asked_and_achieved(self) -> None:
         """6.8 requests/s are possible, 20 are asked for: the queue takes 32 / 6.8 - 32 / 20 seconds."""
         sent_s = arrivals_s(1, 20 / 6.8, 32, 0)

@@ -103,6 +103,61 @@ def test_a_case_of_defaults_has_a_name(tmp_path: Path, capsys: pytest.CaptureFix
     assert "id='defaults'" in (tmp_path / "test_s.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("deterministic", {}),
+        ("standard", {"temperature": 1.0, "top_p": 0.95, "top_k": 50}),
+        ("creative", {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}),
+        ("factual", {"temperature": 0.3, "top_p": 1.0, "top_k": 50}),
+    ],
+)
+def test_presets_have_the_values_of_llenergymeasure(
+    preset: str, expected: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each place that a layout has for them; what is given beside a preset replaces its value."""
+    (case, same, other), notes = convert_text(
+        "model: m\nengine: vllm\nexperiments:\n"
+        f"- {{sampling_preset: {preset}}}\n- {{decoder: {{preset: {preset}}}, n: 50}}\n"
+        f"- {{decoder: {{preset: {preset}, repetition_penalty: 1.0, temperature: 0.5}}}}\n"
+        "transformers: {sampling_params: {repetition_penalty: 1.3, temperature: 0.2}}\n",
+        tmp_path,
+        capsys,
+    )
+    drawn = {"do_sample": True} if expected else {}
+    assert case[4] == same[4] == {"max_new_tokens": 256, "seed": 42, **drawn, **expected}
+    assert other[4]["temperature"] == 0.5
+    assert "repetition_penalty" not in other[4]
+    assert notes == []
+
+
+def test_counterparts_of_the_first_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases, notes = convert_text(
+        "model_name: m\nbackend: pytorch\nbatching: {batch_size: 4, strategy: static}\n"
+        "num_cycles: 3\nstreaming: true\ntraffic_simulation: {enabled: true, target_qps: 10.0}\n"
+        "experiments:\n- {parallelism: {strategy: none}}\n"
+        "- {parallelism: {strategy: data_parallel, degree: 2}}\n"
+        "- {sharding: {strategy: tensor_parallel, num_shards: 2}, batching: {strategy: sorted_static}}\n"
+        "- {parallelism: {strategy: fsdp, degree: 2}, n: 50}\n",
+        tmp_path,
+        capsys,
+    )
+    assert [case[2] for case in cases] == [4, 8, 4]
+    source = (tmp_path / "test_s.py").read_text()
+    assert "pytest.mark.parallel(data=2)" in source
+    assert "pytest.mark.parallel(tensor=2)" in source
+    for note in (
+        "num_cycles = 3: use --energy-rounds=N, or llenergy ab for a process per round",
+        "streaming = true: the times of tokens are recorded in any case",
+        "traffic_simulation.enabled = true, traffic_simulation.target_qps = 10.0: a batch has no arrivals; "
+        "use backend.serve of a server, with request_rate",
+        'batching.strategy = "sorted_static": use the load option batching',
+        'strategy = "fsdp": is none of data_parallel, tensor_parallel, pipeline_parallel',
+    ):
+        assert note in notes
+    assert not [note for note in notes if "no counterpart" in note and "distinct" not in note]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_eight_bits_multiply_in_float16(
     dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -129,12 +184,11 @@ def test_the_documented_counterparts_are_those_of_the_notes(
     options = {key: given for key, given in options.items() if given and key not in ("engine", "task.model")}
     assert len(options) >= 7
     lines = [f"{key}: {json.dumps('x')}\n" for key in options]
-    _, notes = convert_text(f"model: m\nserving_mode: server\n{''.join(lines)}", tmp_path, capsys)
+    _, notes = convert_text(f"model: m\n{''.join(lines)}", tmp_path, capsys)
     for key, given in options.items():
         name = "dataset" if key == "task.dataset.source" else key
         (note,) = [line for line in notes if f"{name} = " in line]
         assert all(option in note for option in given), (key, note)
-    assert 'serving_mode = "server": use the backend server, and backend.serve in the test' in notes
 
 
 def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,8 +222,26 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
         ("a: [", "is no YAML: while parsing"),
         ("model: m\nbackend: ollama\n", 'converted: engine = "ollama": no backend here'),
         ("name: x\n", "converted: model = null: an experiment needs one"),
-        ("model: m\npytorch: {batch_size: many}\n", 'converted: batch_size = "many": needs a whole number'),
-        ("model: m\nsweep: [1]\n", "sweep needs lists by key, and experiments a list of mappings"),
+        ('model: ""\n', 'converted: model = "": an experiment needs one'),
+        ("model: m\nn: -1\n", "converted: n = -1: needs a whole number of 1 or more"),
+        (
+            "model: m\nmax_output_tokens: 0\n",
+            "max_output_tokens = 0: needs a whole number of 1 or more",
+        ),
+        ("model: m\nrandom_seed: -1\n", "random_seed = -1: needs a whole number of 0 or more"),
+        ("model: m\nserving_mode: both\n", 'serving_mode = "both": needs offline or server'),
+        ("model: m\npytorch: {batch_size: many}\n", 'pytorch.batch_size = "many": needs a whole number'),
+        ("model: m\nsweep: [1]\n", "sweep is [1], needs lists by key"),
+        ("model: m\nsweep: {1: [2]}\n", 'sweep is {"1": [2]}, needs lists by key'),
+        ("model: m\nsweep: 3\n", "sweep is 3, needs lists by key"),
+        ("model: m\nsweep: {a: [{b: 1}, 3]}\n", "a has 3, needs mappings alone"),
+        ("model: m\nsweep: {precision: []}\n", "the axis precision of its sweep is empty"),
+        ("model: m\nexperiments: 3\n", "experiments is 3, needs a list of mappings"),
+        ("model: m\nexperiments: [{n: 1}, 3]\n", "experiments has 3, needs mappings alone"),
+        (
+            "campaign_name: c\nconfigs: [a.yaml, b.yaml]\n",
+            'is a campaign of LLenergyMeasure; convert its configs: ["a.yaml", "b.yaml"]',
+        ),
         ("model: m\nsampling: {temperature: 0.5, top_k: many}\n", "top_k is 'many', needs int"),
         ("model: m\nsampling: {do_sample: maybe}\n", "do_sample is 'maybe', needs bool"),
         ("model: m\nsampling: {temperature: hot}\n", "temperature is 'hot', needs float"),

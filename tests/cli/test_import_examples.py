@@ -18,7 +18,7 @@ from pytest_llenergy.backends.engine_options import CommonOptions
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers import options as transformers_options
 from pytest_llenergy.backends.vllm import options as vllm_options
-from pytest_llenergy.study_case import KNOWN
+from pytest_llenergy.study_import.case import KNOWN
 
 from .studies import REPOSITORY, STUDIES, cases_of, convert
 

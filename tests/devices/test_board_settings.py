@@ -379,6 +379,24 @@ class TestKills:
         )
         assert len(files()) == 4
 
+    def test_the_doctor_names_what_is_left(self, killed: Killed) -> None:
+        command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--no-steps"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+        assert "killed run" not in shown, "its guard is at work"
+        kill_all(killed.family())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1
+        for index in range(2):
+            uuid = killed.world.board(index).uuid
+            left = f"{uuid}: a killed run has left"
+            assert (
+                f"{left} a power limit of 300 W on it; as root, run a test that leases it, or:" in done.stdout
+            )
+            assert f"nvidia-smi -i {uuid} -pl 700; rm " in done.stdout
+            assert f"{left} locked graphics clocks on it" in done.stdout
+            assert f"nvidia-smi -i {uuid} -rgc; rm " in done.stdout
+        assert len(files()) == 4
+
     def test_a_file_of_another_user_is_ignored(self, killed: Killed, suite: pytest.Pytester) -> None:
         if os.geteuid() != 0:
             pytest.skip("only root can give a file to another user")

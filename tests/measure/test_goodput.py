@@ -191,6 +191,8 @@ def test_a_load_is_saturated_if_half_of_its_rounds_are() -> None:
         ({}, "slo needs a limit: ttft, tpot or e2e, in seconds"),
         ({"ttft": -1}, "slo: ttft is -1, needs seconds, more than 0"),
         ({"e2e": math.nan}, "slo: e2e is nan, needs seconds, more than 0"),
+        ({"ttft": math.inf}, "slo: ttft is inf, needs seconds, more than 0; leave it out for no limit"),
+        ({"tpot": 1e31}, "slo: tpot is 1e+31, needs seconds, more than 0; leave it out for no limit"),
         ({"tpot": "50 ms"}, "slo: tpot is '50 ms', needs a number"),
         ({"ttft": 1, "attainment": 99}, "slo: attainment is 99, needs a share above 0 and up to 1, such as"),
     ],

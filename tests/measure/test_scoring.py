@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.measure.scoring import accuracy_metrics, exact_match, score_outputs
+from pytest_llenergy.measure.scoring import CORPUS_METRICS, accuracy_metrics, exact_match, score_outputs
 from pytest_llenergy.model.record import Metric
 
 ENERGY = Metric(value=4.0, unit="J", uncertainty=0.2, uncertainty_absolute=0.4, n=6)
@@ -98,20 +98,73 @@ def test_lm_eval_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
         score_outputs(["a"], ["a"], "lm_eval:exact_match")
 
 
-def test_a_metric_of_lm_eval_scores_single_outputs() -> None:
+class Registry(ModuleType):
+    """The names of lm-eval's registry that are used, with metrics of its kinds."""
+
+    def __init__(self, registry: str) -> None:
+        super().__init__("lm_eval.api.registry")
+        metrics = {
+            "exact_match": self.exact_match,
+            "bleu": lambda item: item,
+            "perplexity": lambda item: item,
+        }
+        setattr(self, registry, metrics)
+        self.metrics = metrics
+
+    @staticmethod
+    def exact_match(predictions: list[str], references: list[str]) -> dict[str, float]:
+        return {"exact_match": float(predictions == references)}
+
+    def get_metric(self, name: str) -> Any:
+        assert name in self.metrics, "lm-eval would search the network"
+        return self.metrics[name]
+
+    @staticmethod
+    def get_metric_aggregation(name: str) -> Any:
+        # As in lm-eval, per cent, of pairs of a reference and an output.
+        return lambda items: 100 * sum(ref == out for ref, out in items) / len(items)
+
+
+@pytest.fixture(params=["metric_registry", "METRIC_REGISTRY"])
+def lm_eval(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a stand-in: its registry had another name in earlier versions."""
+    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.metrics"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", Registry(request.param))
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_metric_of_lm_eval_compares_texts() -> None:
+    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
+    assert score_outputs(["a", "b"], ["a", "c"], "lm_eval:bleu") == [1.0, 0.0]
+
+
+@pytest.mark.usefixtures("lm_eval")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", "score: lm-eval has no metric 'nonsense'; those of single outputs: exact_match, bleu"),
+        ("perplexity", "score: the metric perplexity of lm-eval does not score single outputs against"),
+    ],
+)
+def test_a_metric_of_lm_eval_that_scores_no_texts_is_refused(name: str, message: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        score_outputs(["a"], ["a"], f"lm_eval:{name}")
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_lm_eval_itself(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lm_eval")
-    assert score_outputs(["42", " 42"], ["42", "42"], "lm_eval:exact_match") == [1.0, 0.0]
+    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
+    for name in CORPUS_METRICS:
+        texts = ["the cat sat on the mat today", "a dog"]
+        right, wrong = score_outputs(texts, [texts[0], "the cat sat"], f"lm_eval:{name}")
+        assert right == pytest.approx(1.0)
+        assert 0 <= wrong < 0.3
+    for name in ("f1", "acc", "acc_norm", "mcc", "perplexity", "ter", "bypass"):
+        with pytest.raises(LLEnergyError, match=f"the metric {name} of lm-eval does not score single"):
+            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
     with pytest.raises(LLEnergyError, match="lm-eval has no metric 'nonsense'"):
         score_outputs(["42"], ["42"], "lm_eval:nonsense")
-
-
-def test_a_metric_of_lm_eval_that_needs_more_than_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the two names of lm-eval that are used, and a metric of its kind that takes log-likelihoods."""
-    metrics, registry = ModuleType("lm_eval.api.metrics"), ModuleType("lm_eval.api.registry")
-    registry.get_metric = lambda _: lambda items: items  # type: ignore[attr-defined]
-    for name, module in (("lm_eval", ModuleType("lm_eval")), ("lm_eval.api", ModuleType("lm_eval.api"))):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "lm_eval.api.metrics", metrics)
-    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", registry)
-    with pytest.raises(LLEnergyError, match="perplexity of lm-eval does not score single outputs"):
-        score_outputs(["a"], ["a"], "lm_eval:perplexity")
+    assert "HF Evaluate" not in capfd.readouterr().err

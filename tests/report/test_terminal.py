@@ -263,6 +263,21 @@ def test_a_note_that_is_cut_says_how_to_read_it() -> None:
     ]
 
 
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_what_a_saturated_load_achieved_is_never_cut(others: int) -> None:
+    detail = (
+        "1 of 1 rounds: achieved 6.7 of 20 requests/s; time to first token 0.51 s in the first third, 2.7 s "
+        "in the last, and up to 21 requests in flight; lower the rate"
+    )
+    further = [noted(number + 2, warning(f"other-{number}", "x" * 100)) for number in range(others)]
+    lines = below(shown(noted(1, warning("saturated", detail)), *further))
+    text = " ".join(lines)
+    assert f"saturated: test_1: {detail}" in text
+    assert text.count("x…") == min(others, 2)
+    assert text.endswith({0: "accuracy of the source included", 1: "included (-v)", 3: "(+2: -v)"}[others])
+    assert max(map(len, lines)) <= 80
+
+
 def test_different_details_of_a_flag_are_not_shown_as_one() -> None:
     error = [Flag(name="unfinished", severity="invalid", detail=f"the work failed: {each}") for each in "abb"]
     lines = below(shown(*[noted(number, flag) for number, flag in enumerate(error)], width=100))

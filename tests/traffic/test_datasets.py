@@ -117,7 +117,8 @@ class TestFaults:
             ([{"prompt": "a"}, [1]], "line 2 is [1], needs a JSON object"),
             (
                 [{"promt": "a"}],
-                "line 1: no prompt, messages, conversations, turns or input_length; it has: promt",
+                "line 1: no prompt, messages, conversations, turns or input_length; it has: promt; "
+                'use column="promt" if that is the prompt',
             ),
             ([{"prompt": ""}], "line 1: prompt is '', needs text"),
             ([{"prompt": 3}], "line 1: prompt is 3, needs text"),
@@ -170,6 +171,14 @@ class TestFaults:
             (
                 "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5\n",
                 "line 2: GeneratedTokens is None, needs a whole number, 1 or more",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,0\n",
+                "line 2: GeneratedTokens is 0, needs a whole number, 1 or more",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,0,5\n",
+                "line 2: ContextTokens is 0, needs a whole number, 1 or more",
             ),
         ],
     )

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert studies of LLenergyMeasure (YAML) into test files.
+"""Read studies of LLenergyMeasure: their layouts, sweeps and listed experiments.
 
 Three layouts are read: that of its first examples (``model_name``, ``fp_precision``), the flat one of its
-later examples (``model``, ``backend``, ``n``), and that of version 0.9 (``task.model``, ``engine``). A key
-without a counterpart becomes a note with its value and the reason, never a guess.
+later examples (``model``, ``backend``, ``n``), and the current one (``task.model``, ``engine``), which
+began with version 0.9; the project has renumbered its versions since, and the last one seen is 0.7.0 of
+August 2026. A key without a counterpart becomes a note with its value and the reason, never a guess.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -18,7 +18,16 @@ from typing import Any
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import load_backends
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.study_case import Case, Key, Notes, convert_keys, explain_refusal
+from pytest_llenergy.study_import.case import (
+    SERVER_OPTION,
+    Case,
+    Key,
+    Notes,
+    convert_keys,
+    explain_refusal,
+    show,
+)
+from pytest_llenergy.study_import.serving import SERVER, TRAFFIC, convert_traffic, explain_traffic
 
 #: Its engines, and what they are here.
 ENGINES = {
@@ -40,11 +49,16 @@ KEYS = {
     **dict.fromkeys(("max_output_tokens", "task.max_output_tokens", "max_tokens"), "max_new_tokens"),
     **dict.fromkeys(("random_seed", "task.random_seed"), "seed"),
     **dict.fromkeys(("precision", "fp_precision", "dtype"), "dtype"),
-    **dict.fromkeys(("batch_size", "harness.batch_size", "llem_execution.batch_size"), "batch_size"),
+    **dict.fromkeys(
+        ("batch_size", "batching.batch_size", "harness.batch_size", "llem_execution.batch_size"), "batch_size"
+    ),
     **dict.fromkeys(("tensor_parallel_size", "tp_size"), "tensor"),
     "pipeline_parallel_size": "pipeline",
     "num_processes": "data",
+    **dict.fromkeys(("parallelism.strategy", "sharding.strategy"), "strategy"),
+    **dict.fromkeys(("parallelism.degree", "sharding.num_shards"), "degree"),
     "sampling_preset": "preset",
+    "serving_mode": "serving_mode",
 }
 
 #: Sections whose keys count as if they stood one level higher.
@@ -55,13 +69,17 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 PRESETS: dict[str, dict[str, Any]] = {
     "deterministic": {"temperature": 0.0},
     "standard": {"temperature": 1.0, "top_p": 0.95},
-    "creative": {"temperature": 0.8, "top_p": 0.9},
+    "creative": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1},
     "factual": {"temperature": 0.3},
 }
 #: What it takes where a file says nothing.
-DEFAULTS = {"prompts": 100, "max_new_tokens": 256, "seed": 42, "batch_size": 1, "engine": "transformers"}
+DEFAULTS = {
+    **{"prompts": 100, "max_new_tokens": 256, "seed": 42, "batch_size": 1},
+    **{"engine": "transformers", "serving_mode": "offline"},
+}
 COUNTS = ("prompts", "max_new_tokens", "seed", "batch_size")
 DEGREES = ("data", "tensor", "pipeline")
+STRATEGIES = {f"{name}_parallel": name for name in DEGREES}
 
 #: Keys that describe the file.
 TITLES = ("name", "study_name", "config_name", "campaign_name", "schema_version", "version")
@@ -100,19 +118,15 @@ def convert_study(content: Any, name: str) -> Study:
             "report can hold; import its study, and measure again"
         )
     _check_size(content, name)
+    _check_lists(content, name)
     notes, refused = Notes(), Notes()
     experiments: list[dict[str, Any]] = []
     keys = 0
-    try:
-        for each in itertools.islice(_expand(content), MAX_EXPERIMENTS + 1):
-            experiments.append(each)
-            keys += len(each)
-            if keys > MAX_KEYS:
-                break
-    except (AttributeError, TypeError, ValueError) as error:
-        raise PlanError(
-            f"{name}: sweep needs lists by key, and experiments a list of mappings ({error})"
-        ) from None
+    for each in itertools.islice(_expand(content), MAX_EXPERIMENTS + 1):
+        experiments.append(each)
+        keys += len(each)
+        if keys > MAX_KEYS:
+            break
     if keys > MAX_KEYS:
         raise PlanError(f"{name}: its experiments have more than {MAX_KEYS:,} keys; remove some axes")
     if len(experiments) > MAX_EXPERIMENTS:
@@ -125,10 +139,13 @@ def convert_study(content: Any, name: str) -> Study:
             found.setdefault(repr(case), case)
     cases = list(found.values())
     if not cases:
-        reason = next(iter(refused.lines()), "it names no model")
+        reason = next(iter(refused.lines()), "its sweep has no experiment")
         raise PlanError(f"{name} is no study of LLenergyMeasure that can be converted: {reason}")
     if len(cases) < len(experiments):
         notes.add("experiments", len(experiments), f"{len(cases)} distinct, without what has no counterpart")
+    engines = sorted({case.engine for case in cases if case.engine})
+    if len(engines) > 1:
+        notes.add("engine", engines, "the server of each gets every load")
     title = next((str(content[key]) for key in TITLES[:4] if key in content), PurePath(name).stem)
     return Study(title, cases, [*refused.lines(), *notes.lines()])
 
@@ -152,6 +169,28 @@ def _check_size(content: Any, name: str) -> None:
             found.extend((each, depth + 1) for each in (value.values() if isinstance(value, dict) else value))
 
 
+def _check_lists(content: Mapping[str, Any], name: str) -> None:
+    """Refuse a campaign, and a sweep or a list of experiments of another form."""
+    configs = content.get("configs")
+    if isinstance(configs, list):
+        raise PlanError(f"{name} is a campaign of LLenergyMeasure; convert its configs: {show(configs)}")
+    sweep, listed = content.get("sweep") or {}, content.get("experiments") or []
+    if not isinstance(sweep, dict) or not all(isinstance(path, str) for path in sweep):
+        raise PlanError(f"{name}: sweep is {show(sweep)}, needs lists by key")
+    if not isinstance(listed, list):
+        raise PlanError(f"{name}: experiments is {show(listed)}, needs a list of mappings")
+    groups = {path: values for path, values in sweep.items() if isinstance(values, list)}
+    for path, values in [("experiments", listed), *groups.items()]:
+        wrong = [each for each in values if not isinstance(each, dict | None)]
+        if wrong and (values is listed or any(isinstance(each, dict) for each in values)):
+            raise PlanError(f"{name}: {path} has {show(wrong[0])}, needs mappings alone")
+        if not values and values is not listed:
+            raise PlanError(
+                f"{name}: the axis {path} of its sweep is empty, which leaves no experiment; give it values, "
+                "or remove it"
+            )
+
+
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
@@ -170,7 +209,7 @@ def _expand(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 {**base, **engine, **each} for each in _sweep(sweep, next(iter(engine.values()), None))
             )
     for each in listed:
-        yield {**base, **dict(_flatten(each))}
+        yield {**base, **dict(_flatten(each or {}))}
 
 
 def _engines(base: Mapping[str, Any], sweep: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -213,29 +252,98 @@ def _convert(
         refused.add("engine", engine, "no backend here")
         return None
     found: dict[str, Any] = {}
+    paths: dict[str, str] = {}
     rest: dict[str, Key] = {}
-    for path, value in experiment.items():
-        owner, _, name = path.partition(".")
-        if owner in ENGINES and ENGINES[owner] != ENGINES[engine]:
-            continue
-        name = inner = name if owner in ENGINES else path
-        for section in SECTIONS:
-            name = name.removeprefix(section)
+    own = {path: each for path, each in experiment.items() if _is_for(path, engine)}
+    is_server = own.get("serving_mode") == "server"
+    for path, value in _with_preset(own, notes).items():
+        name, inner = _split_sections(path)
         key = KEYS.get(name, name)
         if key in (*KEYS.values(), *SAMPLING):
             found[key] = value if value is not None else found.get(key)
-        elif path not in TITLES:
-            sampling = inner.startswith(SAMPLING_SECTIONS)
-            rest[path] = Key(path, name, value, owner in ENGINES, sampling)
+            paths[key] = path
+        elif path not in TITLES and not (is_server and path in TRAFFIC):
+            rest[path] = Key(path, name, value, inner != path, inner.startswith(SAMPLING_SECTIONS))
     values = {**DEFAULTS, **{key: each for key, each in found.items() if each is not None}}
-    if not isinstance(values.get("model"), str):
-        refused.add("model", values.get("model"), "an experiment needs one")
+    degree = STRATEGIES.get(str(values.get("strategy")))
+    if degree is not None:
+        values[degree] = values.get("degree", 1)
+    elif values.get("strategy") not in (None, "none"):
+        notes.add("strategy", values["strategy"], f"is none of {', '.join(STRATEGIES)}")
+    wrong = _explain_values(values)
+    if wrong is not None:
+        needs = _NEEDS.get(wrong, "needs a whole number of 1 or more")
+        refused.add(paths.get(wrong, wrong), values.get(wrong), needs)
         return None
+    if is_server:
+        case = _load(values, engine, experiment, notes, refused)
+        if case is None:
+            return None
+    else:
+        case = _batch(values, ENGINES[engine], notes)
+    case.degrees = {name: values[name] for name in DEGREES if values.get(name, 1) != 1}
+    if "dataset" in values:
+        notes.add(
+            "dataset",
+            values["dataset"],
+            "the built-in prompts, in turn; use --energy-prompts=FILE for others",
+        )
+    convert_keys(case, rest.values(), capabilities[case.backend], notes)
+    reason = explain_refusal(case, capabilities[case.backend])
+    if reason is not None:
+        refused.add("model", case.model, reason)
+        return None
+    return case
+
+
+def _is_for(path: str, engine: str) -> bool:
+    """Return whether a path is not in the section of another engine."""
+    owner = path.partition(".")[0]
+    return owner not in ENGINES or ENGINES[owner] == ENGINES[engine]
+
+
+def _split_sections(path: str) -> tuple[str, str]:
+    """Return a path without its engine and sections, and without its engine alone."""
+    owner, _, rest = path.partition(".")
+    inner = name = rest if owner in ENGINES else path
+    for section in SECTIONS:
+        name = name.removeprefix(section)
+    return name, inner
+
+
+def _with_preset(experiment: Mapping[str, Any], notes: Notes) -> Mapping[str, Any]:
+    """Add the values of a preset that the experiment does not give itself."""
+    names = {path: _split_sections(path)[0] for path, value in experiment.items() if value is not None}
+    presets = [experiment[path] for path, name in names.items() if KEYS.get(name, name) == "preset"]
+    preset = presets[0] if presets else None
+    if preset is not None and str(preset) not in PRESETS:
+        notes.add("preset", preset, f"is none of {', '.join(PRESETS)}")
+    given = PRESETS.get(str(preset), {})
+    missing = {f"sampling.{key}": each for key, each in given.items() if key not in names.values()}
+    return {**missing, **experiment}
+
+
+#: What a value needs, other than a whole number of 1 or more.
+_NEEDS = {
+    "model": "an experiment needs one",
+    "seed": "needs a whole number of 0 or more",
+    "serving_mode": "needs offline or server",
+}
+
+
+def _explain_values(values: Mapping[str, Any]) -> str | None:
+    """Return the key of the first value with which nothing can be measured."""
+    model = values.get("model")
+    if not isinstance(model, str) or not model.strip():
+        return "model"
     for key in (*COUNTS, *DEGREES):
         if type(values.get(key, 1)) is not int or values.get(key, 1) < (key != "seed"):
-            refused.add(key, values[key], "needs a whole number")
-            return None
-    backend = ENGINES[engine]
+            return key
+    return None if values["serving_mode"] in ("offline", "server") else "serving_mode"
+
+
+def _batch(values: Mapping[str, Any], backend: str, notes: Notes) -> Case:
+    """Return an offline experiment: a batch of prompts."""
     # Its other engines get all prompts at once, and batch them by themselves.
     batch = values["batch_size"] * values.get("data", 1) if backend == "transformers" else values["prompts"]
     case = Case(backend, values["model"], batch, params=_params(values, notes))
@@ -245,127 +353,34 @@ def _convert(
         )
     if "dtype" in values:
         case.options["dtype"] = DTYPES.get(str(values["dtype"]), values["dtype"])
-    case.degrees = {name: values[name] for name in DEGREES if values.get(name, 1) != 1}
-    if "dataset" in values:
-        notes.add(
-            "dataset",
-            values["dataset"],
-            "the built-in prompts, in turn; use --energy-prompts=FILE for others",
-        )
-    convert_keys(case, rest.values(), capabilities[backend], notes)
-    reason = explain_refusal(case, capabilities[backend])
-    if reason is not None:
-        refused.add("model", case.model, reason)
+    return case
+
+
+def _load(
+    values: Mapping[str, Any], engine: str, experiment: Mapping[str, Any], notes: Notes, refused: Notes
+) -> Case | None:
+    """Return an experiment with a server: a load. None, with the reason, if it has no valid traffic."""
+    if ENGINES[engine] == "transformers":
+        refused.add("engine", engine, "its server mode has vllm and tensorrt")
         return None
+    wrong = explain_traffic(experiment)
+    if wrong is not None:
+        refused.add(*wrong)
+        return None
+    case = Case(SERVER, values["model"], values["prompts"], params=_params(values, notes))
+    case.engine = ENGINES[engine]
+    case.params |= convert_traffic(experiment, case.params, notes)
+    if "dtype" in values:
+        notes.add("dtype", values["dtype"], SERVER_OPTION)
     return case
 
 
 def _params(values: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     params: dict[str, Any] = {"max_new_tokens": values["max_new_tokens"], "seed": values["seed"]}
-    preset = values.get("preset")
-    if preset is not None and str(preset) not in PRESETS:
-        notes.add("preset", preset, f"is none of {', '.join(PRESETS)}")
-    sampling = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, **PRESETS.get(str(preset), {})}
+    sampling = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     sampling |= {name: values[name] for name in SAMPLING if name in values and name != "preset"}
     if not sampling["temperature"] or sampling.get("do_sample") is False:
         return params
     if sampling["top_k"] in (0, -1):
         notes.add("top_k", sampling.pop("top_k"), "sampling from all tokens; the default of generate counts")
     return {**params, "do_sample": True, **sampling}
-
-
-def render_tests(study: Study, origin: str, fallback: str | None = None) -> str:
-    """Return the source of a test file.
-
-    Args:
-        study: The study.
-        origin: Name of the file that it comes from.
-        fallback: ``cpu`` for tests that run on the CPU where GPUs are missing.
-    """
-    backends = list(dict.fromkeys(case.backend for case in study.cases))
-    notes = "".join(f"\n#   {_one_line(note)}" for note in study.notes) or " nothing"
-    named = zip(study.cases, _names(study.cases), strict=True)
-    rows = "\n".join(f"    {_render_case(case, name, fallback)}," for case, name in named)
-    return TEMPLATE.format(
-        title=_one_line(study.title),
-        origin=_one_line(origin),
-        backends=",".join(backends),
-        notes=notes,
-        rows=rows,
-        gpus=f'1, fallback="{fallback}"' if fallback else "1",
-    )
-
-
-def _one_line(text: str) -> str:
-    return text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
-
-
-def _names(cases: list[Case]) -> list[str]:
-    """Return a name for each case: its backend and model, batch size, options and parameters that differ."""
-    rows = [
-        {
-            "backend": case.backend,
-            "model": PurePath(case.model).name,
-            "batch_size": case.batch,
-            **case.options,
-            **case.params,
-            **case.degrees,
-        }
-        for case in cases
-    ]
-    keys = [key for key in dict.fromkeys(itertools.chain(*rows)) if len({repr(r.get(key)) for r in rows}) > 1]
-    names: dict[str, None] = {}
-    for row in rows:
-        parts = [
-            str(row[key]) if key in ("backend", "model") else f"{key}={row[key]}"
-            for key in keys or ["model"]
-            if row.get(key) is not None
-        ]
-        name = "-".join(re.sub(r"[^A-Za-z0-9_.=+-]+", "_", part)[:40] for part in parts)
-        name = name or "defaults"
-        names[name if name not in names else f"{name}-{len(names)}"] = None
-    return list(names)
-
-
-def _render_case(case: Case, name: str, fallback: str | None) -> str:
-    values = ", ".join(map(repr, (case.backend, case.model, case.batch, case.options, case.params)))
-    if not case.degrees:
-        return f"pytest.param({values}, id={name!r})"
-    devices = 1
-    for degree in case.degrees.values():
-        devices *= degree
-    given = ", ".join(f"{name}={degree}" for name, degree in case.degrees.items())
-    gpus = f'{devices}, fallback="{fallback}"' if fallback else str(devices)
-    marks = f"[pytest.mark.gpus({gpus}), pytest.mark.parallel({given})]"
-    return f"pytest.param({values}, id={name!r}, marks={marks})"
-
-
-TEMPLATE = """\
-# Study {title} of LLenergyMeasure, converted from {origin} by llenergy import.
-#
-# Run: pytest FILE --energy-backend={backends} --energy-report
-#
-# Not carried over:{notes}
-
-import itertools
-
-import pytest
-
-CASES = [
-{rows}
-]
-
-
-@pytest.fixture
-def energy_model(model):
-    return model
-
-
-@pytest.mark.gpus({gpus})
-@pytest.mark.parametrize(("engine", "model", "batch_size", "options", "params"), CASES)
-def test_study(energy, backend, prompts, engine, model, batch_size, options, params):
-    if backend.name != engine:
-        pytest.skip(f"a case of {{engine}}")
-    batch = list(itertools.islice(itertools.cycle(prompts), batch_size))
-    energy(backend.with_options(**options).generate, batch, **params)
-"""

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_llenergy.backends import tensorrt_llm
 from pytest_llenergy.backends.base import DTYPES, Capabilities
 from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, PROMPT_LOOKUP, CommonOptions
-from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams
+from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, ServeParams
 from pytest_llenergy.backends.transformers import library_options
 from pytest_llenergy.backends.transformers.options import (
     ATTENTIONS,
@@ -24,6 +24,7 @@ from pytest_llenergy.backends.transformers.options import (
 )
 from pytest_llenergy.backends.vllm import options as vllm_options
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Parallel
 
 #: Keys that load options replace which mean the same in every backend, or in one.
@@ -68,19 +69,22 @@ NEUTRAL: dict[str, object] = {
     **dict.fromkeys(("trust_remote_code", "ignore_eos", "early_stopping", "fast_build"), False),
     **dict.fromkeys(("execution.skip_preflight", "study_execution.skip_preflight"), False),
     **dict.fromkeys(("disable_custom_all_reduce",), False),
-    **{"torch_compile_backend": "inductor", "serving_mode": "offline"},
+    **{"torch_compile_backend": "inductor", "batching.strategy": "static"},
 }
 
 WARMUP = "warm-up ends when time and power have settled; use --energy-warmup=N for a number of iterations"
 GAPS = "idle power is measured in the quiet gaps around each round; use --energy-gap=SECONDS"
 CHECKPOINT = "the checkpoint decides on quantisation"
+CYCLES = "use --energy-rounds=N, or llenergy ab for a process per round"
+BATCHING = "use the load option batching"
+SERVER_OPTION = "an option of the server; give it in --energy-server-command"
 
 #: Why a key has no counterpart, by the beginning of its path; in the section of an engine, the path starts
 #: with the name of the backend.
 REASONS = {
     **dict.fromkeys(("dataset_order", "task.dataset.order"), "prompts come in the order of their file"),
     **dict.fromkeys(("max_input_tokens", "task.max_input_tokens"), "prompts are not cut; give shorter ones"),
-    **dict.fromkeys(("warmup", "measurement.warmup", "offline.warmup"), WARMUP),
+    **dict.fromkeys(("warmup", "measurement.warmup", "offline.warmup", "server.warmup"), WARMUP),
     **dict.fromkeys(("baseline", "measurement.baseline"), GAPS),
     **{
         f"{section}.thermal_floor_seconds": GAPS
@@ -93,12 +97,16 @@ REASONS = {
         ("runners", "images"), "tests run where pytest runs; use --energy-python for other environments"
     ),
     **dict.fromkeys(("gpus", "study_execution.gpu_indices"), "use --energy-gpus=0,1"),
-    "serving_mode": "use the backend server, and backend.serve in the test",
+    "server.cooldown_seconds": GAPS,
+    "server.traffic.ramp_exclusion_seconds": "steady metrics begin with the first request that is done",
+    "traffic_simulation": "a batch has no arrivals; use backend.serve of a server, with request_rate",
+    "streaming": "the times of tokens are recorded in any case",
+    **{"num_cycles": CYCLES},
     **{
         f"{section}.{key}": reason
         for section in ("execution", "study_execution")
         for key, reason in {
-            "n_cycles": "use --energy-rounds=N, or llenergy ab for a process per round",
+            "n_cycles": CYCLES,
             **dict.fromkeys(("experiment_order", "cycle_order", "shuffle_seed"), "tests run in file order"),
             **dict.fromkeys(("experiment_gap_seconds", "cycle_gap_seconds"), GAPS),
             "experiment_timeout_seconds": "use --energy-timeout=SECONDS",
@@ -109,7 +117,7 @@ REASONS = {
     "lora": "use the load option lora with the directory of the adapter",
     "transformers.use_cache": "generate always uses a key-value cache",
     "transformers.trust_remote_code": "code that a model brings along is not run",
-    "transformers.batching_strategy": "use the load option batching",
+    **dict.fromkeys(("batching.strategy", "transformers.batching_strategy"), BATCHING),
     "vllm.swap_space": "vLLM has no swap space any more",
     "vllm.beam_search": "beams are not a part of vLLM's engine",
     **dict.fromkeys(
@@ -125,7 +133,10 @@ MAX_REASONS, MAX_LISTED, MAX_LENGTH = 100, 25, 100
 
 @dataclass
 class Case:
-    """One experiment as a test: what a backend loads, and what it does with a batch of prompts."""
+    """One experiment as a test: what a backend loads, and what it does with prompts.
+
+    ``engine`` is the library of a server, whose ``params`` are those of a load; empty for a batch.
+    """
 
     backend: str
     model: str
@@ -133,6 +144,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     degrees: dict[str, int] = field(default_factory=dict)
+    engine: str = ""
 
 
 class Notes:
@@ -143,8 +155,7 @@ class Notes:
 
     def add(self, path: str, value: object, reason: str) -> None:
         """Add a value of a key."""
-        values = self._values.setdefault(reason, {}).setdefault(path, {})
-        values[json.dumps(value, default=str)] = None
+        self._values.setdefault(reason, {}).setdefault(path, {})[_text(value)] = None
 
     def lines(self) -> list[str]:
         """Return one line per reason, since many keys have the same."""
@@ -155,6 +166,15 @@ class Notes:
         ]
         more = len(lines) - MAX_REASONS
         return lines if more <= 0 else [*lines[:MAX_REASONS], f"and {more} more reasons"]
+
+
+def show(value: object) -> str:
+    """Return a value for a message."""
+    return _cut(_text(value))
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, default=str)
 
 
 def _join(separator: str, texts: Iterable[str]) -> str:
@@ -221,7 +241,7 @@ def explain_refusal(case: Case, row: Capabilities) -> str | None:
             if not _is_plain(value):
                 return f"{name} is {value!r}, needs a plain number, text or list"
         common = CommonOptions.parse(case.backend, case.options)
-        params = GenerationParams.parse(case.params)
+        params = (ServeParams if case.engine else GenerationParams).parse(case.params)
         if common.dtype not in (None, *DTYPES):
             return f"dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}"
         degrees = Parallel(**case.degrees)
@@ -239,7 +259,7 @@ def explain_refusal(case: Case, row: Capabilities) -> str | None:
 
 def _is_plain(value: object) -> bool:
     """Whether a test file can have a value as a literal: not an infinite number, nor a date of YAML."""
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, Slo)):
         return True
     try:
         ast.literal_eval(repr(value))
@@ -273,6 +293,8 @@ def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabiliti
             return "it would also apply to the tokens that pad shorter prompts of a batch; use batch_size: 1"
         case.params[name] = value
         return None
+    if case.engine and key.in_engine:
+        return SERVER_OPTION
     if case.backend == "transformers":
         return _convert_for_transformers(case, key, name, given, row)
     if key.sampling:

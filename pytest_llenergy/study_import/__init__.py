@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies of LLenergyMeasure (YAML), converted into test files."""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy import``: studies with a server become loads of ``backend.serve``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.servers.start import queueing
+
+from .studies import convert
+
+pytest.importorskip("yaml")
+
+#: As the documentation of version 0.7.0 (August 2026) describes a study with a server.
+STUDY = """\
+study_name: rates
+serving_mode: server
+engine: vllm
+task:
+  model: random:llama-tiny
+  random_seed: 42
+  dataset: {n_prompts: 20}
+  max_output_tokens: 8
+sampling_preset: deterministic
+server:
+  traffic: {rate: 2, arrival: poisson}
+sweep:
+  server.traffic.rate: [20, 40]
+"""
+
+
+def loads_of(text: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[Any], str]:
+    """Return the converted file, the values of its loads, and what was printed about them."""
+    (directory / "s.yaml").write_text(text)
+    assert convert(directory / "s.yaml", directory) == 0
+    source = (directory / "test_s.py").read_text()
+    module: dict[str, Any] = {}
+    exec(compile(source, "test_s.py", "exec"), module)
+    return source, [each.values for each in module["LOADS"]], capsys.readouterr().err
+
+
+def test_a_sweep_of_rates_is_one_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, loads, printed = loads_of(STUDY, tmp_path, capsys)
+    common = {"max_new_tokens": 8, "seed": 42}
+    # Windows of 240 s, as in LLenergyMeasure where a study does not give them.
+    assert loads == [
+        ("random:llama-tiny", 20, {**common, "request_rate": 20.0, "num_requests": 4800}),
+        ("random:llama-tiny", 20, {**common, "request_rate": 40.0, "num_requests": 9600}),
+    ]
+    assert printed == ""
+    assert "# Not carried over: nothing" in source
+    assert "def test_study" not in source
+    assert "--energy-server-command='vllm serve {model} --host {host} --port {port}'" in source
+
+
+def test_every_key_of_the_traffic_has_its_argument(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pytest_llenergy import slo
+
+    traffic = (
+        "  traffic: {rate: 2, arrival: gamma, burstiness: 2.0, window_seconds: 60, concurrency_cap: 64, "
+        "seed: 7,\n    slo: {ttft_ms: 500, tpot_ms: 50, percentile: 0.95}, ramp_exclusion_seconds: 9}\n"
+        "  warmup: {mode: fixed}\n  cooldown_seconds: 5\n"
+    )
+    text = STUDY.replace("  traffic: {rate: 2, arrival: poisson}\n", traffic)
+    _, ((*_, params), _), printed = loads_of(text, tmp_path, capsys)
+    assert params["num_requests"] == 20 * 60
+    assert params["concurrency"] == 64
+    assert params["seed"] == 7
+    assert params["slo"] == slo(ttft=0.5, tpot=0.05, attainment=0.95)
+    # A coefficient of variation of 2 is that of gamma gaps with the shape 1/4.
+    assert params["burstiness"] == 0.25
+    for note in (
+        'server.warmup.mode = "fixed": warm-up ends when',
+        "server.cooldown_seconds = 5: idle power is measured in the quiet gaps",
+        "server.traffic.ramp_exclusion_seconds = 9: steady metrics begin with the first request",
+    ):
+        assert note in printed
+    assert len(printed.splitlines()) == 3
+    assert "no counterpart" not in printed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        ("arrival: poisson", "burstiness: 2", "burstiness = 2: only arrival: gamma has one"),
+        ("arrival: poisson", "slo: {ttft_ms: 9, percentile: 99}", "percentile = 99: needs a share such as"),
+        ("preset: deterministic", "preset: standard", None),
+        (
+            "preset: deterministic\nserver:\n  traffic: {rate: 2,",
+            "preset: standard\nserver:\n  traffic: {rate: 2, seed: 1,",
+            "random_seed = 42: one seed is for arrivals and sampling, that of server.traffic.seed",
+        ),
+        (
+            "engine: vllm\n",
+            "engine: vllm\nvllm: {engine_params: {dtype: bfloat16, max_num_seqs: 9}}\n",
+            "vllm.engine_params.max_num_seqs = 9: an option of the server; give it in "
+            "--energy-server-command",
+        ),
+        (
+            "engine: vllm\n",
+            "engine: vllm\nvllm: {sampling_params: {ignore_eos: true}}\n",
+            None,
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_named(
+    old: str, new: str, note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert old in STUDY
+    _, loads, printed = loads_of(STUDY.replace(old, new), tmp_path, capsys)
+    assert len(loads) == 2
+    assert (note in printed) if note else (printed == "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("engine: vllm", "engine: transformers", 'engine = "transformers": its server mode has vllm and'),
+        (
+            "arrival: poisson",
+            "arrival: even",
+            'server.traffic.arrival = "even": needs poisson or gamma',
+        ),
+        ("[20, 40]", "[fast]", 'server.traffic.rate = "fast": needs a number above 0'),
+        ("arrival: poisson", "concurrency_cap: 1.5", "concurrency is 1.5, needs int"),
+        ("arrival: poisson", "slo: {ttft_ms: -1}", "server.traffic.slo.ttft_ms = -1: needs a number above 0"),
+        (
+            "engine: vllm\n",
+            "engine: vllm\nvllm: {tensor_parallel_size: 2}\n",
+            "a server does not report which of its processes hold a shard",
+        ),
+    ],
+)
+def test_a_load_that_cannot_be_sent_is_refused(
+    old: str, new: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.yaml").write_text(STUDY.replace(old, new))
+    assert convert(tmp_path / "s.yaml", tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
+
+
+def test_traffic_of_a_batch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(STUDY.replace("serving_mode: server", "serving_mode: offline"))
+    assert convert(tmp_path / "s.yaml", tmp_path) == 0
+    printed = capsys.readouterr().err
+    assert 'server.traffic.rate = 20 | 40, server.traffic.arrival = "poisson": no counterpart' in printed
+
+
+def test_engines_are_servers_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STUDY.replace("engine: vllm\n", "").replace("sweep:\n", "sweep:\n  engine: [vllm, tensorrt]\n")
+    source, loads, printed = loads_of(text, tmp_path, capsys)
+    assert len(loads) == 2
+    assert "--energy-backend=vllm-server,tensorrt-llm-server " in source
+    assert "--energy-server-command='tensorrt-llm-server=trtllm-serve {model} " in source
+    assert 'engine = ["tensorrt-llm", "vllm"]: the server of each gets every load' in printed
+
+
+def test_a_converted_load_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a real server, whose requests the record counts."""
+    pytest.importorskip("aiohttp")
+    study = quick.path / "small.yaml"
+    text = STUDY.replace("arrival: poisson", "window_seconds: 0.4, slo: {ttft_ms: 5000}")
+    study.write_text(text + "  vllm.sampling_params.ignore_eos: [true]\n")
+    assert convert(study, quick.path, "--fallback=cpu") == 0
+    capsys.readouterr()
+    command = queueing(slots=8, service=0.02)
+    options = (f"--energy-server-command={command}", "--energy-backend=server", "--energy-report")
+    quick.runpytest("test_small.py", *options).assert_outcomes(passed=2)
+    records = json.loads((quick.path / "energy.json").read_text())["records"]
+    made = [record["backend"]["generation"] for record in records]
+    assert [(each["request_rate"], each["num_requests"]) for each in made] == [(20.0, 8), (40.0, 16)]
+    assert {each["slo"] for each in made} == {"TTFT <= 5 s for 99 %"}
+    assert [record["rounds"][0]["requests"] for record in records] == [8, 16]
