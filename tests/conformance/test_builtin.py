@@ -136,6 +136,56 @@ def test_ctranslate2_conforms(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=15, skipped=1)
 
 
+#: Runs in a process of its own, since huggingface_hub reads its environment when it is imported.
+SOURCE_KEY = """
+from pytest_llenergy.backends.convert import source_key
+from pytest_llenergy.backends.models import ModelSource
+print(source_key(ModelSource("hub", "me/tiny")))
+"""
+
+
+def offline_hub(directory: Path) -> dict[str, str]:
+    """Return environment variables for a hub without network, whose cache in ``directory`` has a model."""
+    model = directory / "hub" / "models--me--tiny"
+    # From a process of its own: transformers must not be imported here.
+    copy = (
+        "import shutil, sys; from pytest_llenergy.backends.convert import pretrained_path; "
+        "from pytest_llenergy.backends.models import resolve_model; "
+        "shutil.copytree(pretrained_path(resolve_model('random:llama-tiny')), sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", copy, model / "snapshots" / "c0ffee"], check=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("c0ffee")
+    return {"HF_HOME": str(directory), "HF_HUB_OFFLINE": "1"}
+
+
+def test_the_cache_key_of_a_hub_model_names_its_commit(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SOURCE_KEY],
+        env={**os.environ, **offline_hub(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("me--tiny-c0ffee", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_the_ctranslate2_adapter_loads_a_hub_model(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2", reason="no module ctranslate2: pip install ctranslate2")
+    for name, value in offline_hub(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    (pytester.path / "ctranslate2_backend.py").write_text(ctranslate2.BACKEND)
+    pytester.makeconftest(
+        "def pytest_llenergy_backends(config):\n    from ctranslate2_backend import SPEC\n    return [SPEC]\n"
+    )
+    pytester.makepyfile("def test_it(backend):\n    backend.generate(['once'], max_new_tokens=2)\n")
+    result = pytester.runpytest("--energy-backend=ctranslate2,transformers", "--energy-model=me/tiny")
+    result.assert_outcomes(passed=2)
+
+
 @pytest.mark.slow
 def test_transformers_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TRANSFORMERS)
