@@ -81,19 +81,13 @@ class TestVllm(BackendConformance):
 
 
 SERVER = """
-from dataclasses import replace
 from pytest_llenergy.backends import server
 from pytest_llenergy.conformance import BackendConformance
 
 class TestServer(BackendConformance):
-    spec = replace(
-        server.SPEC,
-        name="llama-server",
-        needs=None,
-        refuses=lambda model: None if model.kind == "gguf" else "llama-server reads .gguf files",
-    )
+    spec = server.SPEC
     model = "{model}"
-    options = {{"command": {command!r}}}
+    options = {options}
     prompts = {{"abc": 3, "hello world": 11, "x": 1}}
     longest_prompt = 900
     any_value = {{"model": "llama.cpp's server has one model and ignores the name"}}
@@ -103,13 +97,33 @@ class TestServer(BackendConformance):
 """
 
 
+@pytest.mark.parametrize(("options", "passed"), [({"command": llama()}, 1), ({}, 0)], ids=["command", "none"])
+def test_a_server_is_configured_by_its_options(
+    pytester: pytest.Pytester, options: dict[str, str], passed: int
+) -> None:
+    """As docs/extending.md says. Without options it fails, since a skipped suite looks like a passed one."""
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("xllamacpp")
+    model = "random:llama-tiny" if not passed else str(tiny_gguf(pytester.path))
+    pytester.makepyfile(SERVER.format(model=model, options=options))
+    result = pytester.runpytest("-p", "no:cacheprovider", "-k", "counted_without")
+    result.assert_outcomes(passed=passed, failed=1 - passed, deselected=15)
+    if not passed:
+        result.stdout.fnmatch_lines(["*server: neither a command nor a url; give *command*"])
+
+
+def tiny_gguf(directory: Path) -> Path:
+    """Return a small model. A process of its own writes it: loading sets multiprocessing's start method."""
+    file = directory / "tiny.gguf"
+    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
+    return file
+
+
 @pytest.mark.slow
 def test_llama_cpps_server_conforms(pytester: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     pytest.importorskip("xllamacpp")
-    file = pytester.path / "tiny.gguf"
-    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
-    pytester.makepyfile(SERVER.format(model=file, command=llama()))
+    pytester.makepyfile(SERVER.format(model=tiny_gguf(pytester.path), options={"command": llama()}))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=14, skipped=2)
 
@@ -210,10 +224,7 @@ def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
-    file = pytester.path / "tiny.gguf"
-    # In a subprocess: loading a model sets the start method of multiprocessing.
-    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
-    pytester.makepyfile(LLAMA_CPP.format(model=file))
+    pytester.makepyfile(LLAMA_CPP.format(model=tiny_gguf(pytester.path)))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=14, skipped=2)
     result.stdout.fnmatch_lines(["*its server stops at texts and not at tokens*"])
