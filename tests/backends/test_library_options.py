@@ -41,12 +41,13 @@ def test_common_options_have_types() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": 32}, "dtype is 32: needs str | null, not int"),
-        ({"chunked_prefill": 0}, "chunked_prefill is 0: Expected `int` >= 1"),
-        ({"prefix_cache": "yes"}, "prefix_cache is 'yes': needs bool | null, not str"),
+        ({"dtype": 32}, "dtype is 32, needs a name"),
+        ({"chunked_prefill": 0}, "chunked_prefill is 0, needs True, False or the tokens of a step"),
+        ({"prefix_cache": "yes"}, "prefix_cache is 'yes', needs True or False"),
         (
             {"speculative": {"num_tokens": 2, "modle": "m"}},
-            "speculative is {'num_tokens': 2, 'modle': 'm'}: Object contains unknown field `modle`",
+            "speculative is {'num_tokens': 2, 'modle': 'm'}, needs a dict with num_tokens, and model or "
+            "method; max_ngram for prompt_lookup (Object contains unknown field `modle` at speculative)",
         ),
     ],
 )
@@ -59,6 +60,11 @@ def test_values_of_another_type_are_refused(given: dict[str, Any], message: str)
 def test_an_option_that_is_given_twice_is_refused() -> None:
     with pytest.raises(BackendError, match="x: compile sets enforce_eager as well; give one of them"):
         combine_options("x", {"compile": {"enforce_eager": True}}, {"enforce_eager": False})
+
+
+def test_an_option_that_contradicts_a_common_one_is_refused() -> None:
+    with pytest.raises(BackendError, match="x: compile sets level as well; give one of them"):
+        combine_options("x", {"compile": {"eager": True}}, {"level": 2}, decides={"compile": ("level",)})
 
 
 @pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
@@ -93,6 +99,12 @@ def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
         check_engine_options("x", ["zzz"], ["b"], declared=["a"], where="x 1")
 
 
+def test_many_names_are_counted_instead_of_listed() -> None:
+    many = [f"option_{number}" for number in range(50)]
+    with pytest.raises(BackendError, match=r"no option zzz; it takes: a, and 50 others that it lists$"):
+        check_engine_options("x", ["zzz"], many, declared=["a"], where="x 1")
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -100,6 +112,11 @@ def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
         ({"device_map": "auto"}, "the devices are those of the test; use the marks gpus and parallel"),
         ({"num_beams": 2}, "it is an argument of generate"),
         ({"prompt_lookup_num_tokens": 2}, "it is part of the load option speculative"),
+        ({"presence_penalty": 1}, "it is an argument of generate"),
+        *(
+            ({name: "x"}, "it is a secret, and options are recorded; set the environment variable HF_TOKEN")
+            for name in ("token", "use_auth_token", "hf_token")
+        ),
         ({"num_return_sequences": 2}, "outputs are counted as one sequence of tokens per prompt"),
     ],
 )

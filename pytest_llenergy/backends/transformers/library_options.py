@@ -12,13 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llenergy.backends.engine_options import DEVICES, SOURCE, check_engine_options, list_keywords
+from pytest_llenergy.backends.engine_options import (
+    ARGUMENT,
+    DEVICES,
+    SOURCE,
+    check_engine_options,
+    list_keywords,
+)
 from pytest_llenergy.backends.transformers import SPEC
 
 #: A documented parameter: ``name (`type`, *optional*):`` at the indentation of its docstring.
 DOCUMENTED = re.compile(r"^ {12}(\w+) ?\(.*\):$", re.MULTILINE)
 
-ARGUMENT = "it is an argument of generate"
 DRAFTING = "it is part of the load option speculative"
 COUNTED = "outputs are counted as one sequence of tokens per prompt"
 
@@ -86,7 +91,7 @@ def sort_library_options(options: Mapping[str, Any], config: Any) -> LibraryOpti
     check_engine_options(
         "transformers",
         options,
-        (loading | generation | attributes) - set(RESERVED),
+        loading | generation | attributes,
         declared=SPEC.capabilities.options,
         where=f"transformers {__version__} (from_pretrained, GenerationConfig, {type(config).__name__})",
         reserved=RESERVED,

@@ -209,8 +209,7 @@ class LoadOptions:
         values = {name: value for name, value in values.items() if value is not None}
         if isinstance(values.get("compile"), bool):
             values["compile"] = "reduce-overhead" if values["compile"] else None
-        if values.get("chunked_prefill") is False:
-            values["chunked_prefill"] = None
+        values |= {"chunked_prefill": common.find_step_tokens("transformers")}
         parsed = cls(**values)
         # In this order: the later checks look up values that the first has validated.
         for problem in chain(parsed._invalid_values(), parsed._unavailable(on_cpu), parsed._conflicts()):
@@ -276,7 +275,7 @@ class LoadOptions:
             if value not in known:
                 names = ", ".join(each for each in known if each is not None)
                 yield f"{name} is {value!r}, needs one of {names}"
-        for name in ("chunked_prefill", "num_blocks", "max_batch_tokens"):
+        for name in ("num_blocks", "max_batch_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 yield f"{name} is {value!r}, needs a whole number of 1 or more"
