@@ -190,7 +190,7 @@ def test_without_options_nothing_is_refused() -> None:
     options = LoadOptions.parse({}, on_cpu=True)
     assert (options.continuous, options.speculative, options.compile) == (False, None, None)
     options.check(GenerationParams.parse({"cache": "static", "do_sample": True}), 8)
-    options.check_embedding()
+    options.check_embedding([])
 
 
 def test_capabilities_name_every_option() -> None:

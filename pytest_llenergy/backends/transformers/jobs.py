@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,22 @@ DRAFTING: dict[str, Primitive] = {
 
 #: What transformers raises for a value of another type or out of range.
 INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextmanager
+def translate_value_errors(passed: Mapping[str, Any]) -> Iterator[None]:
+    """Raise what transformers raises for values of ``passed`` as ``BackendError``.
+
+    Their names are checked when the model is loaded; transformers checks some values later.
+    """
+    try:
+        yield
+    except INVALID_VALUE as error:
+        if not passed:
+            raise
+        raise BackendError(
+            f"transformers cannot generate with {show_options(passed)}: {first_error_line(error)}"
+        ) from error
 
 
 class StepClock:
@@ -157,18 +173,10 @@ class TransformersJob:
             if self.drafts:
                 hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
                 stack.callback(hook.remove)
-            try:
-                output = self.model.generate(
-                    **self.inputs, generation_config=self.config, **watch, **self.keywords
-                )
-            except INVALID_VALUE as error:
-                # Its names are checked when the model is loaded; transformers checks some values only here.
-                if not self.passed:
-                    raise
-                raise BackendError(
-                    f"transformers cannot generate with {show_options(self.passed)}: "
-                    f"{first_error_line(error)}"
-                ) from error
+            stack.enter_context(translate_value_errors(self.passed))
+            output = self.model.generate(
+                **self.inputs, generation_config=self.config, **watch, **self.keywords
+            )
         return TransformersOutcome(output, clock, counter.drafted)
 
     def result(self, outcome: TransformersOutcome) -> Generation:

@@ -25,6 +25,7 @@ from pytest_llenergy.backends.transformers import SPEC
 DOCUMENTED = re.compile(r"^ {12}(\w+) ?\(.*\):$", re.MULTILINE)
 
 DRAFTING = "it is part of the load option speculative"
+METADATA = "it describes the model, and changes nothing"
 COUNTED = "outputs are counted as one sequence of tokens per prompt"
 
 #: Options of transformers that this backend sets, with the reason.
@@ -35,6 +36,9 @@ RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("distributed_config", "offload_folder", "offload_buffers"), DEVICES),
     **dict.fromkeys(("pretrained_model_name_or_path", "model_args", "config", "state_dict"), SOURCE),
     **dict.fromkeys(("revision", "subfolder", "output_loading_info"), SOURCE),
+    **dict.fromkeys(("architectures", "model_type", "name_or_path", "transformers_version"), METADATA),
+    **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), METADATA),
+    **dict.fromkeys(("finetuning_task", "task_specific_params"), METADATA),
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"), ARGUMENT),
     **dict.fromkeys(("num_beams", "repetition_penalty", "max_length"), ARGUMENT),
     "eos_token_id": "use ignore_eos and stop_token_ids of generate",
@@ -85,7 +89,7 @@ def sort_library_options(options: Mapping[str, Any], config: Any) -> LibraryOpti
     from transformers import GenerationConfig, PreTrainedModel, __version__
 
     loader = PreTrainedModel.from_pretrained
-    loading = {*list_keywords(loader), *DOCUMENTED.findall(loader.__doc__ or "")}
+    loading = {*list_keywords(loader), *DOCUMENTED.findall(loader.__doc__ or "")} - {"kwargs"}
     generation = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     attributes = {name for name in config.to_dict() if not name.startswith("_")}
     check_engine_options(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -248,15 +248,18 @@ class LoadOptions:
                     f"transformers: {', '.join(names)} and {kind}={degree} cannot be combined; leave one out"
                 )
 
-    def check_embedding(self) -> None:
-        """Raise ``BackendError`` for options of generation, which embedding would ignore."""
+    def check_embedding(self, passed: Collection[str]) -> None:
+        """Raise ``BackendError`` for options of generation, which embedding would ignore.
+
+        ``passed`` are those that are attributes of ``GenerationConfig``.
+        """
         given = {
             "batching": self.continuous,
             "compile": self.compile,
             "chunked_prefill": self.chunked_prefill,
             "speculative": self.speculative,
         }
-        names = [name for name, value in given.items() if value]
+        names = [*(name for name, value in given.items() if value), *passed]
         if names:
             raise BackendError(
                 f"transformers: embed runs one padded batch; {', '.join(names)} applies to generate only; "
