@@ -160,8 +160,11 @@ def test_a_model_whose_files_lack_weights_is_refused(tmp_path: Path) -> None:
     shutil.copytree(pretrained_path(resolve_model(TINY)), whole)
     config = json.loads((whole / "config.json").read_text())
     (whole / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ModelError, match=r"^model whole: ValueError: 9 weights are not in its files[^\n]*$"):
+    lacking = r"model whole: ValueError: 9 weights are not in its files[^\n]*$"
+    with pytest.raises(ModelError, match=f"^{lacking}"):
         LoadedRanks(model=str(whole))
+    with pytest.raises(ModelError, match=f"^speculative: {lacking}"):
+        LoadedRanks(speculative={"model": str(whole), "num_tokens": 4})
 
 
 def test_options_that_continuous_batching_would_ignore_are_refused() -> None:

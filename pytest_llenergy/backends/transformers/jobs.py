@@ -22,6 +22,7 @@ from pytest_llenergy.backends.tasks import (
     cut_at_end,
 )
 from pytest_llenergy.backends.transformers.library_options import show_options
+from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -250,7 +251,8 @@ def load_assistant(
     except ModelError as error:
         raise ModelError(f"speculative: {error}") from None
     try:
-        assistant: Any = AutoModelForCausalLM.from_pretrained(pretrained_path(source), dtype=model.dtype)
+        path = pretrained_path(source)
+        assistant: Any = load_complete(AutoModelForCausalLM, path, dtype=model.dtype)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"speculative: {explain_load_error(source, error)}") from error
     sizes = [each.config.get_text_config().vocab_size for each in (assistant, model)]

@@ -233,18 +233,21 @@ def load_onto_devices(
     degrees = context.parallel
     if degrees.tensor > 1:
         with sharded_loading(context, device) as distributed_config:
-            model = _load_complete(loader, path, **keywords, distributed_config=distributed_config)
+            model = load_complete(loader, path, **keywords, distributed_config=distributed_config)
         return model, {"tp_plan": "auto", **verify_shards(model, context)}
     if degrees.placement > 1:
-        model = _load_complete(loader, path, **keywords, device_map=DEVICE_MAP)
+        model = load_complete(loader, path, **keywords, device_map=DEVICE_MAP)
         return model, dict(verify_placement(model, degrees.placement))
-    model = _load_complete(loader, path, **keywords)
+    model = load_complete(loader, path, **keywords)
     # Quantised weights are already on the device, and some cannot be moved.
     return model if "quantization_config" in keywords else model.to(device), {}
 
 
-def _load_complete(loader: Any, path: str, **keywords: Any) -> Any:
-    """Load a model, all of whose weights are in its files: transformers would make up the others."""
+def load_complete(loader: Any, path: str, **keywords: Any) -> Any:
+    """Call ``loader.from_pretrained(path, **keywords)`` for a model, all of whose weights are in its files.
+
+    transformers would make random ones for the others. Raises ``ValueError`` if there are any.
+    """
     model, report = loader.from_pretrained(path, **keywords, output_loading_info=True)
     random = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     # Embeddings do not use the output of this layer, which files of encoders may lack.
