@@ -14,7 +14,7 @@ from pytest_llenergy.model.text import redact_secrets
         (["serve", "--api-key", "abc", "--port", "80"], "serve --api-key *** --port 80"),
         (["serve", "--hf-token=abc", "--api_keys=abc,def"], "serve --hf-token=*** --api_keys=***"),
         (["serve", "--ssl-keyfile-password", "abc"], "serve --ssl-keyfile-password ***"),
-        (["serve", "--token", "--secret"], "serve --token ***"),
+        (["serve", "--token", "--secret", "x"], "serve --token *** x"),
         (["env", "HF_TOKEN=abc", "OPENAI_API_KEY=abc", "serve"], "env HF_TOKEN=*** OPENAI_API_KEY=*** serve"),
         (["--command=serve --api-key abc --port 80"], "--command=serve --api-key *** --port 80"),
         (["sh", "-c", "TOKEN='a b' serve --Password 'a b'"], "sh -c TOKEN=*** serve --Password ***"),
