@@ -21,7 +21,7 @@ from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
 from pytest_llenergy.report.provenance import collect_source, find_slurm_job
-from pytest_llenergy.report.remote import redact_urls
+from pytest_llenergy.report.remote import redact_arguments
 from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
 
 
@@ -61,7 +61,7 @@ class ReportBuilder:
         self._copies = tuple(copies)
         self._versions = versions
         self._root = root
-        self._argv: list[str] = escape_surrogates(redact_urls(argv))
+        self._argv: list[str] = escape_surrogates(redact_arguments(argv))
         self._started = started
         self._distributed = distributed
         self._slurm = find_slurm_job(environment)

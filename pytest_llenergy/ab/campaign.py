@@ -46,7 +46,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
-from pytest_llenergy.report.remote import redact_urls
+from pytest_llenergy.report.remote import redact_arguments
 
 #: Most names of tests in one line.
 MAX_NAMES = 5
@@ -342,7 +342,7 @@ class Campaign:
             ("base", "head"), self._choose_anchors(), (names.base, names.head), strict=True
         ):
             gathered = self._gathered[_side_name(side)]
-            argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
+            argv = redact_arguments([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
             report = gathered.report(anchors, argv=argv) or self._report_no_tests(_side_name(side), argv)
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             reports.append(msgspec.structs.replace(report, records=records))

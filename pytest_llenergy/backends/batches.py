@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llenergy.backends.models import check_context_length
+from pytest_llenergy.backends.models import check_context_length, check_not_empty
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.timeline import RequestTimeline
 
 
@@ -23,8 +22,7 @@ def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, lim
     Raises:
         BackendError: If a prompt is empty or too long.
     """
-    if min(lengths) == 0:
-        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
+    check_not_empty(backend, lengths)
     check_context_length(backend, max(lengths) + max_new_tokens, limit)
 
 

@@ -286,9 +286,15 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
 
 
 def source_key(source: ModelSource) -> str:
-    """Return the part of a cache key that stands for a model: it changes with the content."""
+    """Return the part of a cache key that stands for a model: it changes with the content.
+
+    Raises:
+        ModelError: If the configuration of a hub model, whose directory names the commit, cannot be had.
+    """
     if source.kind == "random":
         return f"random-{source.location}"
+    if source.kind == "hub":
+        return f"{source.location.replace('/', '--')}-{_hub_commit(source)[:16]}"
     path = Path(source.location)
     if source.kind == "gguf":
         return f"{path.stem}-{file_digest(path)[:16]}"
@@ -297,6 +303,16 @@ def source_key(source: ModelSource) -> str:
     listing = repr([(name, state.st_size, state.st_mtime_ns) for name, state in files])
     digest = hashlib.blake2b(f"{path} {listing}".encode(), digest_size=8).hexdigest()
     return f"{path.name}-{digest}"
+
+
+def _hub_commit(source: ModelSource) -> str:
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(source.location, "config.json")).parent.name
+    except Exception as error:
+        # huggingface_hub raises errors of several libraries.
+        raise ModelError(explain_load_error(source, error)) from error
 
 
 def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> None:

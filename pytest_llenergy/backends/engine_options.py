@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.text import did_you_mean
@@ -29,8 +30,17 @@ COMMON_OPTIONS: Mapping[str, str] = {
     "chunked_prefill": "whether a prompt may be processed in several steps; a number is their tokens",
     "speculative": "how tokens are drafted, as a dict: num_tokens, and model or method",
     "prefix_cache": "whether prompts may reuse the cache of earlier ones",
-    "lora": "directory of a LoRA adapter to apply",
+    "lora": "LoRA adapter to apply: its directory, for llama-cpp its .gguf file",
     "compile": "whether the model is compiled, or the compilation mode",
+}
+
+#: Values of them, for messages. The others are names.
+_NEEDS: Mapping[str, str] = {
+    "chunked_prefill": "True, False or the tokens of a step",
+    "speculative": "a dict with num_tokens, and model or method; max_ngram for prompt_lookup",
+    "prefix_cache": "True or False",
+    "lora": "the path of an adapter",
+    "compile": "True, False or a mode",
 }
 
 #: Methods of ``speculative`` that mean the same in every backend: a smaller model drafts, or the continuation
@@ -87,11 +97,18 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool | str | None = None
 
     @classmethod
-    def parse(cls, backend: str, options: Mapping[str, Any]) -> Self:
+    def parse(
+        cls, backend: str, options: Mapping[str, Any], *, lora: Literal["directory", "file"] = "directory"
+    ) -> Self:
         """Check the types of the common options among the load options of a test.
 
+        Args:
+            backend: Name of the backend, for messages.
+            options: All load options.
+            lora: What holds an adapter.
+
         Raises:
-            BackendError: If a value has another type, or no adapter is in the directory of ``lora``.
+            BackendError: If a value has another type, or ``lora`` holds no adapter.
         """
         given = {name: value for name, value in options.items() if name in cls.__struct_fields__}
         if isinstance(given.get("lora"), Path):
@@ -101,11 +118,14 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             name = re.split(r"\W", place)[0]
-            needs = re.sub(r"Expected `(.*)`, got `(.*)`", r"needs \1, not \2", what)
-            where = f" (at {place.rstrip('`')})" if place.rstrip("`") != name else ""
-            raise BackendError(f"{backend}: {name} is {given[name]!r}: {needs}{where}") from None
+            within = f" ({what} at {place.rstrip('`')})" if isinstance(given[name], Mapping) else ""
+            raise BackendError(
+                f"{backend}: {name} is {given[name]!r}, needs {_NEEDS.get(name, 'a name')}{within}"
+            ) from None
         parsed._check_speculative(backend)
-        if parsed.lora is not None and not (Path(parsed.lora) / "adapter_config.json").is_file():
+        if parsed.lora is not None and lora == "file" and not Path(parsed.lora).is_file():
+            raise BackendError(f"{backend}: lora is {parsed.lora!r}, needs a .gguf file of an adapter")
+        if parsed.lora is not None and lora == "directory" and not _adapter_config(parsed.lora).is_file():
             raise BackendError(
                 f"{backend}: lora is {parsed.lora!r}, which is no directory with adapter_config.json"
             )
@@ -131,15 +151,35 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
         values = {name: getattr(self, name) for name in names}
         return {name: {names[name]: value} for name, value in values.items() if value is not None}
 
+    def find_step_tokens(self, backend: str) -> int | None:
+        """Return the tokens of a step in a library that has no default; None for whole prompts.
+
+        Raises:
+            BackendError: If ``chunked_prefill`` is True.
+        """
+        if self.chunked_prefill is True:
+            raise BackendError(
+                f"{backend}: chunked_prefill is True, needs False or the tokens of a step: the library has "
+                "no size of its own"
+            )
+        return self.chunked_prefill or None
+
     @property
     def lora_rank(self) -> int:
         """Rank of the adapter in ``lora``."""
-        config = json.loads((Path(str(self.lora)) / "adapter_config.json").read_text(encoding="utf-8"))
-        return int(config["r"])
+        return int(json.loads(_adapter_config(str(self.lora)).read_text(encoding="utf-8"))["r"])
+
+
+def _adapter_config(directory: str) -> Path:
+    return Path(directory) / "adapter_config.json"
 
 
 def combine_options(
-    backend: str, common: Mapping[str, Mapping[str, Any]], passed: Mapping[str, Any]
+    backend: str,
+    common: Mapping[str, Mapping[str, Any]],
+    passed: Mapping[str, Any],
+    *,
+    decides: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, Any]:
     """Return the keywords for a library: those that common options set, and those passed on to it.
 
@@ -147,12 +187,13 @@ def combine_options(
         backend: Name of the backend.
         common: What each common option sets in the library.
         passed: Options of the library that the test gives.
+        decides: Further options of the library that would contradict a common option.
 
     Raises:
         BackendError: If a test gives a common option and what it sets.
     """
     for name, keywords in common.items():
-        twice = sorted(set(keywords) & set(passed))
+        twice = sorted({*keywords, *(decides or {}).get(name, ())} & set(passed))
         if twice:
             raise BackendError(f"{backend}: {name} sets {', '.join(twice)} as well; give one of them")
     return {**{key: value for keywords in common.values() for key, value in keywords.items()}, **passed}
@@ -161,6 +202,24 @@ def combine_options(
 #: Why a backend refuses options of its library that choose devices, or the model: the plugin sets them.
 DEVICES = "the devices are those of the test; use the marks gpus and parallel"
 SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
+
+#: Options of libraries whose values reports must not hold, refused by every backend.
+_SECRETS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("token", "use_auth_token", "hf_token"),
+        "it is a secret, and options are recorded; set the environment variable HF_TOKEN",
+    ),
+    **dict.fromkeys(
+        ("api_key", "api_keys", "admin_api_key", "ssl_keyfile_password"),
+        "it is a secret, and options are recorded",
+    ),
+}
+
+#: Why a backend refuses what its method ``generate`` takes.
+ARGUMENT = "it is an argument of generate"
+
+#: Most names in a message.
+_MOST_NAMES = 20
 
 #: Why a backend refuses ``prefix_cache``.
 NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
@@ -188,16 +247,24 @@ def check_engine_options(
     Raises:
         BackendError: If an option is reserved or unknown.
     """
+    refused = {**(reserved or {}), **_SECRETS}
     for name in given:
-        if reserved is not None and name in reserved:
-            raise BackendError(f"{backend}: the load option {name} is not available: {reserved[name]}")
+        if name in refused:
+            raise BackendError(f"{backend}: the load option {name} is not available: {refused[name]}")
     unknown = [name for name in given if name not in accepted]
-    if unknown:
-        # A slip may be meant as an option of the backend, and the library cannot know those.
-        known = sorted({*declared, *COMMON_OPTIONS, *accepted})
-        taken = sorted({*declared, *accepted})
-        hint = did_you_mean(unknown, known) or f"it takes: {', '.join(taken)}"
-        raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
+    if not unknown:
+        return
+    for name in unknown:
+        if name in GenerationParams.__struct_fields__:
+            raise BackendError(f"{backend}: the load option {name} is not available: {ARGUMENT}")
+    offered = set(accepted) - refused.keys()
+    taken = sorted({*declared, *offered})
+    if len(taken) > _MOST_NAMES:
+        taken = [*sorted(declared), f"and {len(offered - set(declared))} others that it lists"]
+    # A slip may be meant as an option of the backend, and the library cannot know those.
+    known = sorted({*declared, *COMMON_OPTIONS, *offered})
+    hint = did_you_mean(unknown, known) or f"it takes: {', '.join(taken)}"
+    raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
 
 
 def list_keywords(function: Callable[..., Any]) -> list[str]:

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,9 +311,14 @@ def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list
         BackendError: If a prompt has no tokens.
     """
     ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
-    if not all(ids):
-        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
+    check_not_empty(backend, map(len, ids))
     return ids
+
+
+def check_not_empty(backend: str, lengths: Iterable[int]) -> None:
+    """Raise ``BackendError`` if a prompt has no tokens; ``lengths`` are the tokens of each."""
+    if 0 in lengths:
+        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
 
 
 def check_context_length(backend: str, tokens: int, limit: int | None) -> None:

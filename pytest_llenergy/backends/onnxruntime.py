@@ -23,7 +23,7 @@ from pytest_llenergy.backends.convert import (
     is_onnx_directory,
     onnx_directory,
 )
-from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, CommonOptions, check_engine_options
 from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
@@ -210,9 +210,10 @@ class OnnxRuntimeBackend:
             raise BackendError(
                 f"onnxruntime: precision is {precision!r}, needs one of {', '.join(PRECISIONS)}"
             )
-        if options.get("dtype", "float32") != "float32":
+        dtype = CommonOptions.parse("onnxruntime", options).dtype
+        if dtype not in (None, "float32"):
             raise BackendError(
-                f"onnxruntime: dtype is {options['dtype']!r}, needs float32: its model builder makes "
+                f"onnxruntime: dtype is {dtype!r}, needs float32: its model builder makes "
                 "nothing else for the CPU; precision quantises weights"
             )
         session = _session_options(options)

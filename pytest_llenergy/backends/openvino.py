@@ -19,7 +19,12 @@ from typing import Any
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.batches import batch_result, check_lengths
 from pytest_llenergy.backends.convert import build_cached
-from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
+from pytest_llenergy.backends.engine_options import (
+    NO_PREFIX_CACHE,
+    CommonOptions,
+    check_engine_options,
+    combine_options,
+)
 from pytest_llenergy.backends.flops import estimate_flops_from_file
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_positions
@@ -39,15 +44,18 @@ IR_FILE = "openvino_model.xml"
 #: Environment variable that is read at each message, and its value for the properties of compiled models.
 LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", 3
 
-#: Properties with which every product is one of float32 numbers.
-FLOAT32: dict[str, str | int] = {
+#: Properties with which every product is one of float32 numbers, if the weights are: only inputs of quantised
+#: weights are quantised.
+FLOAT32 = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
 }
 
 #: Values of the load option ``kv_cache_dtype``, with OpenVINO's names.
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8"}
+
+#: Properties that would contradict a common option which does not set them.
+DECIDES = dict.fromkeys(("dtype", "kv_cache_dtype"), ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"))
 
 #: Options that are set here, with the reason.
 RESERVED = {
@@ -144,7 +152,12 @@ class OpenVinoJob:
 
     def run(self) -> OpenVinoOutcome:
         start_ns = time.monotonic_ns()
-        output = self.pipeline.generate(self.inputs, self.config)
+        try:
+            output = self.pipeline.generate(self.inputs, self.config)
+        except RuntimeError as error:
+            # The first lines are places in its source.
+            reason = str(error).strip().splitlines()[-1]
+            raise BackendError(f"openvino cannot generate: {reason}") from error
         return OpenVinoOutcome(output, start_ns, time.monotonic_ns())
 
     def result(self, outcome: OpenVinoOutcome) -> Generation:
@@ -166,13 +179,14 @@ class OpenVinoBackend:
         self._genai = openvino_genai
         self._source = model
         scheduler = openvino_genai.SchedulerConfig()
-        properties = _apply_options(scheduler, options)
+        common = CommonOptions.parse("openvino", options)
+        properties = _apply_options(scheduler, common, options)
         if model.kind == "gguf":
             _check_header(model)
         self._max_positions = read_max_positions(model)
         self._step_tokens = int(scheduler.max_num_batched_tokens)
-        self._splits = bool(options.get("chunked_prefill", False))
-        location = Path(model.location) if "dtype" not in options else _float32_directory(model)
+        self._splits = bool(common.chunked_prefill)
+        location = Path(model.location) if common.dtype is None else _float32_directory(model)
         try:
             # It prints the properties of each model that it compiles, which it offers nowhere else.
             with captured_log(1, context.scratch) as log, _log_level(PRINTS_PROPERTIES):
@@ -265,7 +279,7 @@ def _check_header(model: ModelSource) -> None:
         raise ModelError(f"model {model.label}: not a GGUF file of version 2 or 3, or damaged")
 
 
-def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str | int]:
+def _apply_options(scheduler: Any, common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
     """Set options of the scheduler and return the properties of the plugin.
 
     Raises ``BackendError`` for an option or value that OpenVINO does not take.
@@ -282,43 +296,44 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, str 
     }
     supported = openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES")
     writable = {name for name, access in supported.items() if access == "RW"}
-    native = [name for name in options if name not in SPEC.capabilities.options]
+    native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
     where = f"OpenVINO GenAI {openvino.__version__}"
     check_engine_options(
         "openvino", native, own | writable, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
     )
-    properties: dict[str, str | int] = {}
-    if "dtype" in options:
-        if options["dtype"] != "float32":
+    properties = combine_options("openvino", translate(common), native, decides=DECIDES)
+    for name in own.intersection(properties):
+        value, kind = properties.pop(name), type(getattr(scheduler, name))
+        least = 1 if name.startswith("max_") else 0
+        if type(value) is not kind or (kind is int and value < least):
+            needs = f"a whole number, {least} or more" if kind is int else "True or False"
+            raise BackendError(f"openvino: {name} is {value!r}, needs {needs}")
+        setattr(scheduler, name, value)
+    return properties
+
+
+def translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
+    """Return what each common option sets in the scheduler or as a property."""
+    found: dict[str, dict[str, Any]] = {}
+    if common.dtype is not None:
+        if common.dtype != "float32":
             raise BackendError(
-                f"openvino: dtype is {options['dtype']!r}, needs float32; for another arithmetic on the "
+                f"openvino: dtype is {common.dtype!r}, needs float32; for another arithmetic on the "
                 "weights of the file, give INFERENCE_PRECISION_HINT"
             )
-        properties = dict(FLOAT32)
-    if "kv_cache_dtype" in options:
-        kind = str(options["kv_cache_dtype"])
+        found["dtype"] = dict(FLOAT32)
+    # After dtype, whose type of the cache it replaces.
+    kind = common.kv_cache_dtype
+    if kind is not None:
         if kind not in KV_TYPES:
             raise BackendError(f"openvino: kv_cache_dtype is {kind!r}, needs one of {', '.join(KV_TYPES)}")
-        properties["KV_CACHE_PRECISION"] = KV_TYPES[kind]
-    if "chunked_prefill" in options:
-        chunk = options["chunked_prefill"]
-        if not isinstance(chunk, int) or chunk < 0:
-            raise BackendError(
-                f"openvino: chunked_prefill is {chunk!r}, needs True, False or tokens of a step"
-            )
-        scheduler.dynamic_split_fuse = bool(chunk)
+        found["kv_cache_dtype"] = {"KV_CACHE_PRECISION": KV_TYPES[kind]}
+    chunk = common.chunked_prefill
+    if chunk is not None:
+        found["chunked_prefill"] = {"dynamic_split_fuse": bool(chunk)}
         if not isinstance(chunk, bool):
-            scheduler.max_num_batched_tokens = chunk
-    for name in native:
-        if name in writable:
-            properties[name] = options[name]
-            continue
-        try:
-            setattr(scheduler, name, options[name])
-        except TypeError:
-            kind = type(getattr(scheduler, name)).__name__
-            raise BackendError(f"openvino: {name} is {options[name]!r}, needs {kind}") from None
-    return properties
+            found["chunked_prefill"]["max_num_batched_tokens"] = chunk
+    return found
 
 
 @contextmanager

@@ -115,6 +115,13 @@ RESERVED: Mapping[str, str] = {
 }
 
 
+#: What common options contradict without setting it.
+DECIDES = {
+    "attention": ("prefill_attention_backend", "decode_attention_backend"),
+    "chunked_prefill": ("chunked_prefill_size",),
+}
+
+
 def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``sglang.Engine`` for load options.
 
@@ -129,12 +136,12 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
     check_engine_options(
         "sglang",
         passed,
-        fields - set(RESERVED),
+        fields,
         declared=COMMON_OPTIONS,
         where=f"ServerArgs of SGLang {sglang.__version__}",
         reserved=RESERVED,
     )
-    return combine_options("sglang", _translate(common), passed)
+    return combine_options("sglang", _translate(common), passed, decides=DECIDES)
 
 
 def node_arguments(context: RankContext) -> dict[str, Any]:
@@ -158,8 +165,9 @@ def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     )
     if common.chunked_prefill is False:
         found["chunked_prefill"] = {"chunked_prefill_size": -1}
-    elif common.chunked_prefill not in (None, True):
-        found["chunked_prefill"] = {"chunked_prefill_size": common.chunked_prefill}
+    elif common.chunked_prefill is not None:
+        size = common.chunked_prefill
+        found["chunked_prefill"] = {} if size is True else {"chunked_prefill_size": size}
     if common.speculative is not None:
         found["speculative"] = _speculative_arguments(common.speculative)
     if common.lora is not None:

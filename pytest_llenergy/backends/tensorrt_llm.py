@@ -115,6 +115,9 @@ RESERVED: Mapping[str, str] = {
     "return_perf_metrics": "it is on, for timestamps",
 }
 
+#: What common options contradict without setting it.
+DECIDES = {"compile": ("torch_compile_config",)}
+
 #: Load options of this backend that are not those of ``TorchLlmArgs``.
 OWN_OPTIONS = (*COMMON_OPTIONS, "free_gpu_memory_fraction")
 
@@ -132,7 +135,7 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
     check_engine_options(
         "tensorrt-llm",
         passed,
-        set(TorchLlmArgs.model_fields) - set(RESERVED),
+        TorchLlmArgs.model_fields,
         declared=OWN_OPTIONS,
         where=f"TorchLlmArgs of TensorRT-LLM {tensorrt_llm.__version__}",
         reserved=RESERVED,
@@ -142,7 +145,7 @@ def _engine_keywords(common: CommonOptions, options: Mapping[str, Any]) -> dict[
         cache["dtype"] = common.kv_cache_dtype
     if options.get("free_gpu_memory_fraction") is not None:
         cache["free_gpu_memory_fraction"] = options["free_gpu_memory_fraction"]
-    keywords = combine_options("tensorrt-llm", _translate(common), passed)
+    keywords = combine_options("tensorrt-llm", _translate(common), passed, decides=DECIDES)
     return {**keywords, "kv_cache_config": KvCacheConfig(**cache)}
 
 
@@ -157,7 +160,9 @@ def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
         found["speculative"] = {"speculative_config": _speculative_config(common.speculative)}
     if isinstance(common.compile, str):
         raise BackendError("tensorrt-llm: compile is True or False; its modes are in torch_compile_config")
-    if common.compile:
+    if common.compile is False:
+        found["compile"] = {}
+    elif common.compile:
         from tensorrt_llm.llmapi import TorchCompileConfig
 
         found["compile"] = {"torch_compile_config": TorchCompileConfig()}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -26,6 +27,17 @@ ASCII_FALLBACKS = {
     "°": " ",
     "α": "a",
 }
+
+#: A word for what must not be recorded, at the end of the name of an option or an environment variable:
+#: ``--hf-token``, but not ``--max-num-batched-tokens``.
+_SECRET = r"(?:[\w-]*[_-])?(?:key|token|password|passwd|secret)|(?:[\w-]*[_-])?api[_-]?keys?"
+_SECRET_OPTION = re.compile(rf"--?(?:{_SECRET})", re.IGNORECASE)
+
+#: Within a text: an option with its value, or an assignment to an environment variable.
+_SECRET_VALUE = re.compile(
+    rf"(?<![\w-])((?i:--?(?:{_SECRET})[ =]+)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)=)"
+    r"(\"[^\"]*\"|'[^']*'|\S+)"
+)
 
 #: Most characters of the name of a test.
 MAX_NAME_LENGTH = 160
@@ -90,6 +102,19 @@ def _lacks(encoding: str, text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def redact_secrets(words: Iterable[str]) -> list[str]:
+    """Replace keys, tokens, passwords and secrets in a command, given as options or variables, by ``***``.
+
+    A word may itself be a command.
+    """
+    redacted: list[str] = []
+    hide = False
+    for word in words:
+        redacted.append("***" if hide else _SECRET_VALUE.sub(r"\1***", word))
+        hide = not hide and _SECRET_OPTION.fullmatch(word) is not None
+    return redacted
 
 
 def strip_trailing_space(text: str) -> str:

@@ -226,7 +226,9 @@ def _check_server_command(
     for name in names:
         with naming_option(config, "server_command", "server: "):
             if names.count(name) > 1:
-                raise LLEnergyError(f"two commands for the backend {name}; name them: NAME=COMMAND")
+                unnamed = name == server.SPEC.name
+                remedy = "name them: NAME=COMMAND" if unnamed else "give them different names"
+                raise LLEnergyError(f"two commands for the backend {name}; {remedy}")
             if name in known and name != server.SPEC.name:
                 raise LLEnergyError(f"{name} is another backend; choose another name for the server")
             preset = state.backends[name].preset

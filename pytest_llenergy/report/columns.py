@@ -11,7 +11,7 @@ from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import METRIC_NAMES, ROUND_METRICS, is_prefill_only
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
-from pytest_llenergy.model.record import Record, Window
+from pytest_llenergy.model.record import BackendInfo, Precision, Record, Window
 from pytest_llenergy.model.text import one_line, shorten
 
 #: Headings of metrics, if they differ from the name.
@@ -68,42 +68,55 @@ def device_names(record: Record) -> str:
     return one_line(", ".join(names)) + (" (fallback)" if record.fallback else "") or "-"
 
 
+#: What a backend does not report.
+UNKNOWN = "?"
+
+
 def short_types(record: Record) -> str:
     """Return the number types that matter most: ``f32`` if all are, or ``q4_1, KV u8``.
 
     The arithmetic of quantised weights, rarer types and quantised inputs are in ``number_types``.
     """
-    precision = record.backend.precision if record.backend is not None else None
-    if precision is None or not (precision.weights or precision.compute):
+    if record.backend is None:
         return "-"
-    weights, compute, cache = (
-        _short_types(each).partition("+")[0]
-        for each in (precision.weights, precision.compute, precision.kv_cache)
-    )
+    weights, compute, cache, _ = (each.partition("+")[0] for each in _all_types(record.backend))
     words = [weights]
     if compute != weights and not QUANTISED.match(weights):
         words.append(compute)
-    if cache not in ("", weights, compute):
+    if cache not in ("", weights, compute) or (cache == UNKNOWN and compute not in words):
         words.append(f"KV {cache}")
-    return one_line(", ".join(filter(None, words)))
+    return one_line(", ".join(words))
 
 
 def number_types(record: Record) -> str:
-    """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``."""
-    precision = record.backend.precision if record.backend is not None else None
-    if precision is None or not (precision.weights or precision.compute):
+    """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``.
+
+    What is not reported is ``?``, also for inputs of products that may be quantised.
+    """
+    if record.backend is None:
         return "-"
-    weights, compute, cache, inputs = (
-        _short_types(each)
-        for each in (precision.weights, precision.compute, precision.kv_cache, precision.activations)
+    weights, compute, cache, inputs = _all_types(record.backend)
+    words = [weights]
+    if compute != weights:
+        words.append(compute)
+    if cache not in ("", compute):
+        words.append(f"kv-{cache}")
+    if inputs != "none" and (inputs != UNKNOWN or compute != weights):
+        words.append(f"in-{inputs}")
+    return one_line(" ".join(words))
+
+
+def _all_types(backend: BackendInfo) -> tuple[str, str, str, str]:
+    """Return the short types of weights, arithmetic, cache (empty without one) and inputs of products."""
+    known = backend.precision or Precision()
+    # Models that only embed have no cache.
+    cache = "" if backend.task == "embed" else UNKNOWN
+    return (
+        _short_types(known.weights) or UNKNOWN,
+        _short_types(known.compute) or UNKNOWN,
+        _short_types(known.kv_cache) or cache,
+        _short_types(known.activations) or UNKNOWN,
     )
-    words = [
-        weights,
-        compute if compute != weights else "",
-        f"kv-{cache}" if cache not in ("", compute) else "",
-    ]
-    words.append(f"in-{inputs}" if inputs not in ("", "none") else "")
-    return one_line(" ".join(filter(None, words)))
 
 
 def _short_types(types: str | None) -> str:

@@ -23,7 +23,11 @@ from pytest_llenergy.report.columns import (
     device_names,
     model_name,
     number_types,
+    short_types,
 )
+
+#: The column of number types.
+TYPES = DEFAULT_COLUMNS[-1]
 
 #: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
@@ -71,14 +75,15 @@ class Layout:
 
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
         """Return the columns for these records."""
+        types = _types_that_differ(records)
         if self.columns:
-            return [column_of(name) for name in self.columns]
-        *others, meter, types = DEFAULT_COLUMNS
+            return [types if types and name == TYPES else column_of(name) for name in self.columns]
+        *others, meter, _ = DEFAULT_COLUMNS
         with_device = self.with_device or _devices_differ(records)
-        shown = {"device": with_device, types: _types_differ(records)}
+        shown = {"device": with_device, TYPES: types is not None}
         added = custom_metrics_of(records)
-        names = [name for name in (*others, *DERIVED, *added, meter, types) if shown.get(name, True)]
-        columns = [default_column(name) for name in names]
+        names = [name for name in (*others, *DERIVED, *added, meter, TYPES) if shown.get(name, True)]
+        columns = [types if types and name == TYPES else default_column(name) for name in names]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
@@ -171,13 +176,20 @@ def _devices_differ(records: Sequence[Record]) -> bool:
     return len(devices) > 1
 
 
-def _types_differ(records: Sequence[Record]) -> bool:
-    """Whether tests of one function ran with different number types, so that their joules are unlike."""
-    found: dict[str, set[str]] = {}
+def _types_that_differ(records: Sequence[Record]) -> Column | None:
+    """Return a column of number types if those of a function's tests differ, so that their joules are unlike.
+
+    It shows all types if the short ones are equal although all are not.
+    """
+    found: dict[str, set[tuple[str, str]]] = {}
     for record in records:
-        if record.backend is not None and record.backend.precision is not None:
-            found.setdefault(_without_params(record.id), set()).add(number_types(record))
-    return any(len(several) > 1 for several in found.values())
+        if record.backend is not None:
+            types = short_types(record), number_types(record)
+            found.setdefault(_without_params(record.id), set()).add(types)
+    if all(len(several) < 2 for several in found.values()):
+        return None
+    equal = any(len({short for short, _ in several}) < len(several) for several in found.values())
+    return Column(COLUMNS[TYPES].head, number_types if equal else short_types)
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model import files
+from pytest_llenergy.model.text import redact_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -46,12 +47,12 @@ def redact_url(url: str) -> str:
     return re.split("[?#]", url, maxsplit=1)[0]
 
 
-def redact_urls(words: Iterable[str]) -> list[str]:
-    """Redact every URL in the arguments of a command line."""
-    return [_redact_argument(word) for word in words]
+def redact_arguments(words: Iterable[str]) -> list[str]:
+    """Redact every URL and every secret in the arguments of a command line."""
+    return redact_secrets(_redact_argument_urls(word) for word in words)
 
 
-def _redact_argument(word: str) -> str:
+def _redact_argument_urls(word: str) -> str:
     if word.count("://") == 1:
         # A single URL may contain spaces.
         before, _, rest = word.partition("://")

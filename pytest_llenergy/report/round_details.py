@@ -11,7 +11,7 @@ from rich.text import Text
 from pytest_llenergy.model.quantity import format_energy, format_scaled, scale_of
 from pytest_llenergy.model.record import Flag, Record, Round, Terms
 from pytest_llenergy.model.text import one_line
-from pytest_llenergy.report.columns import number_types
+from pytest_llenergy.report.columns import UNKNOWN, number_types
 from pytest_llenergy.report.hosts import list_hosts, sum_by_host
 from pytest_llenergy.report.notes import SEVERITY_STYLES
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
@@ -38,7 +38,7 @@ def round_details(
     if not record.rounds:
         return
     types = number_types(record)
-    more = f"; number types {types}" if types != "-" else ""
+    more = f"; number types {types}" if types not in ("-", UNKNOWN) else ""
     yield plain_text(f"{name}: {_procedure(record)}{more}", style="bold")
     numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
     yield from split_into_tables(numbers, _round_columns(record), width)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,19 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import is_installed
+from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
     CommonOptions,
     check_engine_options,
     combine_options,
 )
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import BUILTIN
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, ModelError
 
 from .adapters import save_adapter
-from .loaded_ranks import PROMPTS, LoadedRanks
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
 
@@ -41,12 +46,13 @@ def test_common_options_have_types() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": 32}, "dtype is 32: needs str | null, not int"),
-        ({"chunked_prefill": 0}, "chunked_prefill is 0: Expected `int` >= 1"),
-        ({"prefix_cache": "yes"}, "prefix_cache is 'yes': needs bool | null, not str"),
+        ({"dtype": 32}, "dtype is 32, needs a name"),
+        ({"chunked_prefill": 0}, "chunked_prefill is 0, needs True, False or the tokens of a step"),
+        ({"prefix_cache": "yes"}, "prefix_cache is 'yes', needs True or False"),
         (
             {"speculative": {"num_tokens": 2, "modle": "m"}},
-            "speculative is {'num_tokens': 2, 'modle': 'm'}: Object contains unknown field `modle`",
+            "speculative is {'num_tokens': 2, 'modle': 'm'}, needs a dict with num_tokens, and model or "
+            "method; max_ngram for prompt_lookup (Object contains unknown field `modle` at speculative)",
         ),
     ],
 )
@@ -59,6 +65,11 @@ def test_values_of_another_type_are_refused(given: dict[str, Any], message: str)
 def test_an_option_that_is_given_twice_is_refused() -> None:
     with pytest.raises(BackendError, match="x: compile sets enforce_eager as well; give one of them"):
         combine_options("x", {"compile": {"enforce_eager": True}}, {"enforce_eager": False})
+
+
+def test_an_option_that_contradicts_a_common_one_is_refused() -> None:
+    with pytest.raises(BackendError, match="x: compile sets level as well; give one of them"):
+        combine_options("x", {"compile": {"eager": True}}, {"level": 2}, decides={"compile": ("level",)})
 
 
 @pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
@@ -82,6 +93,8 @@ def test_attributes_of_the_configuration_and_of_generation_are_passed_on() -> No
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     message = refusal(no_repeat_ngram=2)
     assert message.startswith("transformers: transformers 5.")
+    # Part of a docstring.
+    assert "has no option kwargs" in refusal(kwargs=1)
     assert "has no option no_repeat_ngram; did you mean no_repeat_ngram_size?" in message
     # Names that the library does not have, one common to all backends and one of this backend.
     assert "did you mean chunked_prefill?" in refusal(chunkd_prefil=64)
@@ -93,6 +106,12 @@ def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
         check_engine_options("x", ["zzz"], ["b"], declared=["a"], where="x 1")
 
 
+def test_many_names_are_counted_instead_of_listed() -> None:
+    many = [f"option_{number}" for number in range(50)]
+    with pytest.raises(BackendError, match=r"no option zzz; it takes: a, and 50 others that it lists$"):
+        check_engine_options("x", ["zzz"], many, declared=["a"], where="x 1")
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -100,6 +119,13 @@ def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
         ({"device_map": "auto"}, "the devices are those of the test; use the marks gpus and parallel"),
         ({"num_beams": 2}, "it is an argument of generate"),
         ({"prompt_lookup_num_tokens": 2}, "it is part of the load option speculative"),
+        ({"architectures": ["X"]}, "it describes the model, and changes nothing"),
+        ({"id2label": {}}, "it describes the model, and changes nothing"),
+        ({"presence_penalty": 1}, "it is an argument of generate"),
+        *(
+            ({name: "x"}, "it is a secret, and options are recorded; set the environment variable HF_TOKEN")
+            for name in ("token", "use_auth_token", "hf_token")
+        ),
         ({"num_return_sequences": 2}, "outputs are counted as one sequence of tokens per prompt"),
     ],
 )
@@ -115,6 +141,44 @@ def test_what_the_adapter_sets_is_refused_with_the_reason(given: dict[str, Any],
 def test_a_value_with_which_a_model_cannot_be_loaded_is_one_line(name: str, value: object) -> None:
     message = refusal(**{name: value})
     assert message.startswith(f"transformers cannot load random:llama-tiny with {name}={value!r}: ")
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_hidden_layers": 9}, {"intermediate_size": 100, "ignore_mismatched_sizes": True}]
+)
+def test_weights_that_are_not_in_the_file_are_not_measured(options: dict[str, Any]) -> None:
+    """transformers would make random ones."""
+    assert re.fullmatch(
+        r"transformers cannot load random:llama-tiny with .*: (63|6) weights are not in its files, or not in "
+        r"that shape, and would be random, such as model\.layers\.\d\.\S+",
+        refusal(**options),
+    )
+
+
+def test_a_model_whose_files_lack_weights_is_refused(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(pretrained_path(resolve_model(TINY)), whole)
+    config = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    lacking = r"model whole: ValueError: 9 weights are not in its files[^\n]*$"
+    with pytest.raises(ModelError, match=f"^{lacking}"):
+        LoadedRanks(model=str(whole))
+    with pytest.raises(ModelError, match=f"^speculative: {lacking}"):
+        LoadedRanks(speculative={"model": str(whole), "num_tokens": 4})
+
+
+def test_options_that_continuous_batching_would_ignore_are_refused() -> None:
+    assert refusal(batching="continuous", no_repeat_ngram_size=2) == (
+        "transformers: batching='continuous' does not apply no_repeat_ngram_size=2; leave one out"
+    )
+
+
+def test_a_value_with_which_no_job_can_be_prepared_is_one_line() -> None:
+    with (
+        LoadedRanks(watermarking_config={"a": 1}) as ranks,
+        pytest.raises(BackendError, match=r"^transformers cannot generate with watermarking_config=[^\n]*$"),
+    ):
+        ranks.generate(PROMPTS)
 
 
 def test_a_value_with_which_transformers_cannot_generate_is_one_line() -> None:

@@ -12,7 +12,9 @@ import pytest
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino
+from pytest_llenergy.backends.engine_options import CommonOptions, combine_options
 from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.openvino import translate
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.errors import BackendError
 
@@ -26,6 +28,7 @@ OF_OTHER_PROGRAMS = {
     **{"hellaswag": True, "tts_lang": "de", "prompt": "abc", "n_predict": 2, "embedding": True},
     **{"api_prefix": "/x", "timeout_read": 0},
 }
+SECRET = "not available: it is a secret, and options are recorded"
 UNUSED = "is not available: not offered by this backend"
 OF_GPUS = {"split_mode": "LLAMA_SPLIT_MODE_ROW", "tensor_split": [1.0], "main_gpu": 0, "n_gpu_layers": 9}
 OF_GPUS |= {"no_kv_offload": True, "no_op_offload": True}
@@ -57,7 +60,14 @@ def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
         *((LLAMA, {name: value}, "is not available: it has no GPU") for name, value in OF_GPUS.items()),
         (LLAMA, {"numa": "near"}, "numa is 'near', needs one of GGML_NUMA_STRATEGY_DISABLED, "),
         (LLAMA, {"n_ctx": 64}, "the load option n_ctx is not available: it is set for each batch"),
-        (LLAMA, {"hf_token": "x"}, "not available: it is a secret, and options are recorded"),
+        (LLAMA, {"numa": ["near"]}, r"numa is \['near'\], needs one of GGML_NUMA_STRATEGY_DISABLED, "),
+        *((backend, {"hf_token": "x"}, SECRET) for backend in SPECS),
+        *((backend, {"api_key": "x"}, SECRET) for backend in SPECS),
+        *(
+            (backend, {"presence_penalty": 1}, "not available: it is an argument of generate")
+            for backend in SPECS
+        ),
+        (LLAMA, {"chunked_prefill": True}, "chunked_prefill is True, needs False or the tokens of a step"),
         (LLAMA, {"attention": "sdpa"}, "attention is 'sdpa', needs one of flash, eager"),
         (LLAMA, {"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', needs one of float32, "),
         (LLAMA, {"lora": "/no/such.gguf"}, "lora is '/no/such.gguf', needs a .gguf file"),
@@ -67,11 +77,28 @@ def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
             r"llama.cpp cannot load it with .*quantized V cache requires flash_attn",
         ),
         (OPENVINO, {"max_num_seq": 4}, "has no option max_num_seq; did you mean max_num_seqs"),
-        (OPENVINO, {"max_num_seqs": "many"}, "max_num_seqs is 'many', needs int"),
+        (OPENVINO, {"max_num_seqs": "many"}, "max_num_seqs is 'many', needs a whole number, 1 or more"),
+        (
+            OPENVINO,
+            {"max_num_batched_tokens": -1},
+            "max_num_batched_tokens is -1, needs a whole number, 1 or",
+        ),
+        (OPENVINO, {"chunked_prefill": 0}, "chunked_prefill is 0, needs True, False or the tokens of a step"),
+        *(
+            (OPENVINO, {name: value, decided: other}, f"{name} sets {decided} as well; give one of them")
+            for name, value, decided, other in (
+                ("kv_cache_dtype", "float16", "KV_CACHE_PRECISION", "u8"),
+                ("kv_cache_dtype", "float16", "KEY_CACHE_PRECISION", "u8"),
+                ("chunked_prefill", 64, "max_num_batched_tokens", 128),
+                ("chunked_prefill", True, "dynamic_split_fuse", False),
+                ("dtype", "float32", "INFERENCE_PRECISION_HINT", "bf16"),
+                ("dtype", "float32", "VALUE_CACHE_PRECISION", "u8"),
+            )
+        ),
         (OPENVINO, {"INFERENCE_PRECISION_HINT": "f3"}, "Wrong value f3 for property key"),
         (OPENVINO, {"enable_prefix_caching": True}, "not available: rounds repeat their prompts"),
         (OPENVINO, {"INFERENCE_NUM_THREADS": 2}, "not available: use --energy-threads"),
-        (OPENVINO, {"chunked_prefill": "yes"}, "chunked_prefill is 'yes', needs True, False or tokens"),
+        (OPENVINO, {"chunked_prefill": "yes"}, "chunked_prefill is 'yes', needs True, False or the tokens"),
         (
             ONNX,
             {"enable_mem_patern": True},
@@ -154,6 +181,28 @@ def test_openvino_applies_and_reads_back() -> None:
         assert precision is not None
         assert (precision.compute, precision.kv_cache) == ("float32", "float32")
         assert ranks.info.options["max_num_batched_tokens"] == 32
+
+
+def test_openvino_keys_and_values_may_have_unlike_types() -> None:
+    with load(OPENVINO, {"KEY_CACHE_PRECISION": "u8", "VALUE_CACHE_PRECISION": "u4"}) as ranks:
+        assert ranks.info.precision is not None
+        assert ranks.info.precision.kv_cache == "uint8, uint4"
+
+
+def test_openvino_that_lacks_memory_for_a_prompt_is_one_line() -> None:
+    with (
+        load(OPENVINO, {"num_kv_blocks": 1}) as ranks,
+        pytest.raises(BackendError, match=r"^openvino cannot generate: Request 0 was dropped [^\n]*$"),
+    ):
+        ranks.generate(["one two three " * 20])
+
+
+def test_openvino_takes_the_type_of_the_cache_before_that_of_everything() -> None:
+    translated = translate(CommonOptions(dtype="float32", kv_cache_dtype="uint8"))
+    assert combine_options(OPENVINO, translated, {}) == {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "u8",
+    }
 
 
 def test_onnxruntime_applies_its_options() -> None:

@@ -58,9 +58,12 @@ class Placed:
 class Loader:
     """A loader that records its arguments."""
 
-    def from_pretrained(self, path: str, **keywords: Any) -> Placed:
+    def from_pretrained(
+        self, path: str, *, output_loading_info: bool, **keywords: Any
+    ) -> tuple[Placed, dict[str, set[str]]]:
+        assert output_loading_info
         self.actual = {"path": path, **keywords}
-        return Placed(["cuda:0", "cuda:1"], MAP)
+        return Placed(["cuda:0", "cuda:1"], MAP), {"missing_keys": set(), "mismatched_keys": set()}
 
 
 def test_one_process_sees_all_devices_of_its_replica() -> None:

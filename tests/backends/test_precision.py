@@ -99,6 +99,35 @@ class TestTable:
         chosen = Layout(columns=("energy_j",))
         assert "test_it backend=openvino " in render_summary(records, 120, color=False, layout=chosen)
 
+    def test_unlike_cells_are_shown_where_the_short_ones_are_equal(self) -> None:
+        quantised = Precision(weights="q4_1", compute="bfloat16", kv_cache="uint8", activations="int8")
+        wide = msgspec.structs.replace(quantised, compute="float32", activations="none")
+        records = [record_with(quantised), record_with(wide, "other"), record_with(FLOAT32, "third")]
+        for layout in (Layout(), Layout(columns=("backend", "types"))):
+            column = layout.columns_of(records)[-1]
+            assert column.head == "types"
+            assert [column.cell(each) for each in records] == [
+                "q4_1 bf16 kv-u8 in-i8",
+                "q4_1 f32 kv-u8",
+                "f32",
+            ]
+
+    def test_unknown_types_are_unlike_known_ones(self) -> None:
+        """A server reports the type of its weights or nothing."""
+        records = [
+            record_with(Precision(weights="bfloat16", compute="bfloat16", kv_cache="bfloat16")),
+            record_with(Precision(weights="q4_1"), "server"),
+            record_with(None, "other-server"),
+        ]
+        for known in records[:2]:
+            column = Layout().columns_of([known, records[2]])[-1]
+            assert (column.head, column.cell(records[2])) == ("types", "?")
+        column = Layout().columns_of(records)[-1]
+        assert [column.cell(each) for each in records] == ["bf16", "q4_1, KV ?", "?"]
+        assert [number_types(each) for each in records] == ["bf16", "q4_1 ? in-?", "?"]
+        # As in reports of earlier versions.
+        assert COLUMNS["types"] not in Layout().columns_of([records[2], records[2]])
+
     def test_other_tests_may_have_another_precision(self) -> None:
         half = Precision(weights="float16", compute="float16", kv_cache="float16")
         several = [record_with(FLOAT32), record_with(half, name="t.py::test_other")]

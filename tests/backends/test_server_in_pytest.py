@@ -49,6 +49,20 @@ def test_several_servers_are_several_rows(quick: pytest.Pytester, read_report: R
     result.stdout.fnmatch_lines(["*fast*", "*slow*"])
 
 
+def test_secrets_of_a_command_are_in_no_file(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
+    )
+    words = ["--energy-server-command", f"env HF_TOKEN=hunter2 {scripted()} --api-key=hunter2"]
+    result = quick.runpytest(*QUICK, *words, "--energy-html", "--junit-xml=junit.xml")
+    result.assert_outcomes(passed=1)
+    assert read_report()["records"][0]["backend"]["options"]["command"].endswith("'--api-key=***'")
+    files = [path for path in quick.path.rglob("*") if path.suffix in (".json", ".jsonl", ".html", ".xml")]
+    assert len(files) > 2
+    assert [path.name for path in files if "hunter2" in path.read_text()] == []
+    assert "hunter2" not in result.stdout.str()
+
+
 def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     command = scripted(first=0.05, step=0.01)

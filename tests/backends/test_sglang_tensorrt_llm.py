@@ -140,6 +140,20 @@ def test_options_that_the_library_lacks_or_the_adapter_sets_are_refused(name: st
         LoadedRanks(SPECS[name], **given)
 
 
+@pytest.mark.parametrize(
+    ("name", "common", "own"),
+    [
+        ("sglang", {"chunked_prefill": True}, {"chunked_prefill_size": -1}),
+        ("tensorrt-llm", {"compile": False}, {"torch_compile_config": {}}),
+    ],
+)
+def test_an_option_that_contradicts_a_common_one_is_refused(
+    name: str, common: dict[str, Any], own: dict[str, Any]
+) -> None:
+    with pytest.raises(BackendError, match=f"{name}: {next(iter(common))} sets {next(iter(own))} as well"):
+        LoadedRanks(SPECS[name], **common, **own)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_no_source_claims_a_test_of_what_has_not_run(name: str) -> None:
     row = SPECS[name].capabilities

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
@@ -125,6 +129,20 @@ def test_a_text_that_is_too_long_is_refused() -> None:
             embed(ranks, ["a" * 513])
 
 
+def test_an_encoder_needs_no_pooling_layer_in_its_files(tmp_path: Path) -> None:
+    """Those of masked language models lack it, and embeddings do not use it."""
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(pretrained_path(resolve_model(BERT)), model)
+    weights = load_file(model / "model.safetensors")
+    rest = {name: value for name, value in weights.items() if "pooler." not in name}
+    assert len(rest) < len(weights)
+    save_file(rest, model / "model.safetensors", metadata={"format": "pt"})
+    with LoadedRanks(model=str(model), dtype="float32") as ranks:
+        assert ranks.info.model == "model"
+
+
 def test_an_encoder_refuses_to_generate() -> None:
     """AutoModelForCausalLM would load it with a randomly initialised head."""
     message = "transformers: model random:bert-tiny cannot generate; use backend.embed"
@@ -137,12 +155,14 @@ def test_an_encoder_refuses_to_generate() -> None:
     [
         ({"batching": "continuous"}, "batching"),
         ({"compile": True}, "compile"),
+        ({"passed": ["no_repeat_ngram_size"]}, "no_repeat_ngram_size"),
         ({"speculative": {"method": "prompt_lookup", "num_tokens": 3}}, "speculative"),
     ],
 )
 def test_options_of_generation_are_refused_for_embedding(given: dict[str, Any], names: str) -> None:
+    passed = given.pop("passed", ())
     with pytest.raises(BackendError) as caught:
-        LoadOptions.parse(given, on_cpu=True).check_embedding()
+        LoadOptions.parse(given, on_cpu=True).check_embedding(passed)
     assert str(caught.value) == (
         f"transformers: embed runs one padded batch; {names} applies to generate only; leave it out"
     )

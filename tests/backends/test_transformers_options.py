@@ -74,16 +74,16 @@ print(json.dumps(actual))
         ),
         (
             {"speculative": {"method": "prompt_lookup", "num_tokens": 0}},
-            "speculative is {'method': 'prompt_lookup', 'num_tokens': 0}: Expected `int` >= 1 (at "
-            "speculative.num_tokens)",
+            "speculative is {'method': 'prompt_lookup', 'num_tokens': 0}, needs a dict with num_tokens, and "
+            "model or method; max_ngram for prompt_lookup (Expected `int` >= 1 at speculative.num_tokens)",
         ),
         ({"speculative": {"num_tokens": 3}}, "speculative needs model, the name of the model that drafts"),
         ({"speculative": {"num_tokens": 3, "method": "mtp"}}, "speculative: transformers does not draft by"),
-        ({"chunked_prefill": True}, "chunked_prefill is True, needs a whole number of 1 or more"),
+        ({"chunked_prefill": True}, "chunked_prefill is True, needs False or the tokens of a step"),
         ({"prefix_cache": True}, "prefix_cache=True: transformers computes each prompt anew"),
         ({"lora": "/nowhere"}, "lora is '/nowhere', which is no directory with adapter_config.json"),
         ({"batching": "continuous", "num_blocks": True}, "num_blocks is True, needs a whole number of 1 or"),
-        ({"speculative": "m"}, "speculative is 'm': needs object | null, not str"),
+        ({"speculative": "m"}, "speculative is 'm', needs a dict with num_tokens, and model or"),
         (
             {"attention": "flash_attention_2"},
             "flash_attention_2 does not run on a CPU; use sdpa or eager",
@@ -190,7 +190,7 @@ def test_without_options_nothing_is_refused() -> None:
     options = LoadOptions.parse({}, on_cpu=True)
     assert (options.continuous, options.speculative, options.compile) == (False, None, None)
     options.check(GenerationParams.parse({"cache": "static", "do_sample": True}), 8)
-    options.check_embedding()
+    options.check_embedding([])
 
 
 def test_capabilities_name_every_option() -> None:

@@ -382,8 +382,17 @@ class TestRefusedOptions:
                 "test; use the marks gpus and parallel",
             ),
             (
+                {"hf_token": "x"},
+                "vllm: the load option hf_token is not available: it is a secret, and options are recorded; "
+                "set the environment variable HF_TOKEN",
+            ),
+            (
                 {"compile": False, "enforce_eager": True},
                 "vllm: compile sets enforce_eager as well; give one of them",
+            ),
+            (
+                {"compile": False, "compilation_config": {"mode": "VLLM_COMPILE"}},
+                "vllm: compile sets compilation_config as well; give one of them",
             ),
             (
                 {"attention": "FLASH_ATTN"},

@@ -81,19 +81,13 @@ class TestVllm(BackendConformance):
 
 
 SERVER = """
-from dataclasses import replace
 from pytest_llenergy.backends import server
 from pytest_llenergy.conformance import BackendConformance
 
 class TestServer(BackendConformance):
-    spec = replace(
-        server.SPEC,
-        name="llama-server",
-        needs=None,
-        refuses=lambda model: None if model.kind == "gguf" else "llama-server reads .gguf files",
-    )
+    spec = server.SPEC
     model = "{model}"
-    options = {{"command": {command!r}}}
+    options = {options}
     prompts = {{"abc": 3, "hello world": 11, "x": 1}}
     longest_prompt = 900
     any_value = {{"model": "llama.cpp's server has one model and ignores the name"}}
@@ -103,13 +97,33 @@ class TestServer(BackendConformance):
 """
 
 
+@pytest.mark.parametrize(("options", "passed"), [({"command": llama()}, 1), ({}, 0)], ids=["command", "none"])
+def test_a_server_is_configured_by_its_options(
+    pytester: pytest.Pytester, options: dict[str, str], passed: int
+) -> None:
+    """As docs/extending.md says. Without options it fails, since a skipped suite looks like a passed one."""
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("xllamacpp")
+    model = "random:llama-tiny" if not passed else str(tiny_gguf(pytester.path))
+    pytester.makepyfile(SERVER.format(model=model, options=options))
+    result = pytester.runpytest("-p", "no:cacheprovider", "-k", "counted_without")
+    result.assert_outcomes(passed=passed, failed=1 - passed, deselected=15)
+    if not passed:
+        result.stdout.fnmatch_lines(["*server: neither a command nor a url; give *command*"])
+
+
+def tiny_gguf(directory: Path) -> Path:
+    """Return a small model. A process of its own writes it: loading sets multiprocessing's start method."""
+    file = directory / "tiny.gguf"
+    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
+    return file
+
+
 @pytest.mark.slow
 def test_llama_cpps_server_conforms(pytester: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     pytest.importorskip("xllamacpp")
-    file = pytester.path / "tiny.gguf"
-    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
-    pytester.makepyfile(SERVER.format(model=file, command=llama()))
+    pytester.makepyfile(SERVER.format(model=tiny_gguf(pytester.path), options={"command": llama()}))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=14, skipped=2)
 
@@ -136,6 +150,56 @@ def test_ctranslate2_conforms(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=15, skipped=1)
 
 
+#: Runs in a process of its own, since huggingface_hub reads its environment when it is imported.
+SOURCE_KEY = """
+from pytest_llenergy.backends.convert import source_key
+from pytest_llenergy.backends.models import ModelSource
+print(source_key(ModelSource("hub", "me/tiny")))
+"""
+
+
+def offline_hub(directory: Path) -> dict[str, str]:
+    """Return environment variables for a hub without network, whose cache in ``directory`` has a model."""
+    model = directory / "hub" / "models--me--tiny"
+    # From a process of its own: transformers must not be imported here.
+    copy = (
+        "import shutil, sys; from pytest_llenergy.backends.convert import pretrained_path; "
+        "from pytest_llenergy.backends.models import resolve_model; "
+        "shutil.copytree(pretrained_path(resolve_model('random:llama-tiny')), sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", copy, model / "snapshots" / "c0ffee"], check=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("c0ffee")
+    return {"HF_HOME": str(directory), "HF_HUB_OFFLINE": "1"}
+
+
+def test_the_cache_key_of_a_hub_model_names_its_commit(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SOURCE_KEY],
+        env={**os.environ, **offline_hub(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("me--tiny-c0ffee", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_the_ctranslate2_adapter_loads_a_hub_model(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2", reason="no module ctranslate2: pip install ctranslate2")
+    for name, value in offline_hub(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    (pytester.path / "ctranslate2_backend.py").write_text(ctranslate2.BACKEND)
+    pytester.makeconftest(
+        "def pytest_llenergy_backends(config):\n    from ctranslate2_backend import SPEC\n    return [SPEC]\n"
+    )
+    pytester.makepyfile("def test_it(backend):\n    backend.generate(['once'], max_new_tokens=2)\n")
+    result = pytester.runpytest("--energy-backend=ctranslate2,transformers", "--energy-model=me/tiny")
+    result.assert_outcomes(passed=2)
+
+
 @pytest.mark.slow
 def test_transformers_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TRANSFORMERS)
@@ -160,10 +224,7 @@ def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
-    file = pytester.path / "tiny.gguf"
-    # In a subprocess: loading a model sets the start method of multiprocessing.
-    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
-    pytester.makepyfile(LLAMA_CPP.format(model=file))
+    pytester.makepyfile(LLAMA_CPP.format(model=tiny_gguf(pytester.path)))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=14, skipped=2)
     result.stdout.fnmatch_lines(["*its server stops at texts and not at tokens*"])

@@ -114,10 +114,14 @@ class TestServerCommand:
                 ("python {port}", "python {port}"),
                 ": two commands for the backend server; name them: NAME=COMMAND",
             ),
+            (
+                ("fast=python {port}", "fast=python3 {port}"),
+                ": two commands for the backend fast; give them different names",
+            ),
             (("vllm=python {port}",), ": vllm is another backend; choose another name for the server"),
             (("mine=none-such {port}",), ": 'none-such' is not a program on PATH"),
         ],
-        ids=["twice", "taken", "program"],
+        ids=["twice", "same-name", "taken", "program"],
     )
     def test_named_commands(self, pytester: pytest.Pytester, commands: tuple[str, ...], message: str) -> None:
         told = refusal(pytester, *(f"--energy-server-command={command}" for command in commands))

@@ -20,7 +20,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model import files
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report import remote
-from pytest_llenergy.report.remote import is_url, redact_url, redact_urls
+from pytest_llenergy.report.remote import is_url, redact_arguments, redact_url
 from pytest_llenergy.report.store import parse_location, read_report
 
 from ..compare.runs import record_of, report_of, scaled
@@ -211,4 +211,4 @@ def test_missing_fsspec_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_address_may_contain_spaces() -> None:
     word = "--energy-compare=https://h/my report.json?token=s3cret"
-    assert redact_urls([word]) == ["--energy-compare=https://h/my report.json"]
+    assert redact_arguments([word]) == ["--energy-compare=https://h/my report.json"]

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, check_engine_options
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, CommonOptions, check_engine_options
 from pytest_llenergy.backends.gguf_files import FLOATS
 from pytest_llenergy.backends.llama_cpp import SPEC
 from pytest_llenergy.errors import BackendError
@@ -50,7 +49,6 @@ RESERVED = {
     ),
     **dict.fromkeys(("cpuparams", "cpuparams_batch"), "use --energy-threads"),
     **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
-    **dict.fromkeys(("api_keys", "hf_token"), "it is a secret, and options are recorded"),
     **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
     **{"flash_attn_type": "use attention", "lora_adapters": "use lora"},
     **dict.fromkeys(
@@ -127,28 +125,24 @@ class Settings:
         )
         for name, value in native.items():
             _set_parameter(defaults, name, value)
-        dtype, kv_type = options.get("dtype"), options.get("kv_cache_dtype", options.get("dtype"))
-        attention, step, lora = (options.get(name) for name in ("attention", "chunked_prefill", "lora"))
+        common = CommonOptions.parse("llama-cpp", options, lora="file")
+        kv_type = common.kv_cache_dtype or common.dtype
         for name, value, known in (
-            ("dtype", dtype, tuple(FLOATS)),
-            ("kv_cache_dtype", kv_type, (*FLOATS, *QUANTISED_KV_TYPES)),
-            ("attention", attention, tuple(ATTENTIONS)),
+            ("dtype", common.dtype, tuple(FLOATS)),
+            ("kv_cache_dtype", common.kv_cache_dtype, (*FLOATS, *QUANTISED_KV_TYPES)),
+            ("attention", common.attention, tuple(ATTENTIONS)),
         ):
             if value is not None and value not in known:
                 raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(known)}")
-        if step is not None and (type(step) is not int or step < 1) and step is not False:
-            raise BackendError(f"llama-cpp: chunked_prefill is {step!r}, needs False or the tokens of a step")
-        if lora is not None and not Path(str(lora)).is_file():
-            raise BackendError(f"llama-cpp: lora is {lora!r}, needs a .gguf file of an adapter")
         return cls(
             threads=context.threads,
             scratch=context.scratch,
             options=options,
             native=native,
             kv_type=None if kv_type is None else FLOATS.get(kv_type, kv_type),
-            attention=attention,
-            step=step or None,
-            lora=None if lora is None else str(lora),
+            attention=common.attention,
+            step=common.find_step_tokens("llama-cpp"),
+            lora=common.lora,
         )
 
 
@@ -204,7 +198,7 @@ def _set_parameter(params: Any, name: str, value: object) -> None:
     current = getattr(params, name)
     members = getattr(type(current), "__members__", None)
     if members is not None:
-        if value not in members:
+        if not isinstance(value, str) or value not in members:
             raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(members)}")
         setattr(params, name, members[value])
         return

@@ -14,14 +14,12 @@ from urllib.parse import urlsplit
 
 from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.text import redact_secrets
 
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
 
 PLACEHOLDERS = ("model", "port", "host", "threads", "gpus")
-
-#: Server options whose value must not be recorded.
-SECRET_OPTION = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class ServerSettings:
         words = _split_command(command)
         if words and not url and not any("{port}" in word for word in words):
             raise BackendError(
-                f"server: the command {command!r} has no placeholder for the port; add {{port}}, or "
+                f"server: the command {_shown(command)} has no placeholder for the port; add {{port}}, or "
                 "give the url as well"
             )
         if not words and not url:
@@ -82,18 +80,7 @@ class ServerSettings:
     @property
     def recorded_command(self) -> str:
         """The command as written, without secrets."""
-        shown: list[str] = []
-        hide = False
-        for word in self.words:
-            name, equals, _ = word.partition("=")
-            if hide:
-                shown.append("***")
-            elif SECRET_OPTION.fullmatch(name) and equals:
-                shown.append(f"{name}=***")
-            else:
-                shown.append(word)
-            hide = not hide and not equals and bool(SECRET_OPTION.fullmatch(word))
-        return shlex.join(shown)
+        return shlex.join(redact_secrets(self.words))
 
     def command(self, **values: str) -> list[str]:
         """Return the command with placeholders replaced."""
@@ -144,7 +131,7 @@ def _split_command(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise BackendError(f"server: the command {command!r} cannot be read: {error}") from None
+        raise BackendError(f"server: the command {_shown(command)} cannot be read: {error}") from None
     unknown = [
         name for word in words for name in re.findall(r"\{([a-z_]+)\}", word) if name not in PLACEHOLDERS
     ]
@@ -152,6 +139,10 @@ def _split_command(command: str) -> tuple[str, ...]:
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise BackendError(f"server: the command has the placeholder {{{unknown[0]}}}; known: {known}")
     return words
+
+
+def _shown(command: str) -> str:
+    return repr(redact_secrets([command])[0])
 
 
 def _own_addresses() -> set[str]:

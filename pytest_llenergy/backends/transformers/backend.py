@@ -9,6 +9,7 @@ from typing import Any
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths
 from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import combine_options
 from pytest_llenergy.backends.flops import transformers_job_flops
 from pytest_llenergy.backends.models import ModelSource, explain_load_error, first_error_line
 from pytest_llenergy.backends.precision import count_torch_types, list_types, type_name
@@ -112,11 +113,17 @@ class TransformersBackend:
             check_degrees(path, context.parallel, model.label)
             config = AutoConfig.from_pretrained(path)
             self._library = sort_library_options(passed, config)
-            keywords |= self._library.loading
+            if load_options.continuous and self._library.generation:
+                raise BackendError(
+                    "transformers: batching='continuous' does not apply "
+                    f"{show_options(self._library.generation)}; leave one out"
+                )
+            common = {}
             if load_options.quantization is not None:
-                keywords |= quantization_keywords(
+                common["quantization"] = quantization_keywords(
                     load_options.quantization, config, load_options.dtype, self._device
                 )
+            keywords |= combine_options("transformers", common, self._library.loading)
             self._generates = not is_encoder(config)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
             kind = AutoModelForCausalLM if self._generates else AutoModel
@@ -176,16 +183,17 @@ class TransformersBackend:
             )
             return ContinuousJob(self._batcher, self._tokenizer)
         mode = self._options.compile
-        config = generation_config(
-            params,
-            ends,
-            pad,
-            # On a GPU transformers would compile the steps of a static cache by default.
-            **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-            **jobs.prompt_lookup_options(self._options.speculative),
-            prefill_chunk_size=self._options.chunked_prefill,
-            **self._library.generation,
-        )
+        with jobs.translate_value_errors(self._library.generation):
+            config = generation_config(
+                params,
+                ends,
+                pad,
+                # On a GPU transformers would compile the steps of a static cache by default.
+                **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
+                **jobs.prompt_lookup_options(self._options.speculative),
+                prefill_chunk_size=self._options.chunked_prefill,
+                **self._library.generation,
+            )
         keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
         drafts = self._options.speculative is not None
         job = TransformersJob(
@@ -206,7 +214,7 @@ class TransformersBackend:
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
         self._close_batcher()
-        self._options.check_embedding()
+        self._options.check_embedding(self._library.generation)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, done: Result) -> Flops:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from pytest_llenergy.backends.tasks import (
     cut_at_end,
 )
 from pytest_llenergy.backends.transformers.library_options import show_options
+from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -35,6 +36,22 @@ DRAFTING: dict[str, Primitive] = {
 
 #: What transformers raises for a value of another type or out of range.
 INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextmanager
+def translate_value_errors(passed: Mapping[str, Any]) -> Iterator[None]:
+    """Raise what transformers raises for values of ``passed`` as ``BackendError``.
+
+    Their names are checked when the model is loaded; transformers checks some values later.
+    """
+    try:
+        yield
+    except INVALID_VALUE as error:
+        if not passed:
+            raise
+        raise BackendError(
+            f"transformers cannot generate with {show_options(passed)}: {first_error_line(error)}"
+        ) from error
 
 
 class StepClock:
@@ -157,18 +174,10 @@ class TransformersJob:
             if self.drafts:
                 hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
                 stack.callback(hook.remove)
-            try:
-                output = self.model.generate(
-                    **self.inputs, generation_config=self.config, **watch, **self.keywords
-                )
-            except INVALID_VALUE as error:
-                # Its names are checked when the model is loaded; transformers checks some values only here.
-                if not self.passed:
-                    raise
-                raise BackendError(
-                    f"transformers cannot generate with {show_options(self.passed)}: "
-                    f"{first_error_line(error)}"
-                ) from error
+            stack.enter_context(translate_value_errors(self.passed))
+            output = self.model.generate(
+                **self.inputs, generation_config=self.config, **watch, **self.keywords
+            )
         return TransformersOutcome(output, clock, counter.drafted)
 
     def result(self, outcome: TransformersOutcome) -> Generation:
@@ -242,7 +251,8 @@ def load_assistant(
     except ModelError as error:
         raise ModelError(f"speculative: {error}") from None
     try:
-        assistant: Any = AutoModelForCausalLM.from_pretrained(pretrained_path(source), dtype=model.dtype)
+        path = pretrained_path(source)
+        assistant: Any = load_complete(AutoModelForCausalLM, path, dtype=model.dtype)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"speculative: {explain_load_error(source, error)}") from error
     sizes = [each.config.get_text_config().vocab_size for each in (assistant, model)]

@@ -12,14 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llenergy.backends.engine_options import DEVICES, SOURCE, check_engine_options, list_keywords
+from pytest_llenergy.backends.engine_options import (
+    ARGUMENT,
+    DEVICES,
+    SOURCE,
+    check_engine_options,
+    list_keywords,
+)
 from pytest_llenergy.backends.transformers import SPEC
 
 #: A documented parameter: ``name (`type`, *optional*):`` at the indentation of its docstring.
 DOCUMENTED = re.compile(r"^ {12}(\w+) ?\(.*\):$", re.MULTILINE)
 
-ARGUMENT = "it is an argument of generate"
 DRAFTING = "it is part of the load option speculative"
+METADATA = "it describes the model, and changes nothing"
 COUNTED = "outputs are counted as one sequence of tokens per prompt"
 
 #: Options of transformers that this backend sets, with the reason.
@@ -30,6 +36,9 @@ RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("distributed_config", "offload_folder", "offload_buffers"), DEVICES),
     **dict.fromkeys(("pretrained_model_name_or_path", "model_args", "config", "state_dict"), SOURCE),
     **dict.fromkeys(("revision", "subfolder", "output_loading_info"), SOURCE),
+    **dict.fromkeys(("architectures", "model_type", "name_or_path", "transformers_version"), METADATA),
+    **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), METADATA),
+    **dict.fromkeys(("finetuning_task", "task_specific_params"), METADATA),
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"), ARGUMENT),
     **dict.fromkeys(("num_beams", "repetition_penalty", "max_length"), ARGUMENT),
     "eos_token_id": "use ignore_eos and stop_token_ids of generate",
@@ -80,13 +89,13 @@ def sort_library_options(options: Mapping[str, Any], config: Any) -> LibraryOpti
     from transformers import GenerationConfig, PreTrainedModel, __version__
 
     loader = PreTrainedModel.from_pretrained
-    loading = {*list_keywords(loader), *DOCUMENTED.findall(loader.__doc__ or "")}
+    loading = {*list_keywords(loader), *DOCUMENTED.findall(loader.__doc__ or "")} - {"kwargs"}
     generation = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     attributes = {name for name in config.to_dict() if not name.startswith("_")}
     check_engine_options(
         "transformers",
         options,
-        (loading | generation | attributes) - set(RESERVED),
+        loading | generation | attributes,
         declared=SPEC.capabilities.options,
         where=f"transformers {__version__} (from_pretrained, GenerationConfig, {type(config).__name__})",
         reserved=RESERVED,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -209,8 +209,7 @@ class LoadOptions:
         values = {name: value for name, value in values.items() if value is not None}
         if isinstance(values.get("compile"), bool):
             values["compile"] = "reduce-overhead" if values["compile"] else None
-        if values.get("chunked_prefill") is False:
-            values["chunked_prefill"] = None
+        values |= {"chunked_prefill": common.find_step_tokens("transformers")}
         parsed = cls(**values)
         # In this order: the later checks look up values that the first has validated.
         for problem in chain(parsed._invalid_values(), parsed._unavailable(on_cpu), parsed._conflicts()):
@@ -249,15 +248,18 @@ class LoadOptions:
                     f"transformers: {', '.join(names)} and {kind}={degree} cannot be combined; leave one out"
                 )
 
-    def check_embedding(self) -> None:
-        """Raise ``BackendError`` for options of generation, which embedding would ignore."""
+    def check_embedding(self, passed: Collection[str]) -> None:
+        """Raise ``BackendError`` for options of generation, which embedding would ignore.
+
+        ``passed`` are those that are attributes of ``GenerationConfig``.
+        """
         given = {
             "batching": self.continuous,
             "compile": self.compile,
             "chunked_prefill": self.chunked_prefill,
             "speculative": self.speculative,
         }
-        names = [name for name, value in given.items() if value]
+        names = [*(name for name, value in given.items() if value), *passed]
         if names:
             raise BackendError(
                 f"transformers: embed runs one padded batch; {', '.join(names)} applies to generate only; "
@@ -276,7 +278,7 @@ class LoadOptions:
             if value not in known:
                 names = ", ".join(each for each in known if each is not None)
                 yield f"{name} is {value!r}, needs one of {names}"
-        for name in ("chunked_prefill", "num_blocks", "max_batch_tokens"):
+        for name in ("num_blocks", "max_batch_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 yield f"{name} is {value!r}, needs a whole number of 1 or more"

@@ -228,15 +228,33 @@ def load_onto_devices(
 
     Raises:
         BackendError: If the result is not as requested.
+        ValueError: If weights are not in the model's files.
     """
     degrees = context.parallel
     if degrees.tensor > 1:
         with sharded_loading(context, device) as distributed_config:
-            model = loader.from_pretrained(path, **keywords, distributed_config=distributed_config)
+            model = load_complete(loader, path, **keywords, distributed_config=distributed_config)
         return model, {"tp_plan": "auto", **verify_shards(model, context)}
     if degrees.placement > 1:
-        model = loader.from_pretrained(path, **keywords, device_map=DEVICE_MAP)
+        model = load_complete(loader, path, **keywords, device_map=DEVICE_MAP)
         return model, dict(verify_placement(model, degrees.placement))
-    model = loader.from_pretrained(path, **keywords)
+    model = load_complete(loader, path, **keywords)
     # Quantised weights are already on the device, and some cannot be moved.
     return model if "quantization_config" in keywords else model.to(device), {}
+
+
+def load_complete(loader: Any, path: str, **keywords: Any) -> Any:
+    """Call ``loader.from_pretrained(path, **keywords)`` for a model, all of whose weights are in its files.
+
+    transformers would make random ones for the others. Raises ``ValueError`` if there are any.
+    """
+    model, report = loader.from_pretrained(path, **keywords, output_loading_info=True)
+    random = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    # Embeddings do not use the output of this layer, which files of encoders may lack.
+    random = {name for name in random if "pooler." not in name}
+    if random:
+        raise ValueError(
+            f"{len(random)} weights are not in its files, or not in that shape, and would be random, such as "
+            f"{min(random)}"
+        )
+    return model

@@ -33,6 +33,9 @@ CPU_ATTENTION = "CPU_ATTN"
 #: Ranks of adapters that vLLM reserves space for (``MaxLoRARanks`` of vllm/config/lora.py).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
+#: What ``compile`` contradicts without setting it: vLLM lets ``enforce_eager`` win.
+DECIDES = {"compile": ("enforce_eager", "compilation_config", "optimization_level")}
+
 ARGUMENT = "its values are arguments of generate"
 
 #: Fields of ``vllm.EngineArgs`` that this backend sets, with the reason.
@@ -87,12 +90,12 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
     check_engine_options(
         "vllm",
         passed,
-        set(fields) - set(reserved),
+        fields,
         declared=COMMON_OPTIONS,
         where=f"vllm.EngineArgs of vLLM {vllm.__version__}",
         reserved=reserved,
     )
-    keywords = combine_options("vllm", _translate(common), passed)
+    keywords = combine_options("vllm", _translate(common), passed, decides=DECIDES)
     if on_cpu and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
         keywords["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
     if {"speculative_config", "spec_method", "spec_model"} & set(keywords):

@@ -20,7 +20,7 @@ from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.header import describe_machine
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
-from pytest_llenergy.report.remote import redact_urls
+from pytest_llenergy.report.remote import redact_arguments
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
@@ -251,7 +251,7 @@ def _machine(side: LabelledReport) -> list[tuple[str, str]]:
         ("started", run.started_at),
         ("finished", run.finished_at or "-"),
         ("complete", "yes" if run.complete else "no: its remaining tests are missing"),
-        ("command", " ".join(redact_urls(run.argv))),
+        ("command", " ".join(redact_arguments(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
     if run.slurm is not None:
