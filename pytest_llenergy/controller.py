@@ -272,6 +272,12 @@ class Controller:
         except ReportError as error:
             builder.problems.append(str(error))
             return False
+        except Exception as error:  # must cost neither the step summary nor the table of the terminal
+            from pytest_llenergy.model.entry_points import describe_error
+
+            why = f"rendering it raised {describe_error(error)}"
+            builder.problems.append(f"{relative_path(path)} was not written: {why}")
+            return False
         self._written.append(f"energy page: {relative_path(written)}")
         return True
 

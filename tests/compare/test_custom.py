@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SideSessions
+from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, Format, render_comparison
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
@@ -51,8 +53,26 @@ def test_an_uncertainty_widens_the_limits() -> None:
     sure = compare_values(Value(2.0, 0.02), Value(2.2, 0.0), RULE, "less")
     assert sure.verdict == "regressed"
     assert (sure.low, sure.high) == pytest.approx((1.1 - 1.645 * 0.01, 1.1 + 1.645 * 0.01), abs=1e-4)
-    unsure = compare_values(Value(2.0, 0.16), Value(2.2, 0.0), RULE, "less")
-    assert unsure.verdict == "inconclusive"
+    for base_u, head_u in ((0.16, 0.0), (0.0, 0.16)):
+        unsure = compare_values(Value(2.0, base_u), Value(2.2, head_u), RULE, "less")
+        assert unsure.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("better", ["less", "more"])
+def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
+    wide = compare_values(Value(0.1, 0.1), Value(0.1, 0.1), RULE, better)
+    assert (wide.verdict, wide.ratio, wide.low) == ("inconclusive", 1.0, 0.0)
+    assert wide.high == pytest.approx(1 + 1.645 * math.sqrt(2), abs=1e-3)
+    assert wide.reason == "change between -100.0% and +232.6%; threshold 5.0%"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_shows_a_value_that_is_as_uncertain_as_it_is_large(form: Format) -> None:
+    sides = [report_of(with_wer(0.1, uncertainty=0.1)) for _ in range(2)]
+    compared = compare_reports(*sides, ("base", "head"), [Criterion("wer", RULE, gated=True)])
+    text = render_comparison(ComparisonResult(compared, (sides[0], sides[1])), form)
+    assert "inconclusive" in text or form == "gitlab"
+    assert "-232" not in text
 
 
 def test_values_of_the_same_items_are_compared_in_pairs() -> None:

@@ -69,6 +69,30 @@ def test_marks_in_the_chart_of_verdicts_have_the_colours_of_its_legend() -> None
     assert "(-)" not in (plot.wide or "")
 
 
+def test_a_limit_of_nothing_ends_beyond_the_axis() -> None:
+    """A change of -100 % has no place on an axis of ratios; a report from elsewhere may hold less."""
+    spans = []
+    for low in (0.5, 0.0, -1.3):
+        shown = Comparison(
+            id="t.py::a",
+            metric="loss",
+            unit="",
+            verdict="inconclusive",
+            reason="why",
+            ratio=1.0,
+            low=low,
+            high=1.3,
+            base=1,
+            head=1,
+        )
+        with open_sheet() as sheet:
+            plot = forest_plot(sheet, [shown], "forest")
+        assert plot is not None
+        spans.append(re.findall(r'd="M(-?[\d.]+) [\d.]+H', plot.svg)[0])
+    assert float(spans[0]) > 0 > float(spans[1])
+    assert spans[1] == spans[2]
+
+
 def test_short_times_have_an_axis_in_small_units_without_a_power_of_ten() -> None:
     quick = [
         msgspec.structs.replace(
