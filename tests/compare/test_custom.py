@@ -68,9 +68,9 @@ def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_shows_a_value_that_is_as_uncertain_as_it_is_large(form: Format) -> None:
-    sides = [report_of(with_wer(0.1, uncertainty=0.1)) for _ in range(2)]
-    compared = compare_reports(*sides, ("base", "head"), [Criterion("wer", RULE, gated=True)])
-    text = render_comparison(ComparisonResult(compared, (sides[0], sides[1])), form)
+    base, head = (report_of(with_wer(0.1, uncertainty=0.1)) for _ in range(2))
+    compared = compare_reports(base, head, ("base", "head"), [Criterion("wer", RULE, gated=True)])
+    text = render_comparison(ComparisonResult(compared, (base, head)), form)
     assert "inconclusive" in text or form == "gitlab"
     assert "-232" not in text
 
