@@ -14,7 +14,7 @@ from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, Format, rende
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
-from pytest_llenergy.compare.gate import list_void_gates
+from pytest_llenergy.compare.gate import exit_code, list_void_gates
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.measure.custom_metrics import add_metric
 from pytest_llenergy.model.comparison import Comparison
@@ -140,6 +140,24 @@ def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     assert line == "nothing was gated by wer: no test has it (neither side has wer)"
     failed = msgspec.structs.replace(one(with_wer(None), with_wer(None)), metric="failed_requests")
     assert list_void_gates([failed])[0].endswith("; slo_attainment counts failed requests as missing the SLO")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict", "code"), [(-2.0, -1.0, "improved", 0), (-1.0, -2.0, "regressed", 1)]
+)
+def test_a_gate_decides_between_negative_values(base: float, head: float, verdict: str, code: int) -> None:
+    """Such as log-likelihoods, of which more is better."""
+    criterion = Criterion("wer", Rule(threshold=0.03, threshold_absolute=0.1), gated=True)
+    sides = [report_of(with_wer(each, better="more", uncertainty=0.01)) for each in (base, head)]
+    compared = compare_reports(sides[0], sides[1], ("base", "head"), [criterion])
+    (found,) = compared.comparisons
+    assert (found.verdict, exit_code(compared)) == (verdict, code)
+    assert found.reason == f"from {base:g}, {'better' if head > base else 'worse'} by 1"
+    assert list_void_gates([found]) == []
+    beyond = Criterion("wer", Rule(threshold=0.03, threshold_absolute=3.0), gated=True)
+    compared = compare_reports(sides[0], sides[1], ("base", "head"), [beyond])
+    assert exit_code(compared) == 5
+    assert list_void_gates(compared.comparisons)[0].endswith("3, is above every value, at most 2")
 
 
 def test_a_metric_that_a_session_lacks_is_not_new() -> None:
