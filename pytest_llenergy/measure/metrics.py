@@ -34,8 +34,8 @@ from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.record import Metric, Round, is_attributed
 from pytest_llenergy.model.timeline import Flops
 
-#: Why work may have no joules per input token.
-NO_INPUT = "the workload has no input tokens"
+#: Why work may have no joules per input token, or none of a phase.
+NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -74,6 +74,8 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     if lacking:
         if any(figure.applies(each) for _, each in valid):
             missing = f"{len(lacking)} of {len(valid)} rounds: {lacking[0]}"
+        elif figure.phase is not None and all(find_phase(each, figure.phase) is None for _, each in valid):
+            missing = NO_PHASES
         values = []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
@@ -301,7 +303,7 @@ def _phase_metric(name: str) -> RoundMetric:
     return RoundMetric(
         "J",
         partial(phase_energy, name),
-        "the workload has no phases",
+        NO_PHASES,
         f"{name} ± u",
         applies=lambda round_: find_phase(round_, name) is not None,
         phase=name,
@@ -392,7 +394,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "prefill_energy_j": _phase_metric("prefill"),
     "decode_energy_j": _phase_metric("decode"),
     "prefill_energy_per_input_token_j": _phase_token_metric(
-        "prefill", _input_tokens, "the workload has no prefill phase", "prefill per input token ± u"
+        "prefill", _input_tokens, NO_INPUT, "prefill per input token ± u"
     ),
     "decode_energy_per_output_token_j": _phase_token_metric(
         "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
