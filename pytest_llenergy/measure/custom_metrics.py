@@ -27,8 +27,9 @@ from pytest_llenergy.model.text import one_line, shorten
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
-#: Names that mean something else where metrics are named: other columns, and keys that sort or group.
-RESERVED = frozenset({*FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
+#: Names that mean something else where metrics are named: other columns, the first of which names the test,
+#: and keys that sort or group.
+RESERVED = frozenset({"test", *FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
 
 #: Names that are more alike than this differ by a slip.
 TOO_SIMILAR = 0.85

@@ -69,7 +69,7 @@ def test_usual_names_are_free(name: str) -> None:
     [
         *(
             (name, "the name is built in; choose another one")
-            for name in ("energy_j", "duration_s", "backend", "types", "func", "fullfunc", "param")
+            for name in ("energy_j", "duration_s", "test", "backend", "types", "func", "fullfunc", "param")
         ),
         ("prefil_energy_j", "too similar to the built-in prefill_energy_j; choose another name"),
         *(

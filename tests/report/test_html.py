@@ -69,6 +69,29 @@ def test_marks_in_the_chart_of_verdicts_have_the_colours_of_its_legend() -> None
     assert "(-)" not in (plot.wide or "")
 
 
+def test_metrics_of_one_test_have_different_labels_in_the_chart_of_verdicts() -> None:
+    names = ("energy_per_output_token_j", "energy_per_input_token_j", "prefill_energy_per_input_token_j")
+    shown = [
+        Comparison(
+            id="benchmarks/test_some.py::test_decode_of_many_tokens[transformers-small-8-float32-long]",
+            metric=name,
+            unit="J/token",
+            verdict="unchanged",
+            reason="why",
+            ratio=1.0,
+            base=1,
+            head=1,
+        )
+        for name in names
+    ]
+    with open_sheet() as sheet:
+        plot = forest_plot(sheet, shown, "forest")
+    assert plot is not None
+    for figure in (plot.svg, plot.wide or ""):
+        assert all(f" · {name}</text>" in figure for name in names)
+        assert all(f": {name}: +0.0%, unchanged" in figure for name in names)
+
+
 def test_a_limit_of_nothing_ends_beyond_the_axis() -> None:
     """A change of -100 % has no place on an axis of ratios; a report from elsewhere may hold less."""
     spans = []

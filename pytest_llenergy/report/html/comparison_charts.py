@@ -49,10 +49,11 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
         tips: dict[str, list[str]] = {}
         for row, each in enumerate(shown):
             _draw_row(axes, row, each, reach)
-            label = plot_label(each.id, 200) + (f" · {each.metric}" if several else "")
             change = format_change_and_limits(each)
-            write_row(axes, row, label, change if width == WIDE else format_change(each), width)
-            tips[f"row{row}"] = [f"{each.id}: {change}, {each.verdict}"]
+            value = change if width == WIDE else format_change(each)
+            write_row(axes, row, plot_label(each.id, 200), value, width, each.metric if several else "")
+            subject = f"{each.id}: {each.metric}" if several else each.id
+            tips[f"row{row}"] = [f"{subject}: {change}, {each.verdict}"]
         axes.set_xlim(-reach, reach)
         axes.set_xticks(
             [log(1 + tick) for tick in _ticks(reach)],
