@@ -38,6 +38,7 @@ from pytest_llenergy.compare.rule import (
     decide_verdict,
     describe_far,
 )
+from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
 from pytest_llenergy.model.quantity import shown_unit
@@ -254,11 +255,16 @@ def compare_samples(
 def _compare_results(base: Sample, head: Sample, rule: Rule, better: Direction, design: Design) -> Estimate:
     """Compare the results of few sessions by the uncertainties of the results and the spread of sessions."""
     n, m = len(base.values), len(head.values)
+    logs = [[log(value) for value in side.values] for side in (base, head)]
     spread = design.session_spread or SESSION_SPREAD
+    if n + m > 2:
+        # Few sessions may scatter less than usual by chance; if they scatter more, that counts.
+        seen = sqrt(sum((each - fmean(side)) ** 2 for side in logs for each in side) / (n + m - 2))
+        spread = max(spread, seen * half_student(n + m - 2))
     # What a result does not know may be the same in all sessions.
     squares = [fmean(map(truediv, side.results_u, side.values)) ** 2 for side in (base, head)]
     error = sqrt(sum(squares) + spread**2 * (1 / n + 1 / m))
-    shift = fmean(map(log, head.values)) - fmean(map(log, base.values))
+    shift = fmean(logs[1]) - fmean(logs[0])
     width = normal_quantile(1 - rule.alpha) * error
     worse = shift if better == "less" else -shift
     verdict, reason = decide_verdict(

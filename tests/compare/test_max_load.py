@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from shlex import quote
@@ -132,6 +133,18 @@ def test_searches_of_sessions_that_scatter_are_not_as_certain_as_their_rounds_ar
     assert (found.verdict, found.n_base) == ("inconclusive", 5)
     assert found.low is not None
     assert found.low < 0.9 < 1.5 < (found.high or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [((20, 20.2), (16, 16.1), "regressed"), ((20, 20.2), (14, 18), "inconclusive")],
+)
+def test_two_or_three_sessions_decide_if_they_agree(
+    base: Sequence[float], head: Sequence[float], verdict: str
+) -> None:
+    sides = [joined(*[searched(each, each * 1.02) for each in lows]) for lows in (base, head)]
+    (found,) = compared(sides[0], sides[1]).comparisons
+    assert (found.verdict, found.n_base, found.n_head) == (verdict, 2, 2)
 
 
 @pytest.mark.parametrize(
