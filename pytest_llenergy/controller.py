@@ -13,6 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -230,9 +231,12 @@ class Controller:
                     int(exitstatus), complete=report.run.complete, baseline=report.baseline
                 )
                 assert report is not None
+            except Exception as error:  # code of the user, which must not cost the report
+                builder.problems.append(f"a hook pytest_llenergy_report raised {_locate_error(error)}")
+                succeeded = False
         try:
             if builder.path is not None:
-                succeeded = self._write_report(report, builder)
+                succeeded = self._write_report(report, builder) and succeeded
             if self._settings.html is not None:
                 succeeded = self._write_page(report, self._settings.html, builder) and succeeded
             if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
@@ -271,6 +275,10 @@ class Controller:
             written = builder.write_file(path, render_report(report).encode(), "page")
         except ReportError as error:
             builder.problems.append(str(error))
+            return False
+        except Exception as error:  # must cost neither the step summary nor the table of the terminal
+            why = f"rendering it raised {_locate_error(error)}"
+            builder.problems.append(f"{relative_path(path)} was not written: {why}")
             return False
         self._written.append(f"energy page: {relative_path(written)}")
         return True
@@ -402,6 +410,14 @@ def _describe_left_journals(path: Path) -> list[str]:
         f"journal of a killed or running run: {relative_path(journal)} (llenergy merge)"
         for journal in find_journals(path)
     ]
+
+
+def _locate_error(error: Exception) -> str:
+    """Return an error on one line, with the place that raised it."""
+    from pytest_llenergy.model.entry_points import describe_error
+
+    *_, place = extract_tb(error.__traceback__)
+    return f"{describe_error(error)} ({relative_path(Path(place.filename))}:{place.lineno})"
 
 
 def _print_line(terminalreporter: Any, line: str, **markup: bool) -> None:

@@ -161,9 +161,9 @@ def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
             if metric.uncertainty is not None:
                 entry["range"] = f"± {metric.uncertainty:.3g}"
+            count = metric.n if metric.rounds is None else metric.rounds
             extra = [
-                f"{metric.n if metric.rounds is None else metric.rounds} "
-                f"{'rounds' if name in METRICS else 'values'}",
+                f"{count} {'round' if name in METRICS else 'value'}{'' if count == 1 else 's'}",
                 record.kind,
                 f"commit {commit}" if commit else None,
             ]

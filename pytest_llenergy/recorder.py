@@ -18,7 +18,7 @@ from pytest_llenergy.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, SETTINGS_
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.interruption import hold_interrupts
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.scoring import ACCURACY
+from pytest_llenergy.measure.scoring import ACCURACY, check_scores
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.record import (
     Flag,
@@ -158,7 +158,7 @@ def add_scores(item: pytest.Item) -> None:
     """Add the scores of a hook to the record of a test, unless the test has scored its outputs itself.
 
     Raises:
-        LLEnergyError: The hook returned something else than scores.
+        LLEnergyError: The hook returned something else than a score for each output.
     """
     draft = draft_of(item)
     hook = item.ihook.pytest_llenergy_score
@@ -166,7 +166,8 @@ def add_scores(item: pytest.Item) -> None:
         return
     scores = hook(item=item, result=draft.result)
     if scores is not None:
-        draft.add_scores(scores)
+        texts = getattr(draft.result, "texts", None)
+        draft.add_scores(check_scores(scores, texts if isinstance(texts, list) else None))
 
 
 def check_gates(item: pytest.Item, gate: Gate | None) -> None:

@@ -217,12 +217,14 @@ def _sum_times(parts: Sequence[SessionRecord]) -> Times | None:
 
 
 def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:
-    """Return the rounds, flagged as invalid if they do not match the anchor."""
+    """Return the rounds with their session, flagged as invalid if they do not match the anchor."""
     why = _incompatibility(part, anchor)
-    if not why:
-        return part.record.rounds
     flag = Flag(name="another-session", severity="invalid", detail=f"session {part.number}: {why}")
-    return [msgspec.structs.replace(each, flags=[*each.flags, flag]) for each in part.record.rounds]
+    added = [flag] if why else []
+    return [
+        msgspec.structs.replace(each, flags=[*each.flags, *added], session=part.number)
+        for each in part.record.rounds
+    ]
 
 
 def _incompatibility(part: SessionRecord, anchor: SessionRecord) -> str:

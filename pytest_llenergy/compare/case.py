@@ -13,7 +13,8 @@ from typing import Any
 from pytest_llenergy.compare.metrics import direction_of, unit_of
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.compare.statistics import Estimate, Sample
-from pytest_llenergy.measure.metrics import ROUND_METRICS, applies_to_rounds
+from pytest_llenergy.measure.metrics import BUILT_IN, ROUND_METRICS, applies_to_rounds
+from pytest_llenergy.measure.round_metric import is_energy_unit
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import AppliedRule, Comparison, Verdict
 from pytest_llenergy.model.record import Record
@@ -123,7 +124,7 @@ class Case:
 
 def is_energy_metric(metric: str) -> bool:
     """Return whether a metric is built in and depends on joules."""
-    return metric in ROUND_METRICS and ROUND_METRICS[metric].is_energy
+    return metric in BUILT_IN and is_energy_unit(BUILT_IN[metric].unit)
 
 
 def has_metric(metric: str, record: Record) -> bool:

@@ -21,9 +21,9 @@ from pytest_llenergy.compare.comparability import (
     work_differences,
     workload_differences,
 )
-from pytest_llenergy.compare.covariates import find_disturbance, round_covariates
+from pytest_llenergy.compare.covariates import Covariates, find_disturbance, round_covariates
 from pytest_llenergy.compare.custom import compare_custom
-from pytest_llenergy.compare.max_load import MAX_LOAD, decide_by_bounds
+from pytest_llenergy.compare.max_load import MAX_LOAD, decide_by_bounds, sample_searches
 from pytest_llenergy.compare.metrics import METRICS, unit_of
 from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.outputs import check_outputs
@@ -34,7 +34,7 @@ from pytest_llenergy.compare.pairing import (
     rename_records,
     select_last_attempts,
 )
-from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
+from pytest_llenergy.compare.rule import BY_METERS, DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
 from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.measure.metrics import (
@@ -313,19 +313,26 @@ def _compare_records(
     if is_custom:
         found = compare_custom(case, differences)
         return (check_outputs(found, case) if metric == PER_JOULE else found), None
-    decided = decide_by_bounds(old, new, criterion.rule) if metric == MAX_LOAD else None
+
+    def decide(base: Sample, head: Sample) -> Estimate:
+        return estimator(new, base, head, criterion.rule, metric)
+
+    decided = decide_by_bounds(old, new, criterion.rule, decide) if metric == MAX_LOAD else None
     if decided is not None:
-        return case.without_estimate(*decided), None
+        decided = _hold_back(decided, old, new)
+        return case.without_estimate(decided.verdict, decided.reason), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        sample = _make_sample(values, record.rounds, unit)
-        # A search decides by latencies; its rounds repeat one result, which nothing disturbed each time anew.
-        samples.append(replace(sample, covariates={}) if metric == MAX_LOAD else sample)
-    estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
-    estimate = _hold_back(estimate, old, new, samples)
+        of_rounds = _make_sample(values, record.rounds, unit)
+        samples.append(sample_searches(record, unit) if metric == MAX_LOAD else of_rounds)
+    estimate = decide(samples[0], samples[1])
+    if metric == MAX_LOAD:
+        # What limits a search is its bracket, and no meter.
+        estimate = replace(estimate, reason=estimate.reason.replace(BY_METERS, "the searches can"))
+    estimate = _hold_back(estimate, old, new, (samples[0].covariates, samples[1].covariates))
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
     notes += [f"{OTHER_WORKLOAD}{line}" for line in differences]
     return check_outputs(case.with_estimate(samples[0], samples[1], estimate, notes), case), estimate
@@ -356,11 +363,12 @@ def _make_sample(values: Sequence[tuple[int, RoundValue]], rounds: Sequence[Roun
     )
 
 
-def _hold_back(estimate: Estimate, base: Record, head: Record, samples: Sequence[Sample]) -> Estimate:
+def _hold_back(
+    estimate: Estimate, base: Record, head: Record, covariates: tuple[Covariates, Covariates] = ({}, {})
+) -> Estimate:
     """Return no verdict on a change if most rounds of a side were disturbed."""
     if estimate.verdict in ("inconclusive", "invalid"):
         return estimate
-    covariates = samples[0].covariates, samples[1].covariates
     noise = estimate.noise if estimate.interleaved else None
     why = find_disturbance(base, head, estimate.adjusted, covariates, noise=noise)
     if why is None:

@@ -110,9 +110,9 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     )
     if not width:
         reason = f"{expm1(logs[1]):+.1%}, from values without an uncertainty"
-    return ValueChange(
-        verdict, reason, ratio, (head.value - width) / base.value, (head.value + width) / base.value
-    )
+    # Neither side is negative, so that the ratio is not either, however wide its limits are.
+    low_ratio = max(head.value - width, 0.0) / base.value
+    return ValueChange(verdict, reason, ratio, low_ratio, (head.value + width) / base.value)
 
 
 def _around(value: float, width: float) -> tuple[float, float, float]:

@@ -360,7 +360,9 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
             hint = f"; {INSTEAD[metric]}" if metric in INSTEAD else ""
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason}){hint}")
         decided = [each for each in found if each.gated and each.rule_applied]
-        highest = max((max(each.base or 0.0, each.head or 0.0) for each in decided), default=limit)
+        # A log-likelihood is negative.
+        sizes = [max(abs(each.base or 0.0), abs(each.head or 0.0)) for each in decided]
+        highest = max(sizes, default=limit)
         if highest < limit:
             unit = f" {shown_unit(found[0].unit)}".rstrip()
             lines.append(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.metrics import ROLE_METRIC_NAMES, ROUND_METRICS
+from pytest_llenergy.measure.carbon_and_cost import DERIVED
+from pytest_llenergy.measure.metrics import BUILT_IN, ROUND_METRICS
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.record import Record
 
@@ -21,18 +22,12 @@ class MetricKind:
     better: Direction = "less"
 
 
-#: Every built-in metric of a record that a gate can use: those of rounds, and those with one value per test.
+#: Every built-in metric of a record that a gate can use. Carbon and cost say nothing that joules do not.
 METRICS = {
-    **{
-        # The name of the metric says per what.
-        name: MetricKind("J" if figure.unit.startswith("J/") else figure.unit, figure.better)
-        for name, figure in ROUND_METRICS.items()
-    },
-    "peak_memory_bytes": MetricKind("B"),
-    "flops": MetricKind("FLOP"),
-    "energy_per_flop_j": MetricKind("J"),
-    "mfu": MetricKind("1", "more"),
-    **dict.fromkeys(ROLE_METRIC_NAMES, MetricKind("J")),
+    # The name of the metric says per what.
+    name: MetricKind("J" if figure.unit.startswith("J/") else figure.unit, figure.better)
+    for name, figure in BUILT_IN.items()
+    if name not in DERIVED
 }
 
 

@@ -37,6 +37,9 @@ def check_outputs(comparison: Comparison, case: Case) -> Comparison:
     sides = [side for side, each in (("base", base), ("head", head)) if each.value_of(ACCURACY) is not None]
     if note is None and len(sides) == 1:
         note = f"only {sides[0]} has {ACCURACY}"
+    if note is None and len(sides) == 2 and explain_unchecked(base, head) is None:
+        note = _explain_tokens(base, head, case.criterion.rule.agreement)
+        note = f"{note}, but {ACCURACY} decides" if note is not None else None
     return msgspec.structs.replace(comparison, notes=[*comparison.notes, *filter(None, [note])])
 
 
@@ -57,6 +60,11 @@ def explain_difference(base: Record, head: Record, least: float) -> str | None:
         # Otherwise a head that no longer scores its outputs would pass as a saving.
         lost = scores[0] is not None and scores[1] is None and least > 0
         return f"outputs not compared: only base has {ACCURACY}" if lost else None
+    return _explain_tokens(base, head, least)
+
+
+def _explain_tokens(base: Record, head: Record, least: float) -> str | None:
+    """Return by how much the tokens differ, or None if they agree."""
     agreement = agreement_of(base.outputs, head.outputs)
     return f"{OUTPUTS_DIFFER}agreement {_below(agreement, least)} < {least:g}" if agreement < least else None
 

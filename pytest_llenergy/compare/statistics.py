@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two samples of rounds: estimate, confidence limits, verdict and detectable change.
+"""Compare two samples, of rounds or of results of sessions: estimate, limits, verdict and detectable change.
 
 Pure functions over plain numbers. The estimate is a Hodges-Lehmann shift of the logarithms, so a ratio; its
 limits are exact order statistics of a rank test (``limits``). ``docs/gating.md`` explains why these and not
@@ -38,6 +38,7 @@ from pytest_llenergy.compare.rule import (
     decide_verdict,
     describe_far,
 )
+from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
 from pytest_llenergy.model.quantity import shown_unit
@@ -93,6 +94,8 @@ class Sample:
         shared: The meter's standard uncertainties that all rounds share, likewise.
         pairs: The number of the pair of each value; empty if the rounds do not alternate.
         covariates: What may have disturbed each round (``covariates``).
+        results_u: Standard uncertainties of values that are each the result of a session, in the same unit;
+            empty for values of rounds. Results decide even if they are few.
     """
 
     values: tuple[float, ...]
@@ -101,6 +104,7 @@ class Sample:
     shared: tuple[float, ...] = ()
     pairs: tuple[int, ...] = ()
     covariates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    results_u: tuple[float, ...] = ()
 
     def describe(self, value: float) -> str:
         """Format a value with its unit."""
@@ -166,6 +170,8 @@ def compare_samples(
         )
     n, m = len(base.values), len(head.values)
     logs = [log(value) for value in base.values], [log(value) for value in head.values]
+    if min(n, m) < MIN_ROUNDS and base.results_u and head.results_u:
+        return _compare_results(base, head, rule, better, design)
     if min(n, m) < MIN_ROUNDS:
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
         return _invalid(base, head, fault, ratio=exp(median(pairwise_differences(*map(sorted, logs)))))
@@ -243,6 +249,56 @@ def compare_samples(
         paired=shift.paired,
         adjusted=rounds.names,
         corrections=tuple(corrections),
+    )
+
+
+def _compare_results(base: Sample, head: Sample, rule: Rule, better: Direction, design: Design) -> Estimate:
+    """Compare the results of few sessions by the uncertainties of the results and the spread of sessions."""
+    n, m = len(base.values), len(head.values)
+    logs = [[log(value) for value in side.values] for side in (base, head)]
+    spread = design.session_spread or SESSION_SPREAD
+    if n + m > 2:
+        # Few sessions may scatter less than usual by chance; if they scatter more, that counts.
+        seen = sqrt(sum((each - fmean(side)) ** 2 for side in logs for each in side) / (n + m - 2))
+        spread = max(spread, seen * half_student(n + m - 2))
+    # What a result does not know may be the same in all sessions.
+    squares = [fmean(map(truediv, side.results_u, side.values)) ** 2 for side in (base, head)]
+    error = sqrt(sum(squares) + spread**2 * (1 / n + 1 / m))
+    shift = fmean(logs[1]) - fmean(logs[0])
+    width = normal_quantile(1 - rule.alpha) * error
+    worse = shift if better == "less" else -shift
+    verdict, reason = decide_verdict(
+        worse,
+        worse - width,
+        worse + width,
+        rule,
+        absolute=_absolute_change(base, worse, worse + width, better) if rule.threshold_absolute else None,
+        meter=0.0,
+        drift=None,
+        level=None,
+        better=better,
+    )
+    return Estimate(
+        ratio=exp(shift),
+        low=exp(shift - width),
+        high=exp(shift + width),
+        p=normal_cdf(-worse / error),
+        noise=None,
+        detectable=minimum_detectable_change(
+            n,
+            m,
+            0.0,
+            _with_relative_threshold(rule, base),
+            alpha=rule.alpha,
+            session_spread=error / sqrt(2),
+        ),
+        n_base=n,
+        n_head=m,
+        verdict=verdict,
+        reason=reason,
+        p_improved=normal_cdf(worse / error),
+        alpha=rule.alpha,
+        session_spread=design.session_spread,
     )
 
 

@@ -22,13 +22,14 @@ from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.defaults import FACT_COLUMNS, GROUP_KEYS, NAME_SORT_KEYS
 from pytest_llenergy.model.record import CustomMetric, Metric, Record
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.model.text import one_line, shorten
 
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
-#: Names that mean something else where metrics are named: other columns, and keys that sort or group.
-RESERVED = frozenset({*FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
+#: Names that mean something else where metrics are named: other columns, the first of which names the test,
+#: and keys that sort or group.
+RESERVED = frozenset({"test", *FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
 
 #: Names that are more alike than this differ by a slip.
 TOO_SIMILAR = 0.85
@@ -36,8 +37,8 @@ TOO_SIMILAR = 0.85
 #: Most values that a record keeps of a custom metric; of more only the mean and its uncertainty.
 MAX_VALUES = 10_000
 
-#: Longest unit (characters).
-MAX_UNIT = 24
+#: Longest unit, and longest invalid value in a message (characters).
+MAX_UNIT, MAX_SHOWN = 24, 60
 
 
 def explain_bad_name(name: str) -> str | None:
@@ -89,9 +90,8 @@ def make_metric(
         raise LLEnergyError(f'metric {name}: better is {better!r}, needs "less" or "more"')
     if not isinstance(unit, str) or len(unit) > MAX_UNIT or unit != one_line(unit):
         raise LLEnergyError(f"metric {name}: unit is {unit!r}, needs a short text, such as ms")
-    given: object = value
-    values = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
-    numbers = [_number(name, each) for each in values]
+    values = listed(value)
+    numbers = [_number(name, each) for each in ([value] if values is None else values)]
     if not numbers:
         raise LLEnergyError(f"metric {name}: no values given")
     n = len(numbers)
@@ -116,17 +116,47 @@ def make_metric(
     return metric, CustomMetric(better=better, values=kept)
 
 
+def listed(values: object) -> list[object] | None:
+    """Return the items of an iterable; None for texts and single values, such as tensors of no dimension."""
+    if isinstance(values, str | bytes):
+        return None
+    try:
+        items = iter(values)  # type: ignore[call-overload]
+    except TypeError:
+        return None
+    return list(items)
+
+
+def as_number(value: object) -> float:
+    """Return a number, or a tensor that holds one, as a float; NaN for anything else.
+
+    Raises:
+        OverflowError: The number is larger than a float can be.
+    """
+    if isinstance(value, str | bytes):
+        return math.nan
+    # torch warns of a loss that it may still differentiate.
+    detach = getattr(value, "detach", None)
+    try:
+        return float(detach() if callable(detach) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _number(name: str, value: object) -> float:
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
+        number = as_number(value)
     except OverflowError:
         # Its digits would fill many lines.
         raise LLEnergyError(f"metric {name}: a value is larger than a number of 64 bits can be") from None
-    if isinstance(value, str | bytes) or not abs(number) <= 1e30:
-        raise LLEnergyError(f"metric {name}: {value!r} is not a finite number")
+    if not abs(number) <= 1e30:
+        raise LLEnergyError(f"metric {name}: {show(value)} is not a finite number")
     return number
+
+
+def show(value: object) -> str:
+    """Return a value as users wrote it, on one short line."""
+    return shorten(one_line(repr(value)), MAX_SHOWN)
 
 
 def add_metric(

@@ -118,7 +118,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
     "goodput_per_watt": RoundMetric(
         "request/J",
         _good_per_joule,
-        heading="good request/J",
+        heading="good request/J ± u",
         better="more",
         applies=has_slo,
         pooled=_total_good_per_joule,
@@ -128,7 +128,7 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
     "max_load_requests_per_s": RoundMetric(
         "request/s",
         _max_load,
-        heading="max request/s",
+        heading="max request/s ± u",
         better="more",
         applies=lambda round_: round_.max_load is not None,
         lacks=_lacks_max_load,

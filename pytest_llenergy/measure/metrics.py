@@ -17,12 +17,14 @@ from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.measure.carbon_and_cost import DERIVED, scale_metric
+from pytest_llenergy.measure.carbon_and_cost import scale_metric
 from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.measure.round_metric import (
     CLOCK_RESOLUTION_S,
     RoundMetric,
+    SingleMetric,
     find_phase,
+    is_energy_unit,
     is_valid,
     joules,
     phase_energy,
@@ -34,8 +36,8 @@ from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
 from pytest_llenergy.model.record import Metric, Round, is_attributed
 from pytest_llenergy.model.timeline import Flops
 
-#: Why work may have no joules per input token.
-NO_INPUT = "the workload has no input tokens"
+#: Why work may have no joules per input token, or none of a phase.
+NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -74,6 +76,8 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     if lacking:
         if any(figure.applies(each) for _, each in valid):
             missing = f"{len(lacking)} of {len(valid)} rounds: {lacking[0]}"
+        elif figure.phase is not None and all(find_phase(each, figure.phase) is None for _, each in valid):
+            missing = NO_PHASES
         values = []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
@@ -84,7 +88,7 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         return values, None
     if valid and figure.needs and not any(figure.applies(each) for _, each in valid):
         return [], figure.needs
-    no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
+    no_energy = _explain_missing_energy(rounds) if is_energy_unit(figure.unit) or not valid else None
     return [], no_energy or missing
 
 
@@ -301,7 +305,7 @@ def _phase_metric(name: str) -> RoundMetric:
     return RoundMetric(
         "J",
         partial(phase_energy, name),
-        "the workload has no phases",
+        NO_PHASES,
         f"{name} ± u",
         applies=lambda round_: find_phase(round_, name) is not None,
         phase=name,
@@ -392,7 +396,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "prefill_energy_j": _phase_metric("prefill"),
     "decode_energy_j": _phase_metric("decode"),
     "prefill_energy_per_input_token_j": _phase_token_metric(
-        "prefill", _input_tokens, "the workload has no prefill phase", "prefill per input token ± u"
+        "prefill", _input_tokens, NO_INPUT, "prefill per input token ± u"
     ),
     "decode_energy_per_output_token_j": _phase_token_metric(
         "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
@@ -415,20 +419,25 @@ PHASE_METRICS = frozenset(
     name for name, figure in ROUND_METRICS.items() if figure.phase in ("prefill", "decode")
 )
 
-#: Joules of the workers of a role, and of one token of theirs. ``measure.roles`` computes them.
-ROLE_METRIC_NAMES = (
-    "prefill_workers_energy_j",
-    "prefill_workers_energy_per_input_token_j",
-    "decode_workers_energy_j",
-    "decode_workers_energy_per_output_token_j",
-)
-
-#: Metrics that have one value for all rounds.
-METRICS_WITHOUT_ROUNDS = (
-    *("peak_memory_bytes", "flops", "energy_per_flop_j", "mfu"),
-    *ROLE_METRIC_NAMES,
-    *DERIVED,
-)
+#: Every metric that has one value for all rounds; ``measure.roles`` and ``measure.carbon_and_cost`` compute
+#: those of roles and of carbon and cost. Money is in the currency of the price.
+METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {
+    "peak_memory_bytes": SingleMetric("B", "peak MiB"),
+    "flops": SingleMetric("FLOP", "FLOP"),
+    "energy_per_flop_j": SingleMetric("J", "per FLOP ± u"),
+    "mfu": SingleMetric("1", "MFU ± u", "more"),
+    "prefill_workers_energy_j": SingleMetric("J", "prefill workers ± u"),
+    "prefill_workers_energy_per_input_token_j": SingleMetric(
+        "J/token", "prefill workers per input token ± u"
+    ),
+    "decode_workers_energy_j": SingleMetric("J", "decode workers ± u"),
+    "decode_workers_energy_per_output_token_j": SingleMetric("J/token", "decode workers per token ± u"),
+    "carbon_g": SingleMetric("gCO2e", "CO2e ± u"),
+    "carbon_per_million_output_tokens_g": SingleMetric("gCO2e/Mtoken", "CO2e per Mtoken ± u"),
+    "cost": SingleMetric("", "cost ± u"),
+    "cost_per_million_output_tokens": SingleMetric("/Mtoken", "cost per Mtoken ± u"),
+}
 
 #: All built-in metrics, in the order of columns.
-METRIC_NAMES: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
+BUILT_IN: dict[str, RoundMetric | SingleMetric] = {**ROUND_METRICS, **METRICS_WITHOUT_ROUNDS}
+METRIC_NAMES = tuple(BUILT_IN)

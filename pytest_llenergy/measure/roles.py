@@ -8,21 +8,20 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, Tokens, without_host
+from pytest_llenergy.measure.metrics import METRICS_WITHOUT_ROUNDS, compute_metrics
+from pytest_llenergy.model.record import DomainEnergy, Metric, Round, Terms, without_host
 
-#: The metrics of each role: name, unit, and the metric of a round that has only the joules of the role.
+#: The metrics of each role, and those of rounds with only its joules that give their values.
 ROLE_METRICS = {
-    "prefill": (
-        ("prefill_workers_energy_j", "energy_j"),
-        ("prefill_workers_energy_per_input_token_j", "energy_per_output_token_j"),
-    ),
-    "decode": (
-        ("decode_workers_energy_j", "energy_j"),
-        ("decode_workers_energy_per_output_token_j", "energy_per_output_token_j"),
-    ),
+    "prefill": {
+        "prefill_workers_energy_j": "energy_j",
+        "prefill_workers_energy_per_input_token_j": "energy_per_input_token_j",
+    },
+    "decode": {
+        "decode_workers_energy_j": "energy_j",
+        "decode_workers_energy_per_output_token_j": "energy_per_output_token_j",
+    },
 }
-UNITS = {"energy_j": "J", "energy_per_output_token_j": "J/token"}
 
 
 def role_metrics(
@@ -46,16 +45,13 @@ def role_metrics(
         domains = [_domain_of(devices[position], rounds) for position in roles[role]]
         reason = _explain_missing(domains, rounds)
         if reason is not None:
-            metrics |= {name: Metric(None, UNITS[source], reason=reason) for name, source in names}
+            metrics |= {
+                name: Metric(None, METRICS_WITHOUT_ROUNDS[name].unit, reason=reason) for name in names
+            }
             continue
-        found = compute_metrics([_restrict(each, role, domains) for each in rounds], None, coverage, planned)
-        metrics |= {name: found[source] for name, source in names}
-    return {
-        name: msgspec.structs.replace(metric, reason="the workload has no input tokens")
-        if metric.value is None and "input" in name and metric.reason and "output tokens" in metric.reason
-        else metric
-        for name, metric in metrics.items()
-    }
+        found = compute_metrics([_restrict(each, domains) for each in rounds], None, coverage, planned)
+        metrics |= {name: found[source] for name, source in names.items()}
+    return metrics
 
 
 def _domain_of(device: str, rounds: Sequence[Round]) -> str:
@@ -74,13 +70,10 @@ def _explain_missing(domains: Sequence[str], rounds: Sequence[Round]) -> str | N
     return f"no meter reads {named} apart from the rest; read: {', '.join(read) or 'nothing'}"
 
 
-def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
-    """Return a round with the joules of these domains only, and with the tokens that the role works on."""
+def _restrict(round_: Round, domains: Sequence[str]) -> Round:
+    """Return a round with the joules of these domains only."""
     parts = [round_.by_domain[name] for name in domains if name in round_.by_domain]
     missing = next((part.reason for part in parts if part.energy_j is None), None)
-    tokens = round_.tokens
-    if tokens is not None and role == "prefill":
-        tokens = Tokens(tokens.input, tokens.input)
     terms = _add_terms(parts)
     u_j = math.hypot(*msgspec.structs.astuple(terms))
     width_j = sum((part.high_j or 0.0) - (part.low_j or 0.0) for part in parts)
@@ -91,7 +84,6 @@ def _restrict(round_: Round, role: str, domains: Sequence[str]) -> Round:
         energy_u_j=u_j if whole else None,
         energy_u_absolute_j=math.hypot(u_j, width_j / math.sqrt(12)) if whole else None,
         terms=terms if whole else None,
-        tokens=tokens,
         phases=[],
         served=None,
         reason=None if whole else missing or "a domain of the role was not read",

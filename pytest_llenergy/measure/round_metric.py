@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a metric of rounds is, and values of one round that several metrics share."""
+"""What describes a metric, and values of one round that several metrics share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RoundMetric:
         unit: Unit of the metric.
         value_of: Returns the value of one round; ``None`` if it is unavailable.
         missing: Why a workload may not have the metric.
-        heading: Heading of its column; empty for its name.
+        heading: Heading of its column, with ``± u`` if its cells have the uncertainty; empty for its name.
         better: Direction that is better.
         applies: Returns whether a round has what the metric needs, apart from joules.
         phase: Phase whose energy the metric describes, if any.
@@ -53,14 +53,23 @@ class RoundMetric:
         return self.needs or self.missing
 
     @property
-    def is_energy(self) -> bool:
-        """Whether the metric is computed from joules."""
-        return "J" in self.unit or self.unit == "W"
-
-    @property
     def is_rate(self) -> bool:
         """Whether the metric is a count over a time."""
         return self.unit.endswith("/s")
+
+
+@dataclass(frozen=True)
+class SingleMetric:
+    """A metric that has one value for all rounds of a test: its unit, heading, and the better direction."""
+
+    unit: str
+    heading: str
+    better: Direction = "less"
+
+
+def is_energy_unit(unit: str) -> bool:
+    """Return whether a metric with a unit is computed from joules."""
+    return "J" in unit or unit == "W"
 
 
 def is_valid(round_: Round) -> bool:

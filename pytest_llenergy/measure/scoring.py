@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.carbon_and_cost import scale_metric
-from pytest_llenergy.measure.custom_metrics import make_metric
+from pytest_llenergy.measure.custom_metrics import as_number, listed, make_metric, show
 from pytest_llenergy.model.record import CustomMetric, Metric
 
 #: Names of the metrics.
@@ -80,24 +80,62 @@ def _lm_eval_scorer(name: str) -> Scorer:
     return score
 
 
-def score_outputs(outputs: Sequence[str], references: Sequence[object], scorer: Scorer | str) -> list[float]:
+def score_outputs(outputs: Sequence[str], references: Iterable[object], scorer: Scorer | str) -> list[float]:
     """Return the score of each output; of a list or tuple of references for an output, the best counts.
 
     Raises:
         LLEnergyError: There are more or fewer references than outputs, none for an output, or no such scorer.
     """
-    if isinstance(references, str) or len(references) != len(outputs):
-        count = 1 if isinstance(references, str) else len(references)
-        plural = "s" if count != 1 else ""
-        raise LLEnergyError(f"score: {count} reference{plural} for {len(outputs)} outputs; give one for each")
+    given = listed(references)
+    if given is None and not isinstance(references, str):
+        raise LLEnergyError(f"score: references is {show(references)}, needs a list with one for each output")
+    if given is None or len(given) != len(outputs):
+        raise LLEnergyError(
+            f"score: {_count(given, 'reference')} for {len(outputs)} outputs; give one for each"
+        )
     score = find_scorer(scorer)
-    choices = [each if isinstance(each, list | tuple) else [each] for each in references]
+    choices = [each if isinstance(each, list | tuple) else [each] for each in given]
     for place, choice in enumerate(choices):
         if not choice:
             raise LLEnergyError(f"score: output {place} has no reference; give at least one for each")
     return [
         max(score(output, each) for each in choice) for output, choice in zip(outputs, choices, strict=True)
     ]
+
+
+def check_scores(scores: object, outputs: Sequence[str] | None) -> list[float]:
+    """Return what a hook gave as scores, as a list.
+
+    Args:
+        scores: The scores, in any iterable.
+        outputs: The outputs, each of which must have one; None if the measured call returned no texts.
+
+    Raises:
+        LLEnergyError: They are no list of scores, or there are more or fewer than outputs.
+    """
+    hook, given = "pytest_llenergy_score", listed(scores)
+    if given is None:
+        raise LLEnergyError(f"{hook} returned {show(scores)}, needs a list with a score for each output")
+    if outputs is not None and len(given) != len(outputs):
+        raise LLEnergyError(
+            f"{hook}: {_count(given, 'score')} for {len(outputs)} outputs; return one for each"
+        )
+    return [_score(each) for each in given]
+
+
+def _count(given: Sequence[object] | None, noun: str) -> str:
+    count = 1 if given is None else len(given)
+    return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
+def _score(value: object) -> float:
+    try:
+        number = as_number(value)
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number <= 1:
+        raise LLEnergyError(f"score: {show(value)} is not a number from 0 to 1")
+    return number
 
 
 def accuracy_metrics(
@@ -115,10 +153,10 @@ def accuracy_metrics(
     Raises:
         LLEnergyError: A score is not a number from 0 to 1, or no score was given.
     """
-    metric, custom = make_metric(ACCURACY, list(scores), unit="1", better="more")
-    values = custom.values or list(scores)
-    if not all(0 <= each <= 1 for each in values):
-        raise LLEnergyError("score: a score is not a number from 0 to 1")
+    if not scores:
+        raise LLEnergyError("score: no outputs to score")
+    values = list(map(_score, scores))
+    metric, custom = make_metric(ACCURACY, values, unit="1", better="more")
     assert metric.value is not None
     u = _item_uncertainty(values)
     accuracy = _with_uncertainty(metric, u)

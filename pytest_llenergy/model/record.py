@@ -186,6 +186,7 @@ class Round(StoredStruct, frozen=True):
         other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
         max_load: Result of the search for the maximum load that ended with these rounds.
+        session: Number of the session of ``llenergy ab``, over both sides; None outside of it.
     """
 
     start_s: Number
@@ -212,6 +213,7 @@ class Round(StoredStruct, frozen=True):
     stolen_cpu_s: Number | None = None
     flags: list[Flag] = []
     reason: str | None = None
+    session: Count | None = None
 
 
 class Window(StoredStruct, frozen=True):

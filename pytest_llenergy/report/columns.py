@@ -9,27 +9,16 @@ from dataclasses import dataclass, replace
 
 from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
-from pytest_llenergy.measure.metrics import METRIC_NAMES, ROUND_METRICS, is_prefill_only
+from pytest_llenergy.measure.metrics import BUILT_IN, is_prefill_only
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import BackendInfo, Precision, Record, Window
 from pytest_llenergy.model.text import one_line, shorten
 
-#: Headings of metrics, if they differ from the name.
-HEADINGS = {
-    **{name: figure.heading for name, figure in ROUND_METRICS.items() if figure.heading},
-    "prefill_workers_energy_j": "prefill workers ± u",
-    "prefill_workers_energy_per_input_token_j": "prefill workers per input token ± u",
-    "decode_workers_energy_j": "decode workers ± u",
-    "decode_workers_energy_per_output_token_j": "decode workers per token ± u",
-    "peak_memory_bytes": "peak MiB",
-    "energy_per_flop_j": "per FLOP ± u",
-    "flops": "FLOP",
-    "mfu": "MFU ± u",
-    "carbon_g": "CO2e ± u",
-    "carbon_per_million_output_tokens_g": "CO2e per Mtoken ± u",
-    "cost": "cost ± u",
-    "cost_per_million_output_tokens": "cost per Mtoken ± u",
-}
+#: Headings of metrics.
+HEADINGS = {name: figure.heading or name for name, figure in BUILT_IN.items()}
+
+#: End of the heading of a column whose cells have the uncertainty.
+WITH_U = "± u"
 
 #: Longest currency that is shown (characters): a report may come from anywhere.
 MAX_CURRENCY = 12
@@ -164,11 +153,9 @@ def _columns() -> dict[str, Column]:
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
         "types": Column("types", short_types),
     }
-    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy and figure.unit[0] in "JW"}
-    energies |= {"energy_per_flop_j", "mfu", *DERIVED}
     metrics = {
-        name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
-        for name in METRIC_NAMES
+        name: Column(heading, _metric(name, with_u=heading.endswith(WITH_U)), is_number=True)
+        for name, heading in HEADINGS.items()
     }
     return {**facts, **metrics}
 

@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from pytest_llenergy.compare.max_load import MAX_LOAD
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
 from pytest_llenergy.measure.metrics import ROUND_METRICS
@@ -193,6 +194,9 @@ def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds
 def _rounds_can_decide(comparison: Comparison) -> bool:
     ratio, low, high, rule = comparison.ratio, comparison.low, comparison.high, comparison.rule
     spread = comparison.session_spread
+    if comparison.metric == MAX_LOAD:
+        # Rounds repeat the result of a search; only other sessions, which llenergy ab has, search again.
+        return comparison.n_base > 1
     if spread is None or ratio is None or low is None or high is None or rule is None:
         return True
     if HELD_BACK in comparison.reason:

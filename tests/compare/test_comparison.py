@@ -17,7 +17,7 @@ from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
 from pytest_llenergy.model.load_curve import MaxLoad
-from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.model.record import Flag, Metric, Record
 from pytest_llenergy.model.report import Report
 
 from ..model.reports import HOST, REPORT
@@ -174,6 +174,10 @@ def test_measurement_and_estimate_are_not_comparable() -> None:
     assert code(found) == 3
     both = one(record_of(meters=meters), record_of(joules=scaled(2.0), meters=meters))
     assert (both.verdict, both.kind) == ("regressed", "estimated")
+    # Joules that have one value for all rounds too.
+    per_flop = {"energy_per_flop_j": Metric(value=1e-9, unit="J", n=6)}
+    found = one(record_of(metrics=per_flop), record_of(metrics=per_flop, meters=meters), *per_flop)
+    assert (found.verdict, found.reason) == ("not comparable", "base is measured, head is estimated")
 
 
 def test_joules_split_on_a_busy_host_are_comparable_with_such_joules_only() -> None:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SideSessions
+from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, Format, render_comparison
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
-from pytest_llenergy.compare.gate import list_void_gates
+from pytest_llenergy.compare.gate import exit_code, list_void_gates
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.measure.custom_metrics import add_metric
 from pytest_llenergy.model.comparison import Comparison
@@ -51,8 +53,26 @@ def test_an_uncertainty_widens_the_limits() -> None:
     sure = compare_values(Value(2.0, 0.02), Value(2.2, 0.0), RULE, "less")
     assert sure.verdict == "regressed"
     assert (sure.low, sure.high) == pytest.approx((1.1 - 1.645 * 0.01, 1.1 + 1.645 * 0.01), abs=1e-4)
-    unsure = compare_values(Value(2.0, 0.16), Value(2.2, 0.0), RULE, "less")
-    assert unsure.verdict == "inconclusive"
+    for base_u, head_u in ((0.16, 0.0), (0.0, 0.16)):
+        unsure = compare_values(Value(2.0, base_u), Value(2.2, head_u), RULE, "less")
+        assert unsure.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("better", ["less", "more"])
+def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
+    wide = compare_values(Value(0.1, 0.1), Value(0.1, 0.1), RULE, better)
+    assert (wide.verdict, wide.ratio, wide.low) == ("inconclusive", 1.0, 0.0)
+    assert wide.high == pytest.approx(1 + 1.645 * math.sqrt(2), abs=1e-3)
+    assert wide.reason == "change between -100.0% and +232.6%; threshold 5.0%"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_shows_a_value_that_is_as_uncertain_as_it_is_large(form: Format) -> None:
+    base, head = (report_of(with_wer(0.1, uncertainty=0.1)) for _ in range(2))
+    compared = compare_reports(base, head, ("base", "head"), [Criterion("wer", RULE, gated=True)])
+    text = render_comparison(ComparisonResult(compared, (base, head)), form)
+    assert "inconclusive" in text or form == "gitlab"
+    assert "-232" not in text
 
 
 def test_values_of_the_same_items_are_compared_in_pairs() -> None:
@@ -120,6 +140,24 @@ def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     assert line == "nothing was gated by wer: no test has it (neither side has wer)"
     failed = msgspec.structs.replace(one(with_wer(None), with_wer(None)), metric="failed_requests")
     assert list_void_gates([failed])[0].endswith("; slo_attainment counts failed requests as missing the SLO")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict", "code"), [(-2.0, -1.0, "improved", 0), (-1.0, -2.0, "regressed", 1)]
+)
+def test_a_gate_decides_between_negative_values(base: float, head: float, verdict: str, code: int) -> None:
+    """Such as log-likelihoods, of which more is better."""
+    criterion = Criterion("wer", Rule(threshold=0.03, threshold_absolute=0.1), gated=True)
+    sides = [report_of(with_wer(each, better="more", uncertainty=0.01)) for each in (base, head)]
+    compared = compare_reports(sides[0], sides[1], ("base", "head"), [criterion])
+    (found,) = compared.comparisons
+    assert (found.verdict, exit_code(compared)) == (verdict, code)
+    assert found.reason == f"from {base:g}, {'better' if head > base else 'worse'} by 1"
+    assert list_void_gates([found]) == []
+    beyond = Criterion("wer", Rule(threshold=0.03, threshold_absolute=3.0), gated=True)
+    compared = compare_reports(sides[0], sides[1], ("base", "head"), [beyond])
+    assert exit_code(compared) == 5
+    assert list_void_gates(compared.comparisons)[0].endswith("3, is above every value, at most 2")
 
 
 def test_a_metric_that_a_session_lacks_is_not_new() -> None:

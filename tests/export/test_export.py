@@ -329,6 +329,7 @@ class TestCustomMetrics:
         )
         assert (less["latency"]["value"], less["latency"]["unit"]) == (12.0, "ms")
         assert more["overlap_joules"]["extra"].startswith("2 values\n")
+        assert less["latency"]["extra"].startswith("1 value\n")
         assert "output_tokens_per_s" in more
         assert not less.keys() & more.keys()
         notes = [line.partition(" leaves out ")[2] for line in capsys.readouterr().err.splitlines()]

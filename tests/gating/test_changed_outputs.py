@@ -149,3 +149,24 @@ def pytest_llenergy_score(item, result):
         result.stdout.fnmatch_lines(
             ["*not comparable: outputs differ: accuracy 0 < 0.95 × 0.5, so it is no *"]
         )
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[1.0]", "pytest_llenergy_score: 1 score for 2 outputs; return one for each"),
+        ("(1.0 for _ in range(3))", "pytest_llenergy_score: 3 scores for 2 outputs; return one for each"),
+        ("1.0", "pytest_llenergy_score returned 1.0, needs a list with a score for each output"),
+        ("[1.0, 'b']", "score: 'b' is not a number from 0 to 1"),
+    ],
+)
+def test_a_hook_that_does_not_score_each_output_fails_the_test(
+    letters: pytest.Pytester, read_report: Read, returned: str, message: str
+) -> None:
+    """A score for one of two outputs would stand for both."""
+    hook = f"\ndef pytest_llenergy_score(item, result): return {returned}\n"
+    letters.makeconftest((letters.path / "conftest.py").read_text() + hook)
+    result = run(letters, "--energy-report=base.json")
+    result.assert_outcomes(failed=1)
+    assert f"LLEnergyError: {message}" in result.stdout.lines
+    assert "accuracy" not in read_report("base.json")["records"][0]["metrics"]

@@ -69,7 +69,7 @@ def test_usual_names_are_free(name: str) -> None:
     [
         *(
             (name, "the name is built in; choose another one")
-            for name in ("energy_j", "duration_s", "backend", "types", "func", "fullfunc", "param")
+            for name in ("energy_j", "duration_s", "test", "backend", "types", "func", "fullfunc", "param")
         ),
         ("prefil_energy_j", "too similar to the built-in prefill_energy_j; choose another name"),
         *(
@@ -97,6 +97,7 @@ def test_no_built_in_name_is_free() -> None:
         ({"value": "0.5"}, "'0.5' is not a finite number"),
         ({"value": [1, None]}, "None is not a finite number"),
         ({"value": []}, "no values given"),
+        ({"value": ["x" * 99]}, f"'{'x' * 29}…{'x' * 28}' is not a finite number"),
         ({"uncertainty": -1}, "uncertainty is -1, needs 0 or more"),
         ({"value": [1, 2], "uncertainty": 0.1}, "the uncertainty of 2 values comes from their scatter"),
         ({"unit": "x" * 25}, f"unit is {'x' * 25!r}, needs a short text, such as ms"),
@@ -107,6 +108,20 @@ def test_invalid_arguments_are_one_line(arguments: dict[str, Any], message: str)
     with pytest.raises(LLEnergyError) as caught:
         make_metric("loss", **{"value": 1.0, "better": "less", **arguments})
     assert str(caught.value) == f"metric loss: {message}"
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensors_and_arrays_are_values() -> None:
+    """A loss is a tensor of no dimension, and torch may still differentiate it."""
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    loss = torch.tensor(2.25, requires_grad=True)
+    for value in (loss, loss.detach(), numpy.array(2.25), numpy.float32(2.25)):
+        metric, custom = make_metric("loss", value, better="less", uncertainty=torch.tensor(0.5))
+        assert (metric.value, metric.uncertainty, custom.values) == (2.25, 0.5, [])
+    for values in (torch.tensor([1.0, 2.0]), numpy.array([1.0, 2.0])):
+        assert make_metric("loss", values, better="less")[1].values == [1.0, 2.0]
+    with pytest.raises(LLEnergyError, match=r"^metric loss: tensor\(\[1\., 1\.\]\) is not a finite number$"):
+        make_metric("loss", torch.ones(2, 2), better="less")
 
 
 def test_a_hook_adds_a_metric_to_a_record() -> None:

@@ -234,8 +234,8 @@ def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
         "inter_token_latency_s": "fewer than two tokens",
         "prefill_energy_j": "the workload has no phases",
         "decode_energy_j": "the workload has no phases",
-        "prefill_energy_per_input_token_j": "the workload has no prefill phase",
-        "decode_energy_per_output_token_j": "no sequence has a second output token",
+        "prefill_energy_per_input_token_j": "the workload has no phases",
+        "decode_energy_per_output_token_j": "the workload has no phases",
         "peak_memory_bytes": "this system does not report the peak",
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from types import ModuleType
 from typing import Any
 
@@ -68,10 +69,26 @@ def test_without_joules_there_is_only_accuracy() -> None:
     assert set(accuracy_metrics([1, 0], Metric(value=None, unit="J", reason="no meter"))) == {"accuracy"}
 
 
-@pytest.mark.parametrize("scores", [[], [1.1], [-0.1], ["1"], [math.nan]])
-def test_scores_outside_0_to_1_are_refused(scores: list[Any]) -> None:
-    with pytest.raises(LLEnergyError, match=r"^(score|metric accuracy): "):
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ([1.1], "1.1"),
+        ([-0.1], "-0.1"),
+        (["1"], "'1'"),
+        ([math.nan], "nan"),
+        ([1, None], "None"),
+        ([10**400], f"{10**29}…{'0' * 29}"),
+    ],
+)
+def test_scores_outside_0_to_1_are_refused(scores: list[Any], shown: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
         accuracy_metrics(scores, None)
+    assert str(caught.value) == f"score: {shown} is not a number from 0 to 1"
+
+
+def test_references_may_come_from_any_iterable() -> None:
+    assert score_outputs(["a", "b"], iter(["a", "c"]), "exact_match") == [1.0, 0.0]
+    assert score_outputs(["1", "2"], array("i", [1, 3]), "exact_match") == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +96,9 @@ def test_scores_outside_0_to_1_are_refused(scores: list[Any]) -> None:
     [
         (["a"], "exact_match", "score: 1 reference for 2 outputs; give one for each"),
         ("ab", "exact_match", "score: 1 reference for 2 outputs; give one for each"),
+        (iter("abc"), "exact_match", "score: 3 references for 2 outputs; give one for each"),
+        (None, "exact_match", "score: references is None, needs a list with one for each output"),
+        (3, "exact_match", "score: references is 3, needs a list with one for each output"),
         ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
         (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
         (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),

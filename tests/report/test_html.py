@@ -69,6 +69,53 @@ def test_marks_in_the_chart_of_verdicts_have_the_colours_of_its_legend() -> None
     assert "(-)" not in (plot.wide or "")
 
 
+def test_metrics_of_one_test_have_different_labels_in_the_chart_of_verdicts() -> None:
+    names = ("energy_per_output_token_j", "energy_per_input_token_j", "prefill_energy_per_input_token_j")
+    shown = [
+        Comparison(
+            id="benchmarks/test_some.py::test_decode_of_many_tokens[transformers-small-8-float32-long]",
+            metric=name,
+            unit="J/token",
+            verdict="unchanged",
+            reason="why",
+            ratio=1.0,
+            base=1,
+            head=1,
+        )
+        for name in names
+    ]
+    with open_sheet() as sheet:
+        plot = forest_plot(sheet, shown, "forest")
+    assert plot is not None
+    for figure in (plot.svg, plot.wide or ""):
+        assert all(f" · {name}</text>" in figure for name in names)
+        assert all(f": {name}: +0.0%, unchanged" in figure for name in names)
+
+
+def test_a_limit_of_nothing_ends_beyond_the_axis() -> None:
+    """A change of -100 % has no place on an axis of ratios; a report from elsewhere may hold less."""
+    spans = []
+    for low in (0.5, 0.0, -1.3):
+        shown = Comparison(
+            id="t.py::a",
+            metric="loss",
+            unit="",
+            verdict="inconclusive",
+            reason="why",
+            ratio=1.0,
+            low=low,
+            high=1.3,
+            base=1,
+            head=1,
+        )
+        with open_sheet() as sheet:
+            plot = forest_plot(sheet, [shown], "forest")
+        assert plot is not None
+        spans.append(re.findall(r'd="M(-?[\d.]+) [\d.]+H', plot.svg)[0])
+    assert float(spans[0]) > 0 > float(spans[1])
+    assert spans[1] == spans[2]
+
+
 def test_short_times_have_an_axis_in_small_units_without_a_power_of_ten() -> None:
     quick = [
         msgspec.structs.replace(

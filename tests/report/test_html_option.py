@@ -68,6 +68,44 @@ def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None
     assert not Path("energy.html").exists()
 
 
+def test_a_page_that_cannot_be_rendered_costs_neither_report_nor_summary(quick: pytest.Pytester) -> None:
+    quick.makepyfile(TEST)
+    quick.makeconftest(
+        f"{Path('conftest.py').read_text()}\n"
+        "from pytest_llenergy.report.html import page\n"
+        "def render_report(report): raise ValueError('math domain error')\n"
+        "page.render_report = render_report\n"
+    )
+    result = quick.runpytest_subprocess("--energy-meter=ten-watts", "--energy-report", "--energy-html")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "test_it *",
+            "ERROR: energy.html was not written: rendering it raised ValueError: math domain error "
+            "(conftest.py:*)",
+            "energy report: energy.json",
+            "*1 passed*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert Path("energy.json").exists()
+
+
+def test_a_hook_that_raises_costs_neither_report_nor_page(quick: pytest.Pytester) -> None:
+    quick.makepyfile(TEST)
+    hook = "def pytest_llenergy_report(config, report):\n    1 / 0\n"
+    quick.makeconftest(f"{Path('conftest.py').read_text()}\n{hook}")
+    result = quick.runpytest("--energy-meter=ten-watts", "--energy-report", "--energy-html")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "ERROR: a hook pytest_llenergy_report raised ZeroDivisionError: division by zero (conftest.py:*)",
+            "energy report: energy.json",
+            "energy page: energy.html",
+        ]
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "error"),
     [

@@ -13,10 +13,10 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.metrics import METRIC_NAMES
+from pytest_llenergy.measure.metrics import BUILT_IN, METRIC_NAMES
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms, Times, Window
+from pytest_llenergy.model.record import BackendInfo, Flag, Metric, Record, Terms, Times, Window
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import COLUMNS
 from pytest_llenergy.report.layout import GROUP_KEYS, Layout, parse_columns, parse_group_by, parse_sort
@@ -193,6 +193,17 @@ def test_no_line_ends_with_spaces(width: int) -> None:
 def test_every_metric_can_be_shown() -> None:
     assert set(METRIC_NAMES) == {*COMPARED, *DERIVED}
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
+
+
+@pytest.mark.parametrize("name", METRIC_NAMES)
+def test_cells_have_an_uncertainty_if_their_heading_says_so_and_joules_their_unit(name: str) -> None:
+    unit = BUILT_IN[name].unit
+    metric = Metric(value=146.2, unit=unit, uncertainty=12.0, uncertainty_absolute=12.3, n=6)
+    column = COLUMNS[name]
+    cell = column.cell(record_of(metrics={name: metric}))
+    assert ("±" in cell) == column.head.endswith("± u")
+    if unit.partition("/")[0] == "J":
+        assert cell == "146 ± 12 J"
 
 
 def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:

@@ -55,11 +55,15 @@ def row_figure(sheet: Sheet, count: int, width: int, *, above: int = 4) -> tuple
     return drawn, axes
 
 
-def write_row(axes: Axes, row: int, name: str, value: str, width: int) -> None:
-    """Write the name of a row on the left and its value on the right, above the data of the row."""
-    room = width - 20 - text_width(value) - 12
+def write_row(axes: Axes, row: int, name: str, value: str, width: int, metric: str = "") -> None:
+    """Write the name of a row on the left and its value on the right, above the data of the row.
+
+    A name that is too long is shortened, and ``metric``, which follows it, is not.
+    """
+    suffix = f" · {metric}" if metric else ""
+    room = width - 20 - text_width(value) - 12 - text_width(suffix)
     across = axes.get_yaxis_transform()
-    axes.text(0, row + NAME_AT, fit(name, room), fontsize=FONT_SIZE, va="center", transform=across)
+    axes.text(0, row + NAME_AT, fit(name, room) + suffix, fontsize=FONT_SIZE, va="center", transform=across)
     axes.text(
         1,
         row + NAME_AT,

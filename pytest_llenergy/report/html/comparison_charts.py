@@ -49,10 +49,11 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
         tips: dict[str, list[str]] = {}
         for row, each in enumerate(shown):
             _draw_row(axes, row, each, reach)
-            label = plot_label(each.id, 200) + (f" · {each.metric}" if several else "")
             change = format_change_and_limits(each)
-            write_row(axes, row, label, change if width == WIDE else format_change(each), width)
-            tips[f"row{row}"] = [f"{each.id}: {change}, {each.verdict}"]
+            value = change if width == WIDE else format_change(each)
+            write_row(axes, row, plot_label(each.id, 200), value, width, each.metric if several else "")
+            subject = f"{each.id}: {each.metric}" if several else each.id
+            tips[f"row{row}"] = [f"{subject}: {change}, {each.verdict}"]
         axes.set_xlim(-reach, reach)
         axes.set_xticks(
             [log(1 + tick) for tick in _ticks(reach)],
@@ -89,8 +90,10 @@ def _draw_row(axes: Axes, row: int, each: Comparison, reach: float) -> None:
     axes.plot([0, 0], [top, bottom], color=COLOURS["muted"], linewidth=1)
     colour = COLOURS[VERDICT_COLOURS.get(each.verdict, "unchanged")]
     middle = log(each.ratio)
-    if each.low and each.high:
-        axes.plot([log(each.low), log(each.high)], [at, at], color=colour, linewidth=2.5, clip_on=True)
+    if each.low is not None and each.high is not None and each.high > 0:
+        # A limit of 0, or below in a report from elsewhere, is beyond the axis.
+        low = log(each.low) if each.low > 0 else -2 * reach
+        axes.plot([low, log(each.high)], [at, at], color=colour, linewidth=2.5, clip_on=True)
     beyond = abs(middle) > reach
     axes.plot(
         [min(max(middle, -reach), reach)],
@@ -106,7 +109,10 @@ def _draw_row(axes: Axes, row: int, each: Comparison, reach: float) -> None:
 
 def _axis_reach(rows: Sequence[Comparison]) -> float:
     """Return the logarithm of the ratio at the end of the axis."""
-    extents = [abs(log(value)) for each in rows for value in (each.ratio, each.low, each.high) if value]
+    values = [value for each in rows for value in (each.ratio, each.low, each.high)]
+    extents = [abs(log(value)) for value in values if value is not None and value > 0]
+    # The logarithm of 0 is as far as the axis can reach.
+    extents += [log(WIDEST) for value in values if value is not None and value <= 0]
     extents += [log1p(each.rule.tolerance) for each in rows if each.rule is not None]
     return min(max([log(NARROWEST), *extents]) * 1.08, log(WIDEST))
 
