@@ -21,7 +21,9 @@ from pytest_llenergy.backends.tasks import (
     Generation,
     GenerationParams,
     Params,
+    Probe,
     ServedLoad,
+    ServeParams,
     Task,
 )
 from pytest_llenergy.errors import BackendError, PlanError
@@ -138,8 +140,10 @@ class BackendHandle:
             return None
         return TASKS.get(method.__func__.__name__)
 
-    def workload(self, task: Task, inputs: Inputs, params: dict[str, Any]) -> RankWorkload:
-        """Load the model in the ranks and return the batch as their workload.
+    def workload(
+        self, task: Task, inputs: Inputs, params: dict[str, Any], probe: Probe | None = None
+    ) -> RankWorkload:
+        """Load the model in the ranks and return the batch as their workload; ``probe`` is of a search.
 
         Raises:
             BackendError: The inputs are not a list of strings or requests, or the backend does not support
@@ -147,6 +151,8 @@ class BackendHandle:
         """
         check_inputs(task.name, inputs)
         checked = task.params.parse(complete_arguments(task.name, inputs, params))
+        if isinstance(checked, ServeParams):
+            checked = msgspec.structs.replace(checked, probe=probe)
         self._check(task, checked)
         self._check_hosts()
         plan = self.context.plan_ranks(self.spec.capabilities, self.spec.python)

@@ -177,8 +177,10 @@ class Energy(RecordedValues):
     ) -> LoadRun:
         """Search for the highest request rate at which a served load is within its SLO.
 
-        The search measures each rate with one to three rounds. Then the maximum is measured as a test would
-        be, with its rounds (three at least), target and budget, and these are the test's rounds and metrics.
+        The search measures each rate with one to three rounds, round k with the arrivals of seed + k. A load
+        ends as soon as it is certain to miss the SLO. Then the maximum is measured as a test would be, with
+        its rounds (three at least, or two long ones), target and budget, and these are the test's rounds and
+        metrics.
         If it is then not within the SLO, the search goes on below it, up to three times. Without a maximum,
         the test has the rounds of the lowest rate that was measured.
 
@@ -189,9 +191,10 @@ class Energy(RecordedValues):
             between: Lowest and highest request rate (requests per second).
             tolerance: Relative error that the result may have. The search ends when the lowest rate outside
                 the SLO is at most half of it above the result.
-            budget: Seconds after which the search measures no further rate, except the maximum.
+            budget: Seconds after which the search ends, except for the measurement of the maximum.
             **params: Further parameters of ``serve``. ``num_requests`` is the length of each load; by
-                default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO.
+                default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO. Loads
+                without a steady state get more.
 
         Returns:
             The points, and the rounds and metrics at the maximum. ``max_load_requests_per_s`` has a value if

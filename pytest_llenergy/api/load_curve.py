@@ -7,29 +7,37 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_host_meters
-from pytest_llenergy.backends.tasks import SERVE
+from pytest_llenergy.api.load_points import add_max_load, explain_cut, make_point
+from pytest_llenergy.backends.load_phases import OUT_OF_TIME, SHORT_LOAD
+from pytest_llenergy.backends.tasks import SERVE, Probe
 from pytest_llenergy.errors import BackendError, PlanError, ServerError
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
-from pytest_llenergy.measure.goodput import attainment, good_requests, is_saturated
+from pytest_llenergy.measure.goodput import has_flag, is_mostly
 from pytest_llenergy.measure.host_meters import close_all
-from pytest_llenergy.measure.load_search import (
+from pytest_llenergy.measure.load_probe import (
     MAX_PROBE_ROUNDS,
-    LoadSearch,
+    TIMEOUT_SHARE,
+    allowed_misses,
+    check_length,
+    check_requests,
     is_decided,
-    is_within,
     probe_requests,
+    probe_rounds,
+    steady_requests,
 )
+from pytest_llenergy.measure.load_search import LoadSearch
+from pytest_llenergy.measure.load_uncertainty import arrivals_uncertainty, lower_rate
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_plan import RoundPlan
-from pytest_llenergy.measure.round_statistics import percentile
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, MaxLoad, Slo
-from pytest_llenergy.model.record import Metric, Round
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
+from pytest_llenergy.model.record import Round
 from pytest_llenergy.progress import describe_step
 from pytest_llenergy.traffic.requests import Request
 
@@ -39,12 +47,14 @@ REPLACED = ("request_rate", "concurrency", "trace")
 #: Reason in the record of a search until it ends.
 UNFINISHED = "the search did not end"
 
-#: Latencies of a point: its columns, and those of ``ServedRequests``.
-LATENCIES = {
-    "time_to_first_token": "time_to_first_token_s",
-    "time_per_output_token": "time_per_output_token_s",
-    "end_to_end_latency": "end_to_end_latency_s",
-}
+#: Note on a maximum whose uncertainty does not include the arrivals.
+THESE_ARRIVALS = "with these arrivals: its loads do not show how far the maximum of others may be"
+
+#: Length of a load from which on the maximum has two rounds instead of three unless there is time (seconds).
+LONG_LOAD_S = 30.0
+
+#: End of a load without a budget.
+FOREVER_NS = 2**62
 
 
 def parse_rates(rates: Any) -> list[float]:
@@ -131,6 +141,10 @@ class LoadMeasurement:
     points: list[LoadPoint] = field(default_factory=list)
     experiments: dict[int, Experiment] = field(default_factory=dict)
     _begin_s: float = field(default_factory=time.monotonic)
+    #: When the budget of a search is spent (monotonic nanoseconds).
+    _end_ns: int = 0
+    #: Shortest load that has a steady state, as far as is known (seconds).
+    _steady_s: float = 0.0
 
     def measure_curve(self, rates: Sequence[float]) -> None:
         """Measure each rate as a test of its own, without a warm-up after the first."""
@@ -144,22 +158,24 @@ class LoadMeasurement:
         self._finish(self.points.index(chosen), None)
 
     def search(self, search: LoadSearch, budget_s: float) -> None:
-        """Search for the maximum load within the SLO, and measure it as a test of its own."""
-        slo, num_requests = self.slo, self.params.get("num_requests")
+        """Search for the maximum load within the SLO, and measure it as a test of its own.
+
+        Raises:
+            PlanError: Loads that decide do not fit into the time limits.
+        """
+        slo, given = self.slo, self.params.get("num_requests")
         assert slo is not None
+        check_requests(given, slo)
+        if given is None:
+            check_length(slo, search.tolerance, budget_s, self.context.settings.timeout, search.steps)
         self.rates = self.between = search.low, search.high
         numbers = iter(range(1, 1000))
+        self._end_ns = time.monotonic_ns() + round(budget_s * 1e9)
 
-        def size(rate: float) -> dict[str, Any]:
-            return {"num_requests": num_requests or probe_requests(rate, slo, search.tolerance)}
-
-        def probe(rate: float) -> bool:
-            number = next(numbers)
-            warmup = 1 if number == 1 and self.plan.warmup is None else 0
-            plan = replace(self.plan, rounds=1, iterations=1, warmup=warmup, floor=None)
-            title = f"load {number} of about {search.steps}"
+        def probe(rate: float) -> bool | None:
+            title = f"load {next(numbers)} of about {search.steps}"
             try:
-                self._measure(rate, plan, title, size(rate), lambda rounds: is_decided(rounds, slo))
+                return self._search_rate(search, rate, title, in_full=False)
             except ServerError:
                 raise
             except BackendError:
@@ -167,27 +183,88 @@ class LoadMeasurement:
                     raise
                 # The server works, and refuses this load: the point holds the reason.
                 return False
-            return self._is_within(self.points[-1])
-
-        def confirm(rate: float) -> bool:
-            rounds, least = (max(each, MAX_PROBE_ROUNDS) for each in (self.plan.rounds, self.plan.least))
-            plan = replace(self.plan, rounds=rounds, floor=least, iterations=1, warmup=0)
-            self._measure(rate, plan, "maximum load", size(rate))
-            return self._is_within(self.points[-1])
 
         search.run(
             probe,
-            confirm,
+            lambda rate: self._search_rate(search, rate, "maximum load", in_full=True),
             lambda: time.monotonic() - self._begin_s < budget_s,
             f"the search ended after its budget of {budget_s:g} s",
         )
+        if not self.points:
+            raise PlanError(f"max_load: {search.stopped}")
+        self._measure_rise(search, probe)
         rates = [each.request_rate for each in self.points]
         # Measured last of all at this rate, which is the full measurement.
         place = len(rates) - 1 - rates[::-1].index(search.maximum or min(rates))
         self._finish(place, search)
 
-    def _is_within(self, point: LoadPoint) -> bool:
-        if point.within_slo is None:
+    def _search_rate(self, search: LoadSearch, rate: float, title: str, *, in_full: bool) -> bool | None:
+        """Measure a rate of a search, again with more requests while it has no steady state.
+
+        Returns:
+            Whether it is within the SLO. None without a result, with the reason in ``search.stopped`` unless
+            it is the search's budget.
+        """
+        slo, timeout_s = self.slo, self.context.settings.timeout
+        assert slo is not None
+        while time.monotonic_ns() < self._end_ns or in_full:
+            requests = self.params.get("num_requests") or probe_requests(rate, slo, search.tolerance)
+            requests = max(requests, math.ceil(rate * self._steady_s))
+            length_s = requests / rate
+            if length_s > TIMEOUT_SHARE * timeout_s:
+                search.stopped = (
+                    f"a load of {requests} requests at {rate:.3g} request/s takes {length_s:.0f} s, more "
+                    f"than nine tenths of --energy-timeout={timeout_s:g}; raise it, or search higher rates"
+                )
+                return None
+            needed = probe_rounds(requests, slo)
+            plan, is_enough = replace(self.plan, iterations=1), None
+            if in_full:
+                rounds = max(plan.rounds, MAX_PROBE_ROUNDS)
+                least = max(plan.least, MAX_PROBE_ROUNDS) if length_s <= LONG_LOAD_S else max(needed, 2)
+                plan, needed = replace(plan, rounds=rounds, floor=least, warmup=0), rounds
+            else:
+                warmup = int(not self.points and plan.warmup is None)
+                plan = replace(plan, rounds=1, warmup=warmup, floor=None)
+                is_enough = partial(is_decided, slo=slo, needed=needed)
+            probe = Probe(
+                warmups=plan.warmup or 0,
+                allowed=allowed_misses(needed * requests, slo),
+                requests=needed * requests,
+                end_ns=FOREVER_NS if in_full else self._end_ns,
+                longest_s=TIMEOUT_SHARE * timeout_s,
+            )
+            self._measure(rate, plan, title, requests, is_enough, probe)
+            found = self.experiments[len(self.points) - 1].rounds
+            if not is_mostly(SHORT_LOAD, [each for each in found if is_valid(each)]):
+                within = self._is_within(self.points[-1], found)
+                if within is None and (in_full or time.monotonic_ns() < self._end_ns):
+                    search.stopped = (
+                        f"a load of {requests} requests at {rate:.3g} request/s did not end within nine "
+                        f"tenths of --energy-timeout={timeout_s:g}; raise it"
+                    )
+                return within
+            # It decides nothing, and neither would loads as short at other rates.
+            self._steady_s = steady_requests(found, rate, requests) / rate
+        return None
+
+    def _measure_rise(self, search: LoadSearch, probe: Callable[[float], bool | None]) -> None:
+        """Measure a rate below the maximum if the uncertainty needs it and there is time."""
+        if search.maximum is None or search.exceeded is None or time.monotonic_ns() >= self._end_ns:
+            return
+        rate = lower_rate(search.maximum, (each.request_rate for each in self.points if each.within_slo))
+        stopped = search.stopped
+        if rate is not None and probe(rate) is False:
+            search.doubted = rate
+        search.stopped = stopped
+
+    def _is_within(self, point: LoadPoint, rounds: Sequence[Round]) -> bool | None:
+        """Return whether a point is within the SLO; None if its time was up.
+
+        Raises:
+            BackendError: It has no valid round.
+        """
+        if point.within_slo is None and not any(has_flag(each, OUT_OF_TIME) for each in rounds):
             raise BackendError(f"max_load: the load of {point.request_rate:.3g} request/s: {point.reason}")
         return point.within_slo
 
@@ -196,8 +273,9 @@ class LoadMeasurement:
         rate: float,
         plan: RoundPlan,
         title: str,
-        size: dict[str, Any] | None = None,
+        num_requests: int | None = None,
         is_enough: Callable[[Sequence[Round]], bool] | None = None,
+        probe: Probe | None = None,
     ) -> None:
         """Measure one rate, and keep the point whatever happens later."""
         __tracebackhide__ = True
@@ -207,9 +285,10 @@ class LoadMeasurement:
         begin_s = time.monotonic()
         # Opened before the model, which may load for minutes.
         hosts = open_host_meters(context)
-        params = {**self.params, "slo": self.slo, **(size or {}), "request_rate": rate}
+        size = {} if num_requests is None else {"num_requests": num_requests}
+        params = {**self.params, "slo": self.slo, **size, "request_rate": rate}
         try:
-            workload = self.handle.workload(SERVE, self.prompts, params)
+            workload = self.handle.workload(SERVE, self.prompts, params, probe)
         except BaseException:
             close_all(hosts)
             raise
@@ -229,7 +308,8 @@ class LoadMeasurement:
             self._keep(LoadPoint(request_rate=rate, reason=f"{type(error).__name__}: {error}"), None)
             raise
         context.draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
-        self._keep(make_point(rate, experiment, self.slo), experiment)
+        experiment = explain_cut(experiment)
+        self._keep(make_point(rate, experiment, self.slo, num_requests), experiment)
 
     def _keep(self, point: LoadPoint, experiment: Experiment | None) -> None:
         draft = self.context.draft
@@ -260,13 +340,16 @@ class LoadMeasurement:
         draft, experiment = self.context.draft, self.experiments[place]
         assert draft.load_curve is not None
         if search is not None:
+            u, u_arrivals = search.uncertainty, self._arrivals_uncertainty(place, search)
             draft.load_curve = msgspec.structs.replace(
                 draft.load_curve,
                 max_load_requests_per_s=search.maximum,
+                max_load_u_requests_per_s=math.hypot(u, u_arrivals or 0.0) if u is not None else None,
                 exceeded_at_requests_per_s=search.exceeded if search.maximum is not None else None,
-                reason=search.describe_end(),
+                reason=search.describe_end()
+                or (THESE_ARRIVALS if u is not None and u_arrivals is None else None),
             )
-            experiment = add_max_load(experiment, draft.load_curve)
+            experiment = add_max_load(experiment, draft.load_curve, u, u_arrivals)
         times = experiment.times
         if times is not None:
             own_s = times.load_s + times.warmup_s + times.rounds_s + times.gaps_s
@@ -274,59 +357,16 @@ class LoadMeasurement:
             times = msgspec.structs.replace(times, other_loads_s=others_s)
         draft.experiment = replace(experiment, times=times)
 
-
-def make_point(rate: float, experiment: Experiment, slo: Slo | None) -> LoadPoint:
-    """Return the point of a measured load on the curve."""
-    rounds = [round_ for round_ in experiment.rounds if is_valid(round_)]
-    metrics = experiment.metrics
-    per_token = metrics.get("energy_per_output_token_j")
-    served = [round_.served for round_ in rounds if round_.served is not None]
-    # All figures of requests are over those of all rounds, so that none contradicts another.
-    seconds = sum(round_.duration_s for round_ in rounds)
-    good = [count for round_ in rounds if (count := good_requests(round_)) is not None]
-    latencies: dict[str, float] = {}
-    for name, column in LATENCIES.items():
-        known = [each for part in served for each in getattr(part, column) if each is not None]
-        if known:
-            latencies |= {f"{name}_p{percent}_s": percentile(known, percent) for percent in (50, 99)}
-    first = experiment.rounds[0].served
-    return LoadPoint(
-        request_rate=rate,
-        requests=len(first.sent_s) + len(first.failures) if first is not None else 0,
-        rounds=len(rounds),
-        requests_per_s=sum(len(part.sent_s) for part in served) / seconds if seconds else None,
-        energy_per_output_token_j=per_token.value if per_token is not None else None,
-        energy_per_output_token_u_j=per_token.uncertainty if per_token is not None else None,
-        slo_attainment=attainment(*rounds),
-        goodput_requests_per_s=sum(good) / seconds if good and seconds else None,
-        saturated=is_saturated(rounds),
-        within_slo=is_within(experiment.rounds, slo),
-        reason=per_token.reason if per_token is not None and per_token.value is None else None,
-        **latencies,
-    )
-
-
-def add_max_load(experiment: Experiment, curve: LoadCurve) -> Experiment:
-    """Add the result of a search to the rounds and metrics of the measurement that ended it.
-
-    The maximum lies between the highest rate that holds and the lowest that exceeds the SLO. The value is the
-    former; its standard uncertainty is that of a rectangular distribution up to the latter.
-    """
-    found, above = curve.max_load_requests_per_s, curve.exceeded_at_requests_per_s
-    name = "max_load_requests_per_s"
-    if found is None and curve.between is not None:
-        low = curve.between[0]
-        exceeded = any(each.request_rate == low and each.within_slo is False for each in curve.points)
-        above = low if exceeded else None
-    bounds = MaxLoad(at_least_requests_per_s=found, below_requests_per_s=above, reason=curve.reason)
-    metric = Metric(value=None, unit="request/s", reason=curve.reason)
-    if found is not None and above is not None:
-        u = (above - found) / math.sqrt(3)
-        bounds = msgspec.structs.replace(bounds, requests_per_s=found, u_requests_per_s=u)
-        n = sum(map(is_valid, experiment.rounds))
-        metric = msgspec.structs.replace(metric, value=found, uncertainty=u, uncertainty_absolute=u, n=n)
-    rounds = [msgspec.structs.replace(round_, max_load=bounds) for round_ in experiment.rounds]
-    return replace(experiment, rounds=rounds, metrics={**experiment.metrics, name: metric})
+    def _arrivals_uncertainty(self, place: int, search: LoadSearch) -> float | None:
+        if search.maximum is None or self.slo is None:
+            return None
+        lower = {
+            point.request_rate: self.experiments[number].rounds
+            for number, point in enumerate(self.points)
+            if point.within_slo
+        }
+        rounds = self.experiments[place].rounds
+        return arrivals_uncertainty(search.maximum, rounds, lower, self.slo, search.tolerance)
 
 
 def _rate(point: LoadPoint) -> float:

@@ -48,6 +48,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Keyword arguments of a task."""
 
     task: ClassVar[str]
+    #: Fields that no caller may give.
+    internal: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -56,10 +58,11 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises:
             BackendError: An argument is unknown, has the wrong type or is out of bounds.
         """
-        unknown = sorted(set(values) - set(cls.__struct_fields__))
+        accepted = [name for name in cls.__struct_fields__ if name not in cls.internal]
+        unknown = sorted(set(values) - set(accepted))
         if unknown:
-            known = f"known: {', '.join(cls.__struct_fields__)}"
-            hint = "; ".join(filter(None, (known, did_you_mean(unknown, cls.__struct_fields__))))
+            known = f"known: {', '.join(accepted)}"
+            hint = "; ".join(filter(None, (known, did_you_mean(unknown, accepted))))
             raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; {hint}")
         try:
             params = msgspec.convert(dict(values), cls)
@@ -89,7 +92,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def primitives(self) -> dict[str, Primitive]:
         """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in self.internal}
         return {name: _to_primitive(value) for name, value in values.items()}
 
 
@@ -267,11 +270,32 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a search for the maximum load sends one of its loads.
+
+    Round k of each rate has the arrivals of seed + k. A load ends early once its result is certain or its
+    time is up.
+
+    Attributes:
+        warmups: Runs before the first round, which send only a few requests.
+        allowed: Requests of all rounds together that may miss the SLO.
+        requests: Requests of all rounds together.
+        end_ns: When the load ends at the latest (monotonic nanoseconds).
+        longest_s: Longest time from the preparation of a round to the end of its load (seconds).
+    """
+
+    warmups: int
+    allowed: int
+    requests: int
+    end_ns: int
+    longest_s: float
+
+
 class ServeParams(GenerationParams, frozen=True):
     """Parameters of ``serve``: ``request_rate``, a trace, or ``concurrency`` alone.
 
     Prompts are used in turn; a conversation counts as one of them, here and below. Arrivals are the same in
-    each round; a schedule of more than a day is refused.
+    each round, except in a search; a schedule of more than a day is refused.
 
     Attributes:
         request_rate: Open loop: requests per second, sent on schedule whatever the server does.
@@ -287,9 +311,11 @@ class ServeParams(GenerationParams, frozen=True):
         max_failures: Most requests of a round that may fail without failing the test.
         request_timeout_s: Longest time of a request (seconds), after which it has failed; None for any.
         slo: Limits of the latencies, from ``pytest_llenergy.slo``, which give goodput.
+        probe: Set by ``energy.max_load``.
     """
 
     task: ClassVar[str] = "serve"
+    internal: ClassVar[frozenset[str]] = frozenset({"probe"})
 
     request_rate: float | None = None
     concurrency: int | None = None
@@ -302,6 +328,7 @@ class ServeParams(GenerationParams, frozen=True):
     max_failures: int = 0
     request_timeout_s: float | None = None
     slo: Slo | None = None
+    probe: Probe | None = None
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()
@@ -349,8 +376,10 @@ class ServeParams(GenerationParams, frozen=True):
             return self.trace[-1]
         return (self.requests - 1) / self.request_rate if self.request_rate else 0.0
 
-    def offsets_s(self) -> tuple[float, ...]:
+    def offsets_s(self, number: int = 0) -> tuple[float, ...]:
         """Return the send time of each request in seconds from the start; empty in a closed loop.
+
+        ``number`` is added to the seed.
 
         Gaps follow a gamma distribution, which is exponential for a ``burstiness`` of 1. They are scaled so
         that the last of n requests is sent after (n - 1) / rate seconds: the rate is then the requested one,
@@ -358,7 +387,7 @@ class ServeParams(GenerationParams, frozen=True):
         """
         if self.trace or self.request_rate is None:
             return self.trace
-        draw = random.Random(self.seed)
+        draw = random.Random(self.seed + number)
         gaps = [draw.gammavariate(self.burstiness, 1.0) for _ in range(self.requests - 1)]
         scale = self._last_s() / sum(gaps) if gaps else 0.0
         return (0.0, *(each * scale for each in accumulate(gaps)))

@@ -24,7 +24,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import SATURATED
+from pytest_llenergy.backends.load_phases import CUT_SHORT, SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
 from pytest_llenergy.model.record import (
     LOCALHOST,
@@ -356,9 +356,14 @@ def work_differences(base: Record, head: Record, tolerance: float, *, saturation
     # Reports of earlier versions have none.
     if base.source_digest is not None and base.source_digest != head.source_digest:
         differences.append("the benchmark itself changed")
-    saturated = [_describe_saturation(side, record) for side, record in (("base", base), ("head", head))]
+    sides = ("base", base), ("head", head)
+    saturated = [_describe_saturation(side, record) for side, record in sides]
     if saturation and (saturated[0] is None) != (saturated[1] is None):
         differences += [each for each in saturated if each is not None]
+    if saturation:
+        for side, record in sides:
+            cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
+            differences += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
     return differences + _token_differences(base, head, tolerance)
 
 

@@ -53,8 +53,11 @@ def inter_token_latency_s(timeline: Timeline) -> float | None:
 
 
 def served_requests(timeline: Timeline) -> ServedRequests | None:
-    """Return the latencies of each request of a served load, to the microsecond; ``None`` for other work."""
-    if not timeline.served:
+    """Return the latencies of each request of a served load, to the microsecond.
+
+    ``None`` for other work, and for a load that ended early.
+    """
+    if not timeline.served or not timeline.requests:
         return None
     requests = sorted(timeline.requests, key=lambda each: each.start_ns or 0)
     times = [

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
 
@@ -88,7 +87,12 @@ def worst_latency_ratio(rounds: Sequence[Round], slo: Slo) -> float:
     return max(ratios)
 
 
-def is_saturated(rounds: Sequence[Round]) -> bool:
-    """Return whether the server could not keep up in half of the rounds or more."""
-    flagged = sum(any(flag.name == SATURATED for flag in round_.flags) for round_ in rounds)
+def has_flag(round_: Round, *names: str) -> bool:
+    """Return whether a round has one of these flags."""
+    return any(flag.name in names for flag in round_.flags)
+
+
+def is_mostly(name: str, rounds: Sequence[Round]) -> bool:
+    """Return whether half of the rounds or more have a flag."""
+    flagged = sum(has_flag(round_, name) for round_ in rounds)
     return flagged > 0 and flagged >= len(rounds) / 2

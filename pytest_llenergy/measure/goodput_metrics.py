@@ -62,7 +62,9 @@ def _max_load(round_: Round) -> RoundValue | None:
     if found is None or found.requests_per_s is None:
         return None
     # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
-    return RoundValue(found.requests_per_s, shape=found.u_requests_per_s or 0.0)
+    # Both sides of a comparison have the same arrivals.
+    arrivals = found.u_arrivals_requests_per_s or 0.0
+    return RoundValue(found.requests_per_s, accuracy=arrivals, shape=found.u_requests_per_s or 0.0)
 
 
 def _lacks_max_load(round_: Round) -> str | None:

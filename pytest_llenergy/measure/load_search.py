@@ -2,12 +2,9 @@
 """Search for the highest request rate within an SLO.
 
 The search halves the ratio of a bracket until its ends differ by no more than half of the tolerance: the
-scatter of latencies, which moves the bracket, has the other half. Both ends of the
-result were measured: the lower one is within the SLO, the upper one is not. The ends of the given range are
-measured only if every rate between them has the same result.
-
-A rate is measured with one round if the result is clear, otherwise with two, or three if they disagree, since
-percentiles of latencies scatter most where a queue begins to grow.
+scatter of latencies, which moves the bracket, has the other half. Both ends of the result were measured: the
+lower one is within the SLO, the upper one is not. The ends of the given range are measured only if every rate
+between them has the same result. How a rate is measured is described in ``load_probe``.
 """
 
 from __future__ import annotations
@@ -16,88 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.goodput import attainment, is_saturated, worst_latency_ratio
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Round
-
-#: Most rounds of a rate that is close to the maximum, and fewest of the maximum itself. Of two rounds, one
-#: that the host disturbed would decide.
-MAX_PROBE_ROUNDS = 3
-
-#: A round is clearly within the SLO if its latencies are below this share of their limits, and clearly not if
-#: it is saturated or this share of the attainment is not reached.
-CLEAR = 0.8
 
 #: Most times that a maximum of short measurements is measured in full. Each time that it then fails, the
 #: search goes on below, and further each time.
 MAX_CONFIRMATIONS = 3
 
-#: Fewest requests of a probe, and most that the attainment alone asks for.
-MIN_REQUESTS, MAX_ATTAINMENT_REQUESTS = 32, 100
-
-#: Longest time to send the requests of a probe (seconds). Where a limit needs longer, the rising latencies
-#: of a saturated load show first.
-MAX_PROBE_S = 60.0
-
 #: Smallest and largest tolerance of a search.
 MIN_TOLERANCE, MAX_TOLERANCE = 0.001, 1.0
-
-
-def probe_requests(rate: float, slo: Slo, tolerance: float) -> int:
-    """Return how many requests show whether a load is within the SLO, if the server has a fixed capacity.
-
-    At a rate above capacity by ``tolerance``, request i of an open loop waits i × tolerance / rate seconds.
-    The load must be so long that more requests than the attainment allows wait longer than the limit. Time
-    per output token does not grow with the queue and needs only enough requests to count.
-
-    Args:
-        rate: Requests per second.
-        slo: The limits.
-        tolerance: Relative tolerance of the search.
-    """
-    for_attainment = math.ceil(round(1 / (1 - slo.attainment), 6)) if slo.attainment < 1 else math.inf
-    least = max(MIN_REQUESTS, min(MAX_ATTAINMENT_REQUESTS, for_attainment))
-    waits_s = [limit for limit in (slo.ttft_s, slo.e2e_s) if limit is not None]
-    length_s = min(waits_s, default=0.0) * (1 + tolerance) / (tolerance * slo.attainment)
-    return max(int(least), math.ceil(rate * min(length_s, MAX_PROBE_S)))
-
-
-def is_within(rounds: Sequence[Round], slo: Slo | None) -> bool | None:
-    """Return whether a load was within the SLO; ``None`` without a valid round.
-
-    The requests of all rounds count together, as in their percentiles. A load that the server cannot keep up
-    with in half of the rounds is not within any SLO.
-    """
-    valid = [round_ for round_ in rounds if is_valid(round_)]
-    if not valid:
-        return None
-    if is_saturated(valid) or slo is None:
-        return not is_saturated(valid)
-    return (attainment(*valid) or 0.0) >= slo.attainment
-
-
-def is_decided(rounds: Sequence[Round], slo: Slo) -> bool:
-    """Return whether these rounds of a rate decide whether it is within the SLO."""
-    valid = [round_ for round_ in rounds if is_valid(round_)]
-    if len(rounds) >= MAX_PROBE_ROUNDS:
-        return True
-    results = [is_within([round_], slo) for round_ in valid]
-    if len(results) > 1:
-        # They agree, so that their requests together do.
-        return results[0] == results[1]
-    return bool(valid) and _is_clear(valid[0], slo)
-
-
-def _is_clear(round_: Round, slo: Slo) -> bool:
-    if any(flag.name == SATURATED for flag in round_.flags):
-        return True
-    share = attainment(round_) or 0.0
-    if share >= slo.attainment:
-        return worst_latency_ratio([round_], slo) <= CLEAR
-    return share < CLEAR * slo.attainment
 
 
 @dataclass
@@ -110,6 +33,8 @@ class LoadSearch:
         tolerance: Relative error that the result may have.
         within: Rates that were within the SLO, ascending, below ``exceeded``.
         exceeded: Lowest rate that was not, and above which nothing is searched.
+        held: Highest rate that was within the SLO in any measurement, even if a lower one exceeded it.
+        doubted: Rate below the maximum that was not within the SLO when it was measured last.
         stopped: Why the search ended early.
     """
 
@@ -118,6 +43,8 @@ class LoadSearch:
     tolerance: float
     within: list[float] = field(default_factory=list)
     exceeded: float | None = None
+    held: float = 0.0
+    doubted: float | None = None
     stopped: str | None = None
 
     @staticmethod
@@ -147,6 +74,21 @@ class LoadSearch:
         return self.within[-1] if self.within else None
 
     @property
+    def uncertainty(self) -> float | None:
+        """Standard uncertainty of the maximum (requests per second); None unless both bounds are known.
+
+        The maximum is anywhere from the rate that holds, its value, to the one that exceeds the SLO: the
+        width over the root of 3. If a higher rate once held, so that measurements contradict each other, it
+        is anywhere between these two as well: the width over the root of 12. Both are rectangular
+        distributions (GUM, JCGM 100:2008, 4.3.7).
+        """
+        if self.maximum is None or self.exceeded is None:
+            return None
+        lowest = self.exceeded if self.doubted is None else self.doubted
+        contradicted = max(0.0, self.held - lowest) / math.sqrt(12)
+        return math.hypot((self.exceeded - self.maximum) / math.sqrt(3), contradicted)
+
+    @property
     def steps(self) -> int:
         """Most rates that are measured until the bracket is as narrow as the tolerance."""
         return max(1, math.ceil(math.log2(math.log(self.high / self.low) / math.log(self._narrow)))) + 1
@@ -169,6 +111,7 @@ class LoadSearch:
     def add(self, rate: float, *, within: bool) -> None:
         """Take in the result of a rate."""
         if within:
+            self.held = max(self.held, rate)
             self.within.append(rate)
             self.within.sort()
             return
@@ -177,32 +120,38 @@ class LoadSearch:
 
     def run(
         self,
-        probe: Callable[[float], bool],
-        confirm: Callable[[float], bool],
+        probe: Callable[[float], bool | None],
+        confirm: Callable[[float], bool | None],
         may_go_on: Callable[[], bool],
         stop_reason: str,
     ) -> None:
         """Search, and measure the maximum in full.
 
         Args:
-            probe: Measures a rate briefly; returns whether it is within the SLO.
+            probe: Measures a rate briefly; returns whether it is within the SLO, None if there was no time to
+                find out.
             confirm: Measures a rate in full.
             may_go_on: Returns whether there is time for another probe.
-            stop_reason: Why the search ends if there is not.
+            stop_reason: Why the search ends if there is not, unless ``stopped`` has another reason.
         """
         confirmed: set[float] = set()
         for failures in range(MAX_CONFIRMATIONS):
             # Where short measurements were wrong once, only full ones count.
             measure = confirm if failures else probe
             while (rate := self.next_rate()) is not None:
-                if not may_go_on():
-                    self.stopped = stop_reason
+                within = measure(rate) if may_go_on() else None
+                if within is None:
+                    self.stopped = self.stopped or stop_reason
                     break
-                within = measure(rate)
                 self.add(rate, within=within)
                 confirmed |= {rate} if within and failures else set()
             found = self.maximum
-            if found is None or found in confirmed or confirm(found):
+            if found is None or found in confirmed:
+                return
+            within = confirm(found)
+            if within is None:
+                self.stopped = self.stopped or stop_reason
+            if within is not False:
                 return
             self.add(found, within=False)
             doubtful = found / (1 + self.tolerance) ** (2 ** (failures + 1))

@@ -91,9 +91,11 @@ class LoadPoint(StoredStruct, frozen=True):
         goodput_requests_per_s: Requests per second that meet every limit.
         slo_attainment: Share of requests that meet every limit.
         saturated: Whether the server could not keep up in half of the rounds or more.
+        short: Whether half of the rounds or more were too short for a steady state.
         within_slo: Whether the load was not saturated and enough requests met every limit; without an SLO,
-            whether it was not saturated. None without a valid round.
-        reason: Why a figure is missing.
+            whether it was not saturated. None if that is not known: without a valid round, if the load is
+            ``short``, or if the budget of a search ended it.
+        reason: Why a figure is missing. A load that a search ended early has none.
     """
 
     request_rate: Number
@@ -111,6 +113,7 @@ class LoadPoint(StoredStruct, frozen=True):
     slo_attainment: Number | None = None
     goodput_requests_per_s: Number | None = None
     saturated: bool = False
+    short: bool = False
     within_slo: bool | None = None
     reason: str | None = None
 
@@ -121,14 +124,16 @@ class LoadCurve(StoredStruct, frozen=True):
     Attributes:
         between: Lowest and highest rate of a search for the maximum load; None for given rates.
         max_load_requests_per_s: Highest rate that the search found to be within the SLO.
+        max_load_u_requests_per_s: Its standard uncertainty, with that from the arrivals if known.
         exceeded_at_requests_per_s: Lowest rate above it that was not within the SLO.
-        reason: Why the search found no maximum, or only one of its bounds.
+        reason: Why the search found no maximum, or only one of its bounds, or what its uncertainty lacks.
     """
 
     points: list[LoadPoint]
     slo: Slo | None = None
     between: tuple[Number, Number] | None = None
     max_load_requests_per_s: Number | None = None
+    max_load_u_requests_per_s: Number | None = None
     exceeded_at_requests_per_s: Number | None = None
     reason: str | None = None
 
@@ -138,12 +143,13 @@ class LoadCurve(StoredStruct, frozen=True):
 
 
 def describe_max_load(curve: LoadCurve) -> str:
-    """Return the result of a search in one line, such as ``9.8 request/s (10.1 exceeds it)``."""
+    """Return the result of a search in one line, such as ``9.8 ± 1.2 request/s (10.1 exceeds it)``."""
     found, above = curve.max_load_requests_per_s, curve.exceeded_at_requests_per_s
     if found is None:
         return f"no maximum load: {curve.reason}"
+    u = curve.max_load_u_requests_per_s
     bound = (
-        f"{found:.3g} request/s ({above:.3g} exceeds it)"
+        f"{found:.3g}{f' ± {u:.2g}' if u is not None else ''} request/s ({above:.3g} exceeds it)"
         if above is not None
         else f">= {found:.3g} request/s"
     )
@@ -155,7 +161,9 @@ class MaxLoad(StoredStruct, frozen=True):
 
     Attributes:
         requests_per_s: The rate; None if the search did not find both of its bounds.
-        u_requests_per_s: Its standard uncertainty from the search's bracket.
+        u_requests_per_s: Its standard uncertainty with the same arrivals: the search's bracket, and
+            measurements that contradict each other.
+        u_arrivals_requests_per_s: Standard uncertainty from the arrivals; None if unknown.
         at_least_requests_per_s: Highest rate that was within the SLO.
         below_requests_per_s: Lowest rate above it that was not.
         reason: Why the search did not find the rate.
@@ -163,6 +171,7 @@ class MaxLoad(StoredStruct, frozen=True):
 
     requests_per_s: Number | None = None
     u_requests_per_s: Number | None = None
+    u_arrivals_requests_per_s: Number | None = None
     at_least_requests_per_s: Number | None = None
     below_requests_per_s: Number | None = None
     reason: str | None = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pytest_llenergy.backends.load_phases import SHORT_LOAD
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, describe_max_load
 from pytest_llenergy.model.quantity import format_scaled, scale_of
 
@@ -62,10 +63,10 @@ def less_important_heads(curve: LoadCurve) -> frozenset[str]:
 def describe_result(point: LoadPoint) -> str:
     """Return whether a load was within the SLO, in a word or two."""
     if point.within_slo is None:
-        return "no result"
+        return SHORT_LOAD if point.short else "no result"
     if point.saturated:
         return "saturated"
-    if point.slo_attainment is None:
+    if point.within_slo and point.slo_attainment is None:
         return "sustained"
     return "within" if point.within_slo else "exceeds"
 

@@ -13,6 +13,7 @@ from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code, list_failures
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.model.load_curve import MaxLoad
 from pytest_llenergy.model.record import Flag, Phase, Record, Round
 from pytest_llenergy.model.served import ServedRequests, TokenGaps
 
@@ -55,6 +56,31 @@ def test_a_gate_on_a_steady_metric_passes_while_both_sides_keep_up() -> None:
     found = compared(STEADILY, STEADILY)
     assert [each.verdict for each in found.comparisons] == ["unchanged"]
     assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("name", ["ended-early", "out-of-time"])
+def test_a_part_of_a_load_is_not_comparable(name: str) -> None:
+    """A search without a result may have only such rounds; even two of them are different parts."""
+    flag = Flag(name=name, severity="warning", detail="the load ended after 9 of 100 requests")
+    rounds = [round_of(joules, flags=[flag], requests=None, tokens=None) for joules in LEVEL]
+    cut = record_of(rounds=rounds)
+    for base, head, side in ((STEADILY, cut, "head"), (cut, cut, "base")):
+        (only,) = compared(base, head, "energy_j").comparisons
+        assert only.verdict == "not comparable"
+        assert f"a load of {side} {name}: the load ended after 9 of 100 requests" in only.reason
+
+
+def test_a_search_without_a_result_shows_a_regression() -> None:
+    """The load of the lowest rate ended early: base holds 10 requests per second, head not even 5."""
+    flag = Flag(name="ended-early", severity="warning", detail="x")
+    found = MaxLoad(requests_per_s=10.0, u_requests_per_s=0.1, at_least_requests_per_s=10.0)
+    none = MaxLoad(below_requests_per_s=5.0, reason="even 5 request/s is not within the SLO")
+    base = record_of(rounds=[msgspec.structs.replace(served_round(j), max_load=found) for j in LEVEL])
+    head = record_of(
+        rounds=[round_of(j, flags=[flag], requests=None, tokens=None, max_load=none) for j in LEVEL]
+    )
+    (only,) = compared(base, head, "max_load_requests_per_s").comparisons
+    assert (only.verdict, only.reason) == ("regressed", "base holds 10 request/s, head not even 5")
 
 
 @pytest.mark.parametrize("metric", [STEADY, "energy_per_output_token_j", None])

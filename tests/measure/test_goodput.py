@@ -13,7 +13,7 @@ from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.measure.goodput import (
     attainment,
-    is_saturated,
+    is_mostly,
     mark_good_requests,
     worst_latency_ratio,
 )
@@ -179,10 +179,10 @@ def test_the_ratio_to_the_limits_is_that_of_the_share_that_counts() -> None:
 
 def test_a_load_is_saturated_if_half_of_its_rounds_are() -> None:
     flagged = load(flags=[Flag(name="saturated", severity="warning", detail="x")])
-    assert is_saturated([flagged, flagged, load()])
-    assert is_saturated([flagged, load()])
-    assert not is_saturated([flagged, load(), load()])
-    assert not is_saturated([])
+    assert is_mostly("saturated", [flagged, flagged, load()])
+    assert is_mostly("saturated", [flagged, load()])
+    assert not is_mostly("saturated", [flagged, load(), load()])
+    assert not is_mostly("saturated", [])
 
 
 @pytest.mark.parametrize(

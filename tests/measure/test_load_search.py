@@ -1,44 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the maximum load, on queues whose maximum a calculation gives, without a clock."""
+"""The search for the maximum load; test_load_probe.py has what decides about a rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from random import Random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.load_search import (
-    MAX_PROBE_ROUNDS,
-    LoadSearch,
-    is_decided,
-    is_within,
-    probe_requests,
-)
-from pytest_llenergy.model.load_curve import Slo, slo
-from pytest_llenergy.model.record import Flag, Round
-
-from .test_goodput import load
+from pytest_llenergy.measure.load_search import LoadSearch
 
 BETWEEN, TOLERANCE = (0.5, 32.0), 0.05
 
 
 def search(
-    within: Callable[[float], bool],
+    within: Callable[[float], bool | None],
     between: tuple[float, float] = BETWEEN,
     tolerance: float = TOLERANCE,
-    confirm: Callable[[float], bool] | None = None,
+    confirm: Callable[[float], bool | None] | None = None,
     probes: int = 1000,
 ) -> tuple[LoadSearch, list[float]]:
     """Search with at most so many probes; return the search and the rates it measured."""
     found, rates = LoadSearch.between(between, tolerance), list[float]()
 
-    def probe(rate: float) -> bool:
+    def probe(rate: float) -> bool | None:
         rates.append(rate)
         return within(rate)
 
@@ -123,118 +110,41 @@ def test_invalid_searches_are_refused(between: Any, tolerance: Any, message: str
     assert message in str(caught.value)
 
 
-def waits_s(slots: int, service_s: float, arrivals_s: Sequence[float]) -> list[float]:
-    """Return how long each request waits for one of ``slots``, which each serve in a fixed time."""
-    free_s, waits = [0.0] * slots, []
-    for arrived_s in arrivals_s:
-        begin_s = max(arrived_s, heappop(free_s))
-        heappush(free_s, begin_s + service_s)
-        waits.append(begin_s - arrived_s)
-    return waits
+def test_a_probe_without_a_result_ends_the_search_with_its_bracket() -> None:
+    found, rates = search(lambda rate: None if 8 < rate < 20 else rate <= 9.7)
+    assert len(rates) > 1
+    assert found.maximum is not None
+    assert found.maximum <= 8
+    assert found.exceeded in (None, *rates)
+    assert found.describe_end() == "no time left"
 
 
-def test_a_load_five_percent_above_capacity_is_long_enough_to_show() -> None:
-    """Even arrivals: a queue grows only above capacity, so that the maximum is the capacity."""
-    for limit in (slo(ttft=0.2), slo(ttft=1.0, attainment=0.9), slo(e2e=2.0, attainment=1.0)):
-        for capacity in (4.0, 10.0, 25.0):
-            for rate, within in ((capacity * 0.999, True), (capacity * 1.051, False)):
-                requests = probe_requests(rate, limit, 0.05)
-                waits = waits_s(1, 1 / capacity, [place / rate for place in range(requests)])
-                longest = limit.ttft_s or (limit.e2e_s or 0.0)
-                share = sum(wait <= longest + 1e-9 for wait in waits) / requests
-                assert (share >= limit.attainment) == within
+def test_a_maximum_that_could_not_be_measured_in_full_stays() -> None:
+    found, _ = search(lambda rate: rate <= 10, confirm=lambda _: None)
+    assert found.maximum is not None
+    assert found.describe_end() == "no time left"
 
 
-def test_a_load_has_enough_requests_to_count_a_share() -> None:
-    assert probe_requests(1.0, slo(tpot=0.05), 0.05) == 100
-    assert probe_requests(1.0, slo(tpot=0.05, attainment=0.9), 0.05) == 32
-    assert probe_requests(1.0, slo(tpot=0.05, attainment=1.0), 0.05) == 100
-    # A limit of ten seconds would need minutes.
-    assert probe_requests(10.0, slo(e2e=10.0), 0.05) == 600
+def test_the_uncertainty_is_that_of_the_bracket() -> None:
+    found, _ = search(lambda rate: rate <= 9.7)
+    assert found.exceeded is not None
+    assert found.maximum is not None
+    assert found.uncertainty == pytest.approx((found.exceeded - found.maximum) / 3**0.5)
 
 
-def simulate(rate: float, slots: int, service_s: float, limits: Slo, seed: int) -> list[float]:
-    requests = probe_requests(rate, limits, TOLERANCE)
-    params = ServeParams(request_rate=rate, num_requests=requests, seed=seed)
-    return waits_s(slots, service_s, params.offsets_s())
+def test_an_open_bracket_has_no_uncertainty() -> None:
+    assert search(lambda _: True)[0].uncertainty is None
+    assert search(lambda _: False)[0].uncertainty is None
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("slots", "service_s"), [(1, 0.1), (4, 0.2), (2, 0.05)])
-def test_the_maximum_of_a_queue_of_known_capacity_is_found(slots: int, service_s: float, seed: int) -> None:
-    """Probes scatter by up to 10 ms, as on a real host; the true maximum has no scatter."""
-    limits, noise = slo(ttft=0.3), Random(seed)
-    capacity = slots / service_s
-
-    def share(rate: float) -> float:
-        waits = simulate(rate, slots, service_s, limits, seed)
-        return sum(wait <= 0.3 for wait in waits) / len(waits)
-
-    true = capacity / 4
-    while share(true * 1.005) >= limits.attainment:
-        true *= 1.005
-
-    def within(rate: float) -> bool:
-        waits, rounds = simulate(rate, slots, service_s, limits, seed), list[Round]()
-        while not (rounds and is_decided(rounds, limits)):
-            shown = [(wait + noise.uniform(0, 0.01), None, 1.0, 1) for wait in waits]
-            rounds.append(load(shown, limits=limits))
-        result = is_within(rounds, limits)
-        assert result is not None
-        return result
-
-    found, rates = search(within, between=(capacity / 8, capacity * 3))
-    assert found.maximum == pytest.approx(true, rel=0.05)
-    assert len(rates) <= found.steps
-
-
-LIMITS = slo(ttft=1.0, attainment=0.9)
-INVALID = Flag(name="foreign-process", severity="invalid", detail="x")
-SATURATED = Flag(name="saturated", severity="warning", detail="x")
-
-
-def waiting(seconds: float, bad: int = 0, flags: Sequence[Flag] = ()) -> Round:
-    """A round of 20 requests that wait so long, except for ``bad`` ones."""
-    requests = [(2.0 if place < bad else seconds, None, 3.0, 1) for place in range(20)]
-    return load(requests, limits=LIMITS, flags=flags)
-
-
-def test_a_clear_round_decides_and_a_close_one_is_repeated() -> None:
-    assert is_decided([waiting(0.5)], LIMITS)
-    assert is_decided([waiting(0.5, bad=12)], LIMITS)
-    assert is_decided([waiting(0.5, flags=[SATURATED])], LIMITS)
-    close, missed = waiting(0.9), waiting(0.9, bad=3)
-    assert not is_decided([close], LIMITS)
-    assert is_decided([close, close], LIMITS)
-    assert not is_decided([close, missed], LIMITS)
-    assert is_decided([close, missed, missed], LIMITS)
-    assert is_within([close, waiting(0.9, bad=4), missed], LIMITS) is False
-    assert is_within([close, missed, close], LIMITS) is True
-
-
-def test_one_disturbed_round_does_not_end_the_search_too_low() -> None:
-    """A stall of the host makes 3 of 20 requests late: not within the SLO, and not a clear result."""
-    stalled = waiting(0.2, bad=3)
-    assert not is_decided([stalled], LIMITS)
-    assert is_within([stalled, waiting(0.2), waiting(0.2)], LIMITS) is True
-
-
-def test_the_requests_of_all_rounds_decide() -> None:
-    """Two rounds without a late request and one with 7 of 20: 7 of 60 are late, and 6 are allowed."""
-    assert is_within([waiting(0.2), waiting(0.2), waiting(0.2, bad=7)], LIMITS) is False
-    assert is_within([waiting(0.2), waiting(0.2), waiting(0.2, bad=6)], LIMITS) is True
-
-
-def test_a_saturated_load_is_within_no_slo() -> None:
-    saturated = waiting(0.1, flags=[SATURATED])
-    assert is_within([saturated], LIMITS) is False
-    assert is_within([saturated], None) is False
-    assert is_within([saturated, waiting(0.1)] * 2, LIMITS) is False
-    assert is_within([waiting(5.0)], None) is True
-
-
-def test_invalid_rounds_decide_nothing() -> None:
-    invalid = waiting(0.1, flags=[INVALID])
-    assert not is_decided([invalid], LIMITS)
-    assert is_decided([invalid] * MAX_PROBE_ROUNDS, LIMITS)
-    assert is_within([invalid], LIMITS) is None
+def test_measurements_that_contradict_each_other_widen_the_uncertainty() -> None:
+    """Short probes hold up to 10 requests per second, full measurements up to 8: from 8 to 10 is unknown."""
+    found, _ = search(lambda rate: rate <= 10, confirm=lambda rate: rate <= 8)
+    assert found.exceeded is not None
+    assert found.maximum is not None
+    bracket = (found.exceeded - found.maximum) / 3**0.5
+    assert found.held > 9.7
+    assert found.uncertainty == pytest.approx(math.hypot(bracket, (found.held - found.exceeded) / 12**0.5))
+    assert (found.uncertainty or 0.0) > 3 * bracket
+    found.doubted = found.maximum / 1.5
+    assert (found.uncertainty or 0.0) > found.maximum / 3 / 12**0.5

@@ -443,7 +443,10 @@ class TestLauncher:
             )
             return done.stdout + done.stderr
 
-        assert run("--energy-report").count("ERROR: torchrun or the like has started 2 pytest processes") == 2
+        refused = run("--energy-report")
+        # torchrun may end the second process before it gets so far.
+        assert "ERROR: torchrun or the like has started 2 pytest processes" in refused
+        assert "1 passed" not in refused
         assert not (quick.path / "energy.json").exists()
         # A suite that keeps no energy may run so.
         assert run().count("1 passed") == 2

@@ -49,6 +49,7 @@ class Stream:
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     broke: str | None = None
     path: str = COMPLETIONS_PATH
+    ended: bool = False
 
     @property
     def failed(self) -> bool:
@@ -134,13 +135,21 @@ class Client:
         return first
 
     async def stream(
-        self, body: bytes, path: str = COMPLETIONS_PATH, timeout_s: float | None = None
+        self,
+        body: bytes,
+        path: str = COMPLETIONS_PATH,
+        timeout_s: float | None = None,
+        watch: Callable[[Stream], None] = lambda _: None,
     ) -> Stream:
-        """Send one request and record when its parts arrive. Failures are recorded, too."""
+        """Send one request and record when its parts arrive. Failures are recorded, too.
+
+        ``watch`` gets the stream when the request is sent.
+        """
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
         stream = Stream(sent_ns=time.monotonic_ns(), path=path)
+        watch(stream)
         try:
             async with self._session.post(
                 self.url + path, data=body, headers=JSON_HEADERS, timeout=limit
@@ -152,6 +161,7 @@ class Client:
             stream.broke = "a time-out" if timeout_s is None else f"not done after {timeout_s:g} s"
         except self._errors as error:
             stream.broke = _error_line(error)
+        stream.ended = True
         return stream
 
     def close(self) -> None:

@@ -14,12 +14,15 @@ import msgspec
 
 from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.server.client import Client, Dialect, Stream
+from pytest_llenergy.backends.server.early_end import SETTLE_S, IdleCheck, MissCounter, end_flag
 from pytest_llenergy.backends.server.encoder import Encoder, Message
 from pytest_llenergy.backends.server.process import is_port_closed
 from pytest_llenergy.backends.server.settings import Address
 from pytest_llenergy.backends.server.stream import Answer, FailedRequestError, answer_text, read_answer
 from pytest_llenergy.backends.tasks import (
+    DEFAULT_REQUESTS,
     GenerationParams,
+    Probe,
     ServedGeneration,
     ServedLoad,
     ServeParams,
@@ -62,6 +65,7 @@ class Endpoint:
     Attributes:
         check: Raises with the server's last output line if it has died.
         flags: What a reader must know of every measurement with this server.
+        idle: Whether it still works on requests of a load that ended early.
     """
 
     client: Client
@@ -70,6 +74,20 @@ class Endpoint:
     check: Callable[[], None]
     address: Address
     flags: list[Flag] = field(default_factory=list)
+    idle: IdleCheck = field(default_factory=IdleCheck)
+
+    def prepare_round(self, connections: int) -> None:
+        """Open connections, and wait until the server is idle.
+
+        Raises:
+            BackendError: It does not answer, or is still busy with a load that ended early.
+        """
+        self.client.open_connections(connections, self.health)
+        if not self.idle.is_settled and not self.client.run(self.idle.settle(_from_now_ns(SETTLE_S))):
+            raise BackendError(
+                f"server: still busy {SETTLE_S:g} s after a search for the maximum load has closed its "
+                "streams; restart it, or use another server for this test"
+            )
 
     def run(self, work: Coroutine[Any, Any, list[Exchange]]) -> tuple[list[Exchange], bool]:
         """Run the requests. If some broke off, report a server that died meanwhile.
@@ -170,7 +188,7 @@ class BatchJob:
 
     def before_round(self) -> None:
         """Open a connection per request."""
-        self.endpoint.client.open_connections(len(self.bodies), self.endpoint.health)
+        self.endpoint.prepare_round(len(self.bodies))
 
     def run(self) -> list[Exchange]:
         return self.endpoint.run(self._send())[0]
@@ -194,12 +212,16 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What was sent, and when the load started and ended. ``died`` is whether the server is gone."""
+    """What was sent, and when the load started and ended.
+
+    ``died`` is whether the server is gone, and ``ended`` why a load of a search ended early.
+    """
 
     exchanges: list[Exchange]
     start_ns: int
     end_ns: int
     died: bool = False
+    ended: Flag | None = None
 
 
 @dataclass
@@ -227,34 +249,87 @@ class LoadJob:
         # Not from 0: a server that was measured before may still have those texts in its cache.
         self._run = time.time_ns()
         self._failed = 0
+        self._probed = 0
+        self._counter: MissCounter | None = None
+        self._end_ns = 0
 
     def before_round(self) -> None:
         """Open the connections that are needed at once; an open loop opens more as it goes."""
         connections = min(self.params.concurrency or 1, len(self.requests))
-        self.endpoint.client.open_connections(connections, self.endpoint.health)
+        probe, endpoint = self.params.probe, self.endpoint
+        if probe is None:
+            endpoint.prepare_round(connections)
+            return
+        endpoint.client.open_connections(connections, endpoint.health)
+        self._end_ns = min(probe.end_ns, _from_now_ns(probe.longest_s))
+        endpoint.idle.use(self._bodies[id(self.requests[0])], endpoint.client, self.encoder.path)
+        endpoint.client.run(endpoint.idle.settle(self._end_ns))
 
     def run(self) -> LoadOutcome:
         self._failed = 0
         self._run += 1
-        offsets_s = self.params.offsets_s()
+        probe = self.params.probe
+        if probe is not None:
+            return self._run_probe(probe)
         start_ns = time.monotonic_ns()
-        exchanges, died = self.endpoint.run(self._send(offsets_s, start_ns))
+        exchanges, died = self.endpoint.run(self._send(self.requests, self.params.offsets_s(), start_ns))
         return LoadOutcome(exchanges, start_ns, time.monotonic_ns(), died)
 
-    async def _send(self, offsets_s: Sequence[float], start_ns: int) -> list[Exchange]:
+    def _run_probe(self, probe: Probe) -> LoadOutcome:
+        """Run a load of a search, which may end early."""
+        number, self._probed = self._probed - probe.warmups, self._probed + 1
+        requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
+        assert self.params.slo is not None
+        counter = self._counter = MissCounter(self.params.slo, probe.allowed)
+        start_ns = time.monotonic_ns()
+        sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
+        exchanges, died = self.endpoint.run(self._until_over(sending, counter))
+        end_ns, ended = time.monotonic_ns(), None
+        if counter.was_cut:
+            self.endpoint.idle.is_settled = False
+            ended = end_flag(probe, len(requests), counter)
+        return LoadOutcome(exchanges, start_ns, end_ns, died, ended)
+
+    async def _until_over(
+        self, sending: Coroutine[Any, Any, list[Exchange]], counter: MissCounter
+    ) -> list[Exchange]:
+        """Send a load until its result is certain or its time is up; then close its streams."""
+        left_s = (self._end_ns - time.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            sending.close()
+            counter.was_cut = True
+            return []
+        load, over = asyncio.create_task(sending), asyncio.create_task(counter.over.wait())
+        await asyncio.wait({load, over}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        counter.was_cut = not load.done()
+        for task in (load, over):
+            task.cancel()
+        await asyncio.wait({load, over})
+        counter.close()
+        return [] if counter.was_cut else load.result()
+
+    async def _send(
+        self, requests: Sequence[Request], offsets_s: Sequence[float], start_ns: int
+    ) -> list[Exchange]:
         """Send each request at its time, or all of them as slots become free."""
         slots = asyncio.Semaphore(self.params.concurrency) if self.params.concurrency else nullcontext()
         sent: list[asyncio.Task[list[Exchange]]] = []
-        for number, request in enumerate(self.requests):
-            due_ns = None
-            if offsets_s:
-                due_ns = start_ns + round(offsets_s[number] * 1e9)
-                # Sleep even if it is due, so that requests in flight progress.
-                await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
-            if self._failed > self.params.max_failures:
-                break
-            sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
-        return [exchange for made in await asyncio.gather(*sent) for exchange in made]
+        try:
+            for number, request in enumerate(requests):
+                due_ns = None
+                if offsets_s:
+                    due_ns = start_ns + round(offsets_s[number] * 1e9)
+                    # Sleep even if it is due, so that requests in flight progress.
+                    await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+                if self._failed > self.params.max_failures:
+                    break
+                sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
+            return [exchange for made in await asyncio.gather(*sent) for exchange in made]
+        except asyncio.CancelledError:
+            for task in sent:
+                task.cancel()
+            await asyncio.gather(*sent, return_exceptions=True)
+            raise
 
     async def _converse(
         self, number: int, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
@@ -271,7 +346,7 @@ class LoadJob:
                     await asyncio.sleep(turn.think_s)
                 body, told = self._body(turn, history, is_first=not made)
                 stream = await self.endpoint.client.stream(
-                    body, self.encoder.path, self.params.request_timeout_s
+                    body, self.encoder.path, self.params.request_timeout_s, self._watch
                 )
                 tokens = self.encoder.output_tokens(turn)
                 made.append(Exchange(stream, tokens, ready_ns=ready_ns, talk=number))
@@ -280,10 +355,19 @@ class LoadJob:
                     made[0].input_tokens = None if turn.system else turn.input_tokens
                 if stream.failed:
                     self._failed += 1
+                    if self._counter is not None and self._failed <= self.params.max_failures:
+                        self._counter.add(stream)
+                    elif self._counter is not None:
+                        # The load ends with the error.
+                        self._counter.close()
                     break
                 if request.follow_ups:
                     history += [*told, ("assistant", answer_text(stream))]
         return made
+
+    def _watch(self, stream: Stream) -> None:
+        if self._counter is not None:
+            self._counter.watch(stream)
 
     def _body(
         self, turn: Request, history: Sequence[Message], *, is_first: bool
@@ -298,6 +382,9 @@ class LoadJob:
         return body, [*system, ("user", turn.prompt)]
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
+        if outcome.ended is not None:
+            flags = [*self.endpoint.flags, outcome.ended]
+            return ServedLoad(texts=[], token_ids=[], requests=[], exact=False, flags=flags)
         limit = None if outcome.died else self.params.max_failures
         answered, failures = self.endpoint.parse_answers(
             outcome.exchanges, self.params, len(self.requests), limit
@@ -371,6 +458,10 @@ def _failed(failures: Sequence[str], sent: int) -> list[Flag]:
         return []
     detail = f"{len(failures)} of {sent} requests failed, and their joules count; the first: {failures[0]}"
     return [Flag(name="failed-request", severity="warning", detail=detail)]
+
+
+def _from_now_ns(seconds: float) -> int:
+    return time.monotonic_ns() + round(seconds * 1e9)
 
 
 def _seconds(start_ns: int | None, end_ns: int) -> float:

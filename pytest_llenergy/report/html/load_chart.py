@@ -80,7 +80,7 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
     if curve.max_load_requests_per_s is not None:
         legend.append(LegendEntry("line dash1", f"{word} load{' within the SLO' if curve.slo else ''}"))
     if not all(point.within_slo for point in points):
-        legend.append(LegendEntry("ring", "exceeds the SLO" if curve.slo is not None else "saturated"))
+        legend.append(LegendEntry("ring", "not within the SLO" if curve.slo is not None else "not sustained"))
     title = f"Energy and latency over load{f', {side}' if side else ''}"
     described = describe_curve(curve)
     caption = f"{described[0].upper()}{described[1:]}."

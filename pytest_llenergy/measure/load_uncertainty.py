@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the maximum load of a few rounds may be from that of other arrivals.
+
+Each round has other arrivals, and with them another maximum. That of a single round is where its latencies
+reach the limit. They are known at the rate of the maximum, and how fast they rise is known from a lower rate
+with the same arrivals. The largest difference of two rounds is the standard uncertainty, more than their
+standard deviation: the bursts that decide are rare, so that rounds without one agree with each other and are
+all too high. Nor does a load show that its rate is above capacity by less than the search's tolerance.
+``benchmarks/plugin/serving/max_load_run.py`` shows how often twice this uncertainty covers the maximum of an
+endless load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from pytest_llenergy.measure.goodput import worst_latency_ratio
+from pytest_llenergy.measure.round_metric import is_valid
+from pytest_llenergy.model.load_curve import Slo
+from pytest_llenergy.model.record import Round
+
+#: The lower rate is below the maximum by this factor or more, because between closer ones latencies rise in
+#: steps. The second is the margin of one that is measured for it.
+FARTHER, MARGIN = 1.2, 1.01
+
+#: Latencies below this share of the limit tell nothing of how fast they rise, and the smallest rise that is
+#: assumed: latencies are proportional to the root of the rate.
+SMALLEST_RATIO, SMALLEST_RISE = 0.05, 0.5
+
+
+def lower_rate(rate: float, within: Iterable[float]) -> float | None:
+    """Return the rate to measure so that the rise of latencies is known.
+
+    ``None`` if one of the rates ``within`` the SLO is low enough.
+    """
+    return None if any(each * FARTHER <= rate for each in within) else rate / (FARTHER * MARGIN)
+
+
+def arrivals_uncertainty(
+    rate: float,
+    rounds: Sequence[Round],
+    lower: Mapping[float, Sequence[Round]],
+    slo: Slo,
+    tolerance: float,
+) -> float | None:
+    """Return the standard uncertainty of a maximum load from its arrivals (requests per second).
+
+    Args:
+        rate: The maximum.
+        rounds: Its rounds.
+        lower: The rounds of other rates that were within the SLO.
+        slo: The limits.
+        tolerance: Relative tolerance of the search.
+
+    Returns:
+        ``None`` if there are fewer than two rounds, or no rate is low enough.
+    """
+    at_maximum = _ratios(rounds, slo)
+    rates = {each: found for each in lower if each * FARTHER <= rate and (found := _ratios(lower[each], slo))}
+    if len(at_maximum) < 2 or not rates:
+        return None
+    below = max(rates)
+    same = min(len(at_maximum), len(rates[below]))
+    rise = (fmean(at_maximum[:same]) - fmean(rates[below][:same])) / math.log(rate / below)
+    scatter = (max(at_maximum) - min(at_maximum)) / max(rise, SMALLEST_RISE)
+    return rate * math.hypot(scatter, tolerance / math.sqrt(3))
+
+
+def _ratios(rounds: Iterable[Round], slo: Slo) -> list[float]:
+    """Return for each round the logarithm of the ratio that ``worst_latency_ratio`` gives."""
+    complete = (each for each in rounds if is_valid(each) and each.served is not None)
+    return [math.log(max(worst_latency_ratio([each], slo), SMALLEST_RATIO)) for each in complete]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of a search that end early, on a server that goes on with requests whose streams were closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from pytest_llenergy.backends.server.backend import ServerBackend
+from pytest_llenergy.backends.server.load import LoadJob, LoadOutcome
+from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.load_curve import slo
+
+from .servers.start import queueing
+from .test_server import loaded
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[ServerBackend]:
+    """Two slots of 50 ms: 40 requests per second."""
+    with loaded(command=queueing(slots=2, service=0.05)) as (backend, _):
+        yield backend
+
+
+def job(
+    backend: ServerBackend,
+    rate: float,
+    requests: int,
+    limits: dict[str, float],
+    *,
+    allowed: int | None = None,
+    seconds: float = 100.0,
+    warmups: int = 0,
+    **params: object,
+) -> LoadJob:
+    """Prepare a load, of a search if ``allowed`` requests may miss the limits."""
+    probe = None
+    if allowed is not None:
+        probe = Probe(
+            warmups=warmups,
+            allowed=allowed,
+            requests=requests,
+            end_ns=time.monotonic_ns() + round(seconds * 1e9),
+            longest_s=100.0,
+        )
+    asked = {"request_rate": rate, "num_requests": requests, "max_new_tokens": 3, **params}
+    parsed = ServeParams.parse(asked)
+    return backend.prepare_serve(
+        ["abc"],
+        ServeParams(**{**_fields(parsed), "slo": slo(**limits), "probe": probe}),  # type: ignore[arg-type]
+    )
+
+
+def _fields(params: ServeParams) -> dict[str, object]:
+    return {name: getattr(params, name) for name in params.__struct_fields__}
+
+
+def run(load: LoadJob) -> tuple[LoadOutcome, ServedLoad]:
+    load.before_round()
+    outcome = load.run()
+    return outcome, load.result(outcome)
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 0.2}, {"e2e": 0.2}], ids=["ttft", "e2e"])
+def test_a_load_ends_when_more_requests_have_missed_the_slo_than_may(
+    backend: ServerBackend, limits: dict[str, float]
+) -> None:
+    outcome, result = run(job(backend, 100.0, 1000, limits, allowed=3))
+    (flag,) = result.flags
+    assert (flag.name, flag.severity) == ("ended-early", "warning")
+    assert "missed the SLO, and 3 of 1000 may" in flag.detail
+    # All of them take ten seconds to send, and 25 to answer.
+    assert (outcome.end_ns - outcome.start_ns) / 1e9 < 5
+    assert (result.requests, result.texts, result.spans) == ([], [], [])
+
+
+def test_the_next_load_finds_an_idle_server(backend: ServerBackend) -> None:
+    """The server has taken some 80 requests when the first load ends, which it serves in two seconds."""
+    outcome, _ = run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
+    assert outcome.ended is not None
+    _, result = run(job(backend, 20.0, 5, {"ttft": 5}, allowed=3))
+    assert _longest_wait_s(result) < 0.8
+
+
+def test_a_load_outside_of_a_search_finds_an_idle_server_too(backend: ServerBackend) -> None:
+    run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
+    _, result = run(job(backend, 20.0, 5, {"ttft": 5}))
+    assert _longest_wait_s(result) < 0.8
+
+
+def _longest_wait_s(result: ServedLoad) -> float:
+    return max((each.first_token_ns or 0) - (each.start_ns or 0) for each in result.requests) / 1e9
+
+
+def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
+    _, result = run(job(backend, 10.0, 1000, {"ttft": 5}, allowed=3, seconds=1.0))
+    (flag,) = result.flags
+    assert flag.name == "out-of-time"
+    assert "of 1000 requests, because its time was up" in flag.detail
+
+
+def test_a_server_that_stays_busy_takes_the_time_of_the_load(backend: ServerBackend) -> None:
+    run(job(backend, 400.0, 200, {"ttft": 0.4}, allowed=3))
+    _, result = run(job(backend, 10.0, 1000, {"ttft": 5}, allowed=3, seconds=0.2))
+    assert "after 0 of 1000 requests" in result.flags[0].detail
+    # Let later tests find it idle.
+    run(job(backend, 20.0, 2, {"ttft": 5}))
+
+
+def test_a_load_that_keeps_its_limits_is_complete(backend: ServerBackend) -> None:
+    outcome, result = run(job(backend, 20.0, 10, {"ttft": 5, "e2e": 5}, allowed=0))
+    assert outcome.ended is None
+    assert len(result.requests) == 10
+
+
+def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:
+    outcome, result = run(job(backend, 400.0, 60, {"ttft": 0.01}))
+    assert outcome.ended is None
+    assert len(result.requests) == 60
+
+
+def test_rounds_of_a_search_have_different_arrivals(backend: ServerBackend) -> None:
+    """Round k has those of seed + k, whatever the warm-up was, which is short."""
+    load = job(backend, 200.0, 40, {"ttft": 5}, allowed=40, warmups=1, seed=7)
+    warmup, *rounds = (run(load)[0] for _ in range(3))
+    assert len(warmup.exchanges) == 32
+    for number, outcome in enumerate(rounds):
+        sent_s = [((each.due_ns or 0) - outcome.start_ns) / 1e9 for each in outcome.exchanges]
+        expected = ServeParams(request_rate=200.0, num_requests=40, seed=7 + number).offsets_s()
+        assert sent_s == pytest.approx(expected, abs=1e-6)
+
+
+def test_rounds_outside_of_a_search_have_the_same_arrivals(backend: ServerBackend) -> None:
+    load = job(backend, 200.0, 20, {"ttft": 5})
+    first, second = (run(load)[0] for _ in range(2))
+    gaps = [
+        [b - a for a, b in pairwise(each.due_ns or 0 for each in outcome.exchanges)]
+        for outcome in (first, second)
+    ]
+    assert gaps[0] == pytest.approx(gaps[1], abs=2)
+
+
+def test_too_many_failures_are_an_error_and_no_result() -> None:
+    """A server that drops every connection: four requests fail before the fifth, of which one may."""
+    with loaded(command=queueing(slots=2, service=0.05, breaks=2)) as (backend, _):
+        load = job(backend, 20.0, 40, {"ttft": 5}, allowed=3, max_failures=1)
+        with pytest.raises(BackendError, match="failed, max_failures is 1"):
+            run(load)
+
+
+@pytest.mark.parametrize("value", [None, {"allowed": 1}])
+def test_tests_cannot_ask_for_an_early_end(value: object) -> None:
+    with pytest.raises(BackendError, match="unknown argument probe") as caught:
+        ServeParams.parse({"request_rate": 1.0, "probe": value})
+    assert "probe" not in str(caught.value).partition("known:")[2]
+    assert "probe" not in ServeParams(request_rate=1.0).primitives()
