@@ -188,7 +188,7 @@ class LoadMeasurement:
             probe,
             lambda rate: self._search_rate(search, rate, "maximum load", in_full=True),
             lambda: time.monotonic() - self._begin_s < budget_s,
-            f"the search ended after its budget of {budget_s:g} s",
+            f"the search ended after its budget of {budget_s:g} s; raise budget=, or narrow between=",
         )
         if not self.points:
             raise PlanError(f"max_load: {search.stopped}")
