@@ -15,9 +15,9 @@ from pytest_llenergy.devices.board_settings import (
     SettingsRefusedError,
     apply_settings,
     parse_settings,
-    restore_left_settings,
 )
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.left_settings import restore_left_settings
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest

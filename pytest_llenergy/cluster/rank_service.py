@@ -24,10 +24,10 @@ from pytest_llenergy.devices.board_settings import (
     GpuSettings,
     SettingsRefusedError,
     apply_settings,
-    restore_left_settings,
 )
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.left_settings import restore_left_settings
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free

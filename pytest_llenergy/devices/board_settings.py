@@ -10,11 +10,9 @@ doctor`` names it, and the next test that leases the board restores what it says
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import select
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,18 +25,13 @@ import msgspec
 
 import pytest_llenergy
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
+from pytest_llenergy.devices.left_settings import Change, file_prefix, restore_board, restore_left_settings
+from pytest_llenergy.devices.lockdir import LockDirectory
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.subprocess_query import PROGRAM
 from pytest_llenergy.devices.timeouts import PARENT_POLL_S, QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.model.record import BoardSettings
-
-#: Limit for files that are read, many times the size of one.
-MAX_BYTES = 4096
-
-#: Begins the names of files that note changes.
-_PREFIX = f"{FILE_PREFIX}settings-"
 
 #: Signals that ask a process to end.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -91,15 +84,6 @@ def parse_settings(values: Mapping[str, object], parameters: Mapping[str, object
         raise PlanError(f"power_limit_w is {watts!r}, needs a number of watts such as 250")
     settings = GpuSettings(watts, None if clocks is None else pair)  # type: ignore[arg-type]
     return None if settings == GpuSettings() else settings
-
-
-class Change(msgspec.Struct, frozen=True):
-    """A change of one board, as its file holds it: of the power limit, in mW, or of the clocks."""
-
-    uuid: str
-    before_mw: int | None = None
-    set_mw: int | None = None
-    locks_clocks: bool = False
 
 
 @dataclass
@@ -201,108 +185,6 @@ def _end(guard: subprocess.Popen[bytes], directory: LockDirectory, uuids: Sequen
         )
 
 
-def restore_left_settings(directory: LockDirectory, uuids: Sequence[str]) -> None:
-    """Restore what killed runs have left on boards, which this process must have leased.
-
-    Raises:
-        DeviceError: A board cannot be restored.
-    """
-    for uuid in uuids:
-        for name in _list_files(directory, uuid):
-            with _open_left(directory, name, fcntl.LOCK_EX) as content:
-                if content is None:
-                    continue
-                change = _decode(content)
-                if change is not None and change.uuid == uuid:
-                    _restore_in_session(change, directory.path / name)
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=directory.descriptor)
-
-
-def describe_left_settings(directory: LockDirectory) -> Iterator[str]:
-    """Yield a line for each power limit or clock that a killed run has left on a board."""
-    for name in _list_files(directory):
-        with _open_left(directory, name, fcntl.LOCK_SH) as content:
-            change = None if content is None else _decode(content)
-        if change is not None:
-            limit = "" if change.set_mw is None else f"a power limit of {change.set_mw / 1000:g} W"
-            yield (
-                f"{change.uuid}: a killed run has left {limit or 'locked graphics clocks'} on it; as root, "
-                f"run a test that leases it, or: {_by_hand(change, directory.path / name)}"
-            )
-
-
-def _list_files(directory: LockDirectory, uuid: str = "") -> list[str]:
-    """Return the names of the files about a board, by default about any."""
-    names = os.listdir(directory.descriptor)  # noqa: PTH208
-    return sorted(name for name in names if name.startswith(_prefix(uuid) if uuid else _PREFIX))
-
-
-def _prefix(uuid: str) -> str:
-    return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:16]}-"
-
-
-@contextmanager
-def _open_left(directory: LockDirectory, name: str, lock: int) -> Iterator[bytes | None]:
-    """Lock and read a file about a change. Yields None if it counts for nothing."""
-    try:
-        descriptor = os.open(name, READ_FLAGS | os.O_NONBLOCK, dir_fd=directory.descriptor)
-    except OSError:
-        # Just restored, or a link that somebody else has put there.
-        yield None
-        return
-    try:
-        state = os.fstat(descriptor)
-        # Others could make root change a board.
-        is_trusted = stat.S_ISREG(state.st_mode) and state.st_uid in (0, os.geteuid()) and state.st_nlink == 1
-        try:
-            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # Of a guard at work: this test is a part of the one that holds the board.
-            is_trusted = False
-        yield os.read(descriptor, MAX_BYTES) if is_trusted else None
-    finally:
-        os.close(descriptor)
-
-
-def _decode(content: bytes) -> Change | None:
-    """Return the change, or None if its writer was killed before it had changed anything."""
-    try:
-        return msgspec.json.decode(content, type=Change)
-    except msgspec.DecodeError:
-        return None
-
-
-def _by_hand(change: Change, path: Path) -> str:
-    restoring = "-rgc" if change.before_mw is None else f"-pl {change.before_mw / 1000:g}"
-    return f"nvidia-smi -i {change.uuid} {restoring}; rm {path}"
-
-
-def _restore_in_session(change: Change, path: Path) -> None:
-    session = Session()
-    try:
-        _restore(session, session.open_board(change.uuid), change)
-    except session.module.NVMLError as error:
-        raise DeviceError(
-            f"{change.uuid}: a killed run has left a power limit or clock on it, which cannot be put back "
-            f"({error}); as root, run pytest once, or: {_by_hand(change, path)}"
-        ) from None
-    finally:
-        session.close()
-
-
-def _restore(session: Session, board: BoardHandle, change: Change) -> None:
-    nvml = session.module
-    try:
-        limit_mw = nvml.nvmlDeviceGetPowerManagementLimit(board.handle) if change.set_mw is not None else None
-        # Somebody else may have set another limit since.
-        if limit_mw is not None and limit_mw == change.set_mw != change.before_mw:
-            nvml.nvmlDeviceSetPowerManagementLimit(board.handle, change.before_mw)
-    finally:
-        if change.locks_clocks:
-            nvml.nvmlDeviceResetGpuLockedClocks(board.handle)
-
-
 # The guard process.
 
 
@@ -342,7 +224,7 @@ class _Guard:
         error = None
         for each in self._changed:
             try:
-                _restore(self._session, each.board, each.change)
+                restore_board(self._session, each.board, each.change)
             except self._session.module.NVMLError as problem:
                 # The file stays, for the next try.
                 error = f"{each.board.uuid}: {problem}"
@@ -395,7 +277,7 @@ class _Guard:
 
     def _change(self, change: Change, board: BoardHandle, make: Callable[[], object]) -> None:
         """Note a change, then make it."""
-        name = f"{_prefix(board.uuid)}{os.urandom(8).hex()}"
+        name = f"{file_prefix(board.uuid)}{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o644, dir_fd=self._directory.descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

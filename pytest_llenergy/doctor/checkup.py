@@ -15,10 +15,10 @@ from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices import lockfiles
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.amd import AmdBoard, list_boards
-from pytest_llenergy.devices.board_settings import describe_left_settings
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.inventory import Inventory, read_answering
 from pytest_llenergy.devices.lease import CPU
+from pytest_llenergy.devices.left_settings import describe_left_settings
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.devices.mig import NO_INSTANCES, Instance
 from pytest_llenergy.devices.nvml import Session
