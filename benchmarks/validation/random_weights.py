@@ -84,9 +84,12 @@ def _drawing(device: str) -> Iterator[None]:
 
     def draw(path: str, **keywords: Any) -> Any:
         dtype = getattr(torch, keywords.pop("dtype"))
+        with_report = keywords.pop("output_loading_info", False)
         torch.manual_seed(0)
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype, **keywords)
+            config = AutoConfig.from_pretrained(path)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **keywords)
+        return (model, {"missing_keys": [], "mismatched_keys": []}) if with_report else model
 
     with patch.object(AutoModelForCausalLM, "from_pretrained", draw):
         yield

@@ -97,7 +97,7 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     width = normal_quantile(1 - rule.alpha) * _standard_error(base, head)
     if change == width == 0:
         return ValueChange("unchanged", "both sides have the same value", 1.0 if base.value else None)
-    if min(base.value, head.value) < 0 or base.value < SMALLEST * largest:
+    if base.value <= 0 or head.value < 0 or base.value < SMALLEST * largest:
         return _compare_differences(base.value, sign * change, width, rule)
     ratio = head.value / base.value
     logs = [log(max(each, SMALLEST * largest) / base.value) for each in _around(head.value, width)]
@@ -130,7 +130,7 @@ def _compare_differences(base: float, worse: float, width: float, rule: Rule) ->
         return ValueChange("regressed", amount)
     if -worse >= least and -worse > width:
         return ValueChange("improved", amount)
-    if worse + width < least or worse == 0:
+    if worse + width < least or worse == width == 0:
         return ValueChange("unchanged", f"{amount}, at most {least:g} worse")
     return ValueChange("inconclusive", f"{amount}, known to {width:.3g}")
 

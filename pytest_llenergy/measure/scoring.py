@@ -20,8 +20,9 @@ ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 #: Precedes the name of a metric of lm-eval where a scorer is named.
 LM_EVAL = "lm_eval:"
 
-#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too.
-CORPUS_METRICS = ("bleu", "chrf", "chrf++")
+#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too. BLEU cannot, as it is
+#: 0 for an output of fewer than four words.
+CORPUS_METRICS = ("chrf", "chrf++")
 
 #: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
 Scorer = Callable[[str, Any], float]
@@ -69,7 +70,7 @@ def _lm_eval_scorer(name: str) -> Scorer:
         text = str(reference)
         try:
             if whole is not None:
-                return float(whole([(text, output)])) / 100
+                return min(1.0, float(whole([(text, output)])) / 100)
             return float(metric(predictions=[output], references=[text])[name])
         except (TypeError, KeyError, IndexError):
             raise LLEnergyError(

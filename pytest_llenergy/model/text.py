@@ -39,6 +39,12 @@ _SECRET_VALUE = re.compile(
     r"(\"[^\"]*\"|'[^']*'|\S+)"
 )
 
+#: A word that is an assignment or an option with its value, which may have spaces. A quoted value ends before
+#: the word does, which is then a command.
+_SECRET_WORD = re.compile(
+    rf"((?i:--?(?:{_SECRET})=)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)=)[^\"'].*", re.DOTALL
+)
+
 #: Most characters of the name of a test.
 MAX_NAME_LENGTH = 160
 
@@ -112,7 +118,9 @@ def redact_secrets(words: Iterable[str]) -> list[str]:
     redacted: list[str] = []
     hide = False
     for word in words:
-        redacted.append("***" if hide else _SECRET_VALUE.sub(r"\1***", word))
+        assigned = _SECRET_WORD.fullmatch(word)
+        shown = f"{assigned[1]}***" if assigned else _SECRET_VALUE.sub(r"\1***", word)
+        redacted.append("***" if hide else shown)
         hide = not hide and _SECRET_OPTION.fullmatch(word) is not None
     return redacted
 

@@ -149,8 +149,8 @@ def test_a_value_with_which_a_model_cannot_be_loaded_is_one_line(name: str, valu
 def test_weights_that_are_not_in_the_file_are_not_measured(options: dict[str, Any]) -> None:
     """transformers would make random ones."""
     assert re.fullmatch(
-        r"transformers cannot load random:llama-tiny with .*: (63|6) weights are not in its files, or not in "
-        r"that shape, and would be random, such as model\.layers\.\d\.\S+",
+        r"transformers cannot load random:llama-tiny with .*: its files lack weights, or have them in "
+        r"another shape: (63|6) would be random, such as model\.layers\.\d\.\S+",
         refusal(**options),
     )
 
@@ -160,7 +160,7 @@ def test_a_model_whose_files_lack_weights_is_refused(tmp_path: Path) -> None:
     shutil.copytree(pretrained_path(resolve_model(TINY)), whole)
     config = json.loads((whole / "config.json").read_text())
     (whole / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    lacking = r"model whole: ValueError: 9 weights are not in its files[^\n]*$"
+    lacking = r"model whole: ValueError: its files lack weights[^\n]*: 9 would be random[^\n]*$"
     with pytest.raises(ModelError, match=f"^{lacking}"):
         LoadedRanks(model=str(whole))
     with pytest.raises(ModelError, match=f"^speculative: {lacking}"):

@@ -66,6 +66,15 @@ def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
     assert wide.reason == "change between -100.0% and +232.6%; threshold 5.0%"
 
 
+@pytest.mark.parametrize("better", ["less", "more"])
+@pytest.mark.parametrize("value", [0.0, -2.0])
+def test_equal_values_that_are_uncertain_are_inconclusive(value: float, better: Any) -> None:
+    rule = Rule(threshold=0.05, threshold_absolute=0.1)
+    assert compare_values(Value(value, 0.5), Value(value, 0.5), rule, better).verdict == "inconclusive"
+    assert compare_values(Value(value, 0.01), Value(value, 0.01), rule, better).verdict == "unchanged"
+    assert compare_values(Value(0.0, 0.5), Value(0.0, 0.5), RULE, better).verdict == "inconclusive"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_shows_a_value_that_is_as_uncertain_as_it_is_large(form: Format) -> None:
     base, head = (report_of(with_wer(0.1, uncertainty=0.1)) for _ in range(2))

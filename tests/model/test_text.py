@@ -18,6 +18,7 @@ from pytest_llenergy.model.text import redact_secrets
         (["env", "HF_TOKEN=abc", "OPENAI_API_KEY=abc", "serve"], "env HF_TOKEN=*** OPENAI_API_KEY=*** serve"),
         (["--command=serve --api-key abc --port 80"], "--command=serve --api-key *** --port 80"),
         (["sh", "-c", "TOKEN='a b' serve --Password 'a b'"], "sh -c TOKEN=*** serve --Password ***"),
+        (["env", "PASSWORD=hunter two", "serve", "--api-key=a b"], "env PASSWORD=*** serve --api-key=***"),
         # What decides the figures stays.
         *(
             ([word], word)

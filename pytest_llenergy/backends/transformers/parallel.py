@@ -254,7 +254,7 @@ def load_complete(loader: Any, path: str, **keywords: Any) -> Any:
     random = {name for name in random if "pooler." not in name}
     if random:
         raise ValueError(
-            f"{len(random)} weights are not in its files, or not in that shape, and would be random, such as "
+            f"its files lack weights, or have them in another shape: {len(random)} would be random, such as "
             f"{min(random)}"
         )
     return model
