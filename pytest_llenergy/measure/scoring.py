@@ -20,8 +20,8 @@ ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 #: Precedes the name of a metric of lm-eval where a scorer is named.
 LM_EVAL = "lm_eval:"
 
-#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too. BLEU cannot, as it is
-#: 0 for an output of fewer than four words.
+#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too. BLEU cannot:
+#: it is 0 for an output of fewer than four words.
 CORPUS_METRICS = ("chrf", "chrf++")
 
 #: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
