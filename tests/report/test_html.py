@@ -15,6 +15,7 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
+from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
 from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
 from pytest_llenergy.model.quantity import format_pair
 from pytest_llenergy.model.record import Record, Round, Tokens, Window
@@ -206,6 +207,13 @@ def test_the_hosts_of_a_cluster_are_described() -> None:
     cells = Reader(render_report(report_of(record_of(), environment=unlike))).cells()
     assert {"n1, n2", "580.1, 590.2", "driver: 580.1 (n1), 590.2 (n2)"} <= cells
     assert {"hardware of hosts", "memory of hosts", "differences of hosts"} <= cells
+
+
+def test_loads_without_latencies_have_a_table_without_a_chart() -> None:
+    cut = LoadPoint(request_rate=37.5, requests=100, rounds=1, within_slo=False, reason="ended-early: soon")
+    curve = LoadCurve(points=[cut], slo=slo(ttft=0.5), between=(10.0, 40.0), reason="even 10 request/s")
+    text = render_report(report_of(msgspec.structs.replace(record_of(), load_curve=curve)))
+    assert {"37.5", "exceeds"} <= Reader(text).cells()
 
 
 def test_a_report_shows_each_test_once_by_its_last_attempt() -> None:

@@ -23,7 +23,7 @@ from pytest_llenergy.report.html.cases import (
     report_cases,
 )
 from pytest_llenergy.report.html.comparison_charts import detectability_plot, forest_plot
-from pytest_llenergy.report.html.load_chart import load_plot
+from pytest_llenergy.report.html.load_chart import load_plot, load_table
 from pytest_llenergy.report.html.overview_charts import energy_speed_plot, parameter_plots
 from pytest_llenergy.report.html.parts import Plot, Reason, Table
 from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
@@ -247,15 +247,17 @@ def _build_section(
     plots += [
         windows_plot(sheet, record, f"{case.anchor}-windows-{side}") for side, record in case.records.items()
     ]
-    plots += [
-        load_plot(
-            sheet, record.load_curve, f"{case.anchor}-load-{side}", side if len(case.records) > 1 else ""
-        )
-        for side, record in case.records.items()
-        if record.load_curve is not None
+    loads = {side: each.load_curve for side, each in case.records.items() if each.load_curve is not None}
+    load_plots = [
+        load_plot(sheet, curve, f"{case.anchor}-load-{side}", side if len(case.records) > 1 else "")
+        for side, curve in loads.items()
     ]
+    plots += load_plots
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
     main = [details.metrics(case), details.flags(case), details.windows(case), details.rounds(case, ordered)]
+    # Otherwise the table is below the plot.
+    drawn = zip(load_plots, loads.values(), strict=True)
+    main += [load_table(curve) for plot, curve in drawn if plot is None]
     more = [
         details.hosts(case, ordered),
         details.phases(case, ordered),
