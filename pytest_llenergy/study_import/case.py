@@ -78,6 +78,10 @@ CHECKPOINT = "the checkpoint decides on quantisation"
 CYCLES = "use --energy-rounds=N, or llenergy ab for a process per round"
 BATCHING = "use the load option batching"
 SERVER_OPTION = "an option of the server; give it in --energy-server-command"
+SERVER_DEGREES = (
+    "of a server, tensor parallelism alone is carried over, since one command starts it for every load; "
+    "remove {} parallelism from the study and give it in --energy-server-command"
+)
 
 #: Why a key has no counterpart, by the beginning of its path; in the section of an engine, the path starts
 #: with the name of the backend.
@@ -244,6 +248,8 @@ def explain_refusal(case: Case, row: Capabilities) -> str | None:
         params = (ServeParams if case.engine else GenerationParams).parse(case.params)
         if common.dtype not in (None, *DTYPES):
             return f"dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}"
+        if case.engine:
+            return next((SERVER_DEGREES.format(kind) for kind in case.degrees if kind != "tensor"), None)
         degrees = Parallel(**case.degrees)
         for kind in row.unsupported_degrees(degrees):
             return row.reasons.get(kind, f"{case.backend} has no {kind} parallelism")
