@@ -167,12 +167,8 @@ def test_a_server_on_several_gpus_divides_its_work_itself(
     fallback: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = tmp_path / "s.yaml"
-    study.write_text(
-        STUDY.replace("engine: vllm\n", "").replace(
-            "server.traffic.rate: [20, 40]", "engine: [vllm, tensorrt]"
-        )
-        + "  tensor_parallel_size: [1, 2]\n"
-    )
+    text = STUDY.replace("engine: vllm\n", "").replace("server.traffic.rate: [20, 40]", "tp_size: [1, 2]")
+    study.write_text(text + "  engine: [vllm, tensorrt]\n")
     assert convert(study, tmp_path, *([f"--fallback={fallback}"] if fallback else [])) == 0
     assert "parallel" not in capsys.readouterr().err
     source = (tmp_path / "test_s.py").read_text()
@@ -185,6 +181,27 @@ def test_a_server_on_several_gpus_divides_its_work_itself(
     assert mark.kwargs == ({"fallback": fallback} if fallback else {})
     assert "--port {port} --tensor-parallel-size {gpus}'" in source
     assert "--port {port} --tp_size {gpus}'" in source
+
+
+@pytest.mark.parametrize(
+    ("mode", "engine", "key"),
+    [
+        ("server", "vllm", "hf_token"),
+        ("offline", "vllm", "hf_token"),
+        ("offline", "vllm", "api_key"),
+        ("offline", "transformers", "token"),
+    ],
+)
+def test_secrets_are_kept_out_of_files_and_notes(
+    mode: str, engine: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.replace("mode: server", f"mode: {mode}").replace("engine: vllm", f"engine: {engine}")
+    (tmp_path / "s.yaml").write_text(f"{text}{engine}: {{engine: {{{key}: private}}}}\n")
+    assert convert(tmp_path / "s.yaml", tmp_path) == 0
+    source, printed = (tmp_path / "test_s.py").read_text(), capsys.readouterr().err
+    assert "private" not in source + printed
+    for notes in (source, printed):
+        assert f"{engine}.engine.{key} = …: it is a secret, and options are recorded" in notes
 
 
 def test_a_converted_load_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
