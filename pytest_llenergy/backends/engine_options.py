@@ -204,7 +204,7 @@ DEVICES = "the devices are those of the test; use the marks gpus and parallel"
 SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
 
 #: Options of libraries whose values reports must not hold, refused by every backend.
-_SECRETS: Mapping[str, str] = {
+SECRETS: Mapping[str, str] = {
     **dict.fromkeys(
         ("token", "use_auth_token", "hf_token"),
         "it is a secret, and options are recorded; set the environment variable HF_TOKEN",
@@ -247,7 +247,7 @@ def check_engine_options(
     Raises:
         BackendError: If an option is reserved or unknown.
     """
-    refused = {**(reserved or {}), **_SECRETS}
+    refused = {**(reserved or {}), **SECRETS}
     for name in given:
         if name in refused:
             raise BackendError(f"{backend}: the load option {name} is not available: {refused[name]}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_llenergy.backends import tensorrt_llm
 from pytest_llenergy.backends.base import DTYPES, Capabilities
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, PROMPT_LOOKUP, CommonOptions
+from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, PROMPT_LOOKUP, SECRETS, CommonOptions
 from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, ServeParams
 from pytest_llenergy.backends.transformers import library_options
 from pytest_llenergy.backends.transformers.options import (
@@ -78,6 +78,10 @@ CHECKPOINT = "the checkpoint decides on quantisation"
 CYCLES = "use --energy-rounds=N, or llenergy ab for a process per round"
 BATCHING = "use the load option batching"
 SERVER_OPTION = "an option of the server; give it in --energy-server-command"
+SERVER_DEGREES = (
+    "of a server, tensor parallelism alone is carried over, since one command starts it for every load; "
+    "remove {} parallelism from the study and give it in --energy-server-command"
+)
 
 #: Why a key has no counterpart, by the beginning of its path; in the section of an engine, the path starts
 #: with the name of the backend.
@@ -154,8 +158,9 @@ class Notes:
         self._values: dict[str, dict[str, dict[str, None]]] = {}
 
     def add(self, path: str, value: object, reason: str) -> None:
-        """Add a value of a key."""
-        self._values.setdefault(reason, {}).setdefault(path, {})[_text(value)] = None
+        """Add a value of a key; that of a secret is left out."""
+        text = "…" if _secret_in(path) else _text(value)
+        self._values.setdefault(reason, {}).setdefault(path, {})[text] = None
 
     def lines(self) -> list[str]:
         """Return one line per reason, since many keys have the same."""
@@ -171,6 +176,11 @@ class Notes:
 def show(value: object) -> str:
     """Return a value for a message."""
     return _cut(_text(value))
+
+
+def _secret_in(path: str) -> str | None:
+    """Return the part of a path that names a secret."""
+    return next((part for part in path.split(".") if part in SECRETS), None)
 
 
 def _text(value: object) -> str:
@@ -244,6 +254,8 @@ def explain_refusal(case: Case, row: Capabilities) -> str | None:
         params = (ServeParams if case.engine else GenerationParams).parse(case.params)
         if common.dtype not in (None, *DTYPES):
             return f"dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}"
+        if case.engine:
+            return next((SERVER_DEGREES.format(kind) for kind in case.degrees if kind != "tensor"), None)
         degrees = Parallel(**case.degrees)
         for kind in row.unsupported_degrees(degrees):
             return row.reasons.get(kind, f"{case.backend} has no {kind} parallelism")
@@ -271,6 +283,8 @@ def _is_plain(value: object) -> bool:
 def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabilities) -> str | None:
     """Make a load option or a parameter of a key. Returns the reason if that is not possible."""
     name, value = RENAMED.get(key.name, key.name), key.value
+    if secret := _secret_in(key.path):
+        return SECRETS[secret]
     place = f"{case.backend}.{key.name}" if key.in_engine else key.path
     reason = next((REASONS[each] for each in _prefixes(place) if each in REASONS), None)
     if reason is not None:

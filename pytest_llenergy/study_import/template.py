@@ -20,6 +20,9 @@ COMMANDS = {
     "tensorrt-llm": "trtllm-serve {model} --host {host} --port {port}",
 }
 
+#: What is added if a load has several GPUs, whose number differs between loads.
+SHARDS = {"vllm": " --tensor-parallel-size {gpus}", "tensorrt-llm": " --tp_size {gpus}"}
+
 
 def render_tests(study: Study, origin: str, fallback: str | None = None) -> str:
     """Return the source of a test file.
@@ -55,7 +58,12 @@ def _backend_options(cases: Sequence[Case]) -> str:
     engines = list(dict.fromkeys(case.engine for case in cases if case.engine))
     names = {engine: f"{engine}-server=" if len(engines) > 1 else "" for engine in engines}
     backends = dict.fromkeys(names.get(case.engine, "").rstrip("=") or case.backend for case in cases)
-    commands = [f" --energy-server-command='{name}{COMMANDS[engine]}'" for engine, name in names.items()]
+    # The server of each engine gets every load.
+    sharded = any(case.engine and case.degrees for case in cases)
+    commands = [
+        f" --energy-server-command='{name}{COMMANDS[engine]}{SHARDS[engine] * sharded}'"
+        for engine, name in names.items()
+    ]
     return "".join([f"--energy-backend={','.join(backends)}", *commands])
 
 
@@ -100,8 +108,9 @@ def _render_case(case: Case, name: str, fallback: str | None) -> str:
         devices *= degree
     given = ", ".join(f"{name}={degree}" for name, degree in case.degrees.items())
     gpus = f'{devices}, fallback="{fallback}"' if fallback else str(devices)
-    marks = f"[pytest.mark.gpus({gpus}), pytest.mark.parallel({given})]"
-    return f"pytest.param({values}, id={name!r}, marks={marks})"
+    # A server divides its work itself, and refuses the mark parallel.
+    parallel = "" if case.engine else f", pytest.mark.parallel({given})"
+    return f"pytest.param({values}, id={name!r}, marks=[pytest.mark.gpus({gpus}){parallel}])"
 
 
 def _literal(params: Mapping[str, Any]) -> str:

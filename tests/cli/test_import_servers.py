@@ -132,8 +132,8 @@ def test_what_has_no_counterpart_is_named(
         ("arrival: poisson", "slo: {ttft_ms: -1}", "server.traffic.slo.ttft_ms = -1: needs a number above 0"),
         (
             "engine: vllm\n",
-            "engine: vllm\nvllm: {tensor_parallel_size: 2}\n",
-            "a server does not report which of its processes hold a shard",
+            "engine: vllm\nvllm: {engine: {tensor_parallel_size: 2, pipeline_parallel_size: 2}}\n",
+            "remove pipeline parallelism from the study and give it in --energy-server-command",
         ),
     ],
 )
@@ -160,6 +160,48 @@ def test_engines_are_servers_side_by_side(tmp_path: Path, capsys: pytest.Capture
     assert "--energy-backend=vllm-server,tensorrt-llm-server " in source
     assert "--energy-server-command='tensorrt-llm-server=trtllm-serve {model} " in source
     assert 'engine = ["tensorrt-llm", "vllm"]: the server of each gets every load' in printed
+
+
+@pytest.mark.parametrize("fallback", [None, "cpu"])
+def test_a_server_on_several_gpus_divides_its_work_itself(
+    fallback: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "s.yaml"
+    text = STUDY.replace("engine: vllm\n", "").replace("server.traffic.rate: [20, 40]", "tp_size: [1, 2]")
+    study.write_text(text + "  engine: [vllm, tensorrt]\n")
+    assert convert(study, tmp_path, *([f"--fallback={fallback}"] if fallback else [])) == 0
+    assert "parallel" not in capsys.readouterr().err
+    source = (tmp_path / "test_s.py").read_text()
+    module: dict[str, Any] = {}
+    exec(compile(source, "test_s.py", "exec"), module)
+    one, two = module["LOADS"]
+    assert (one.marks, two.id) == ((), "tensor=2")
+    (mark,) = two.marks
+    assert (mark.name, mark.args) == ("gpus", (2,))
+    assert mark.kwargs == ({"fallback": fallback} if fallback else {})
+    assert "--port {port} --tensor-parallel-size {gpus}'" in source
+    assert "--port {port} --tp_size {gpus}'" in source
+
+
+@pytest.mark.parametrize(
+    ("mode", "engine", "key"),
+    [
+        ("server", "vllm", "hf_token"),
+        ("offline", "vllm", "hf_token"),
+        ("offline", "vllm", "api_key"),
+        ("offline", "transformers", "token"),
+    ],
+)
+def test_secrets_are_kept_out_of_files_and_notes(
+    mode: str, engine: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.replace("mode: server", f"mode: {mode}").replace("engine: vllm", f"engine: {engine}")
+    (tmp_path / "s.yaml").write_text(f"{text}{engine}: {{engine: {{{key}: private}}}}\n")
+    assert convert(tmp_path / "s.yaml", tmp_path) == 0
+    source, printed = (tmp_path / "test_s.py").read_text(), capsys.readouterr().err
+    assert "private" not in source + printed
+    for notes in (source, printed):
+        assert f"{engine}.engine.{key} = …: it is a secret, and options are recorded" in notes
 
 
 def test_a_converted_load_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
