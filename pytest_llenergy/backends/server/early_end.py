@@ -2,8 +2,8 @@
 """End a load of a search as soon as its result is certain, and see that the server is idle before the next.
 
 What can be seen before a stream ends never counts too much: a first token does not arrive before the first
-byte, a request without an answer has waited at least until now, and one with an answer is late only if a token
-was: servers may end a stream long after its last one.
+byte, a request without an answer has waited at least until now, and one with an answer is late only if a
+token was: servers may end a stream long after its last one.
 """
 
 from __future__ import annotations
