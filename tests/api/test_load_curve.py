@@ -209,14 +209,14 @@ def test_a_search_goes_on_below_a_rate_that_the_server_refuses_in_full(
 
     Two loads of a round come before the full measurement, which has three, and four rounds after it.
     """
-    server = queueing(slots=4, service=0.05, refused=185)
-    arguments = "between=(10, 20), tolerance=1.0, num_requests=40"
+    server = queueing(slots=20, service=0.05, refused=185)
+    arguments = "between=(40, 80), tolerance=1.0, num_requests=40"
     run_search(quick, arguments, server=server).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     curve = record["load_curve"]
     (refused,) = [each for each in curve["points"] if "503" in (each["reason"] or "")]
-    assert (refused["request_rate"], curve["exceeded_at_requests_per_s"]) == (20, 20)
-    assert curve["max_load_requests_per_s"] == pytest.approx(200**0.5)
+    assert (refused["request_rate"], curve["exceeded_at_requests_per_s"]) == (80, 80)
+    assert curve["max_load_requests_per_s"] == pytest.approx(3200**0.5)
     # Its full measurement is the record's.
     assert (record["status"], len(record["rounds"])) == ("measured", 3)
 
