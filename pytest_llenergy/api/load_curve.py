@@ -172,31 +172,34 @@ class LoadMeasurement:
         numbers = iter(range(1, 1000))
         self._end_ns = time.monotonic_ns() + round(budget_s * 1e9)
 
-        def probe(rate: float) -> bool | None:
-            title = f"load {next(numbers)} of about {search.steps}"
+        def measure(rate: float, title: str, *, in_full: bool) -> bool | None:
             try:
-                return self._search_rate(search, rate, title, in_full=False)
+                return self._search_rate(search, rate, title, in_full=in_full)
             except ServerError:
                 raise
             except BackendError:
-                if search.maximum is None:
+                if not search.held or rate == search.low:
                     raise
                 # The server works, and refuses this load: the point holds the reason.
                 return False
 
+        def probe(rate: float) -> bool | None:
+            return measure(rate, f"load {next(numbers)} of about {search.steps}", in_full=False)
+
         search.run(
             probe,
-            lambda rate: self._search_rate(search, rate, "maximum load", in_full=True),
+            lambda rate: measure(rate, "maximum load", in_full=True),
             lambda: time.monotonic() - self._begin_s < budget_s,
             f"the search ended after its budget of {budget_s:g} s; raise budget=, or narrow between=",
         )
         if not self.points:
             raise PlanError(f"max_load: {search.stopped}")
         self._measure_rise(search, probe)
-        rates = [each.request_rate for each in self.points]
+        # Refused loads have no rounds.
+        rates = {place: self.points[place].request_rate for place in self.experiments}
+        chosen = search.maximum or min(rates.values())
         # Measured last of all at this rate, which is the full measurement.
-        place = len(rates) - 1 - rates[::-1].index(search.maximum or min(rates))
-        self._finish(place, search)
+        self._finish(max(place for place, rate in rates.items() if rate == chosen), search)
 
     def _search_rate(self, search: LoadSearch, rate: float, title: str, *, in_full: bool) -> bool | None:
         """Measure a rate of a search, again with more requests while it has no steady state.

@@ -5,7 +5,8 @@ Each round has other arrivals, and with them another maximum. That of a single r
 reach the limit. They are known at the rate of the maximum, and how fast they rise is known from a lower rate
 with the same arrivals. The largest difference of two rounds is the standard uncertainty, more than their
 standard deviation: the bursts that decide are rare, so that rounds without one agree with each other and are
-all too high. Nor does a load show that its rate is above capacity by less than the search's tolerance.
+all too high. Nor does a load show that its rate is above capacity by less than the search's tolerance; with a
+limit of the time per output token alone, which does not rise with a queue, by less than saturation needs.
 ``benchmarks/plugin/serving/max_load_run.py`` shows how often twice this uncertainty covers the maximum of an
 endless load.
 """
@@ -16,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from pytest_llenergy.backends.load_phases import KEEPS_UP
 from pytest_llenergy.measure.goodput import worst_latency_ratio
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.load_curve import Slo
@@ -65,7 +67,12 @@ def arrivals_uncertainty(
     same = min(len(at_maximum), len(rates[below]))
     rise = (fmean(at_maximum[:same]) - fmean(rates[below][:same])) / math.log(rate / below)
     scatter = (max(at_maximum) - min(at_maximum)) / max(rise, SMALLEST_RISE)
-    return rate * math.hypot(scatter, tolerance / math.sqrt(3))
+    return rate * math.hypot(scatter, tolerance / math.sqrt(3), _unseen(slo) / math.sqrt(3))
+
+
+def _unseen(slo: Slo) -> float:
+    """Return how far above capacity a rate may be, as a share, without a limit that a queue breaks."""
+    return 1 / KEEPS_UP - 1 if slo.ttft_s is None and slo.e2e_s is None else 0.0
 
 
 def _ratios(rounds: Iterable[Round], slo: Slo) -> list[float]:

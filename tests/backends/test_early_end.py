@@ -119,6 +119,16 @@ def test_a_load_that_keeps_its_limits_is_complete(backend: ServerBackend) -> Non
     assert len(result.requests) == 10
 
 
+@pytest.mark.parametrize(("limit_s", "is_missed"), [(1.0, False), (0.25, True)], ids=["kept", "missed"])
+def test_a_stream_that_ends_long_after_its_last_token_is_late_only_if_a_token_was(
+    limit_s: float, is_missed: bool
+) -> None:
+    """The last of three tokens arrives after 0.4 s, and the end of the stream 1.2 s later."""
+    with loaded(command=queueing(slots=20, service=0.4, linger=1.2)) as (backend, _):
+        outcome, _ = run(job(backend, 20.0, 10, {"e2e": limit_s}, allowed=2))
+    assert (outcome.ended is not None) is is_missed
+
+
 def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:
     outcome, result = run(job(backend, 400.0, 60, {"ttft": 0.01}))
     assert outcome.ended is None

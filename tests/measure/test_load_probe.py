@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -214,6 +215,16 @@ def test_the_uncertainty_of_the_arrivals_is_the_largest_difference_of_two_rounds
     assert (
         arrivals_uncertainty(10.0, [waiting(1.0), waiting(0.9)], {9.0: [waiting(0.8)]}, LIMITS, 0.001) is None
     )
+
+
+@pytest.mark.parametrize(("others", "unseen"), [({}, 1 / 0.9 - 1), ({"ttft": 1e6}, 0.0), ({"e2e": 1e6}, 0.0)])
+def test_a_limit_of_the_time_per_token_alone_does_not_show_what_saturation_leaves_out(
+    others: dict[str, float], unseen: float
+) -> None:
+    limits = slo(tpot=1.0, **others)
+    same = [load([(0.1, 0.5, 1.0, 3)] * 20, limits=limits)]
+    u = arrivals_uncertainty(22.0, same * 3, {10.0: same}, limits, 0.05)
+    assert u == pytest.approx(22 * math.hypot(0.05, unseen) / 3**0.5)
 
 
 def test_a_rate_is_measured_for_the_rise_if_none_is_low_enough() -> None:

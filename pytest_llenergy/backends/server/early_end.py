@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """End a load of a search as soon as its result is certain, and see that the server is idle before the next.
 
-What can be seen before a stream is parsed never counts too much: a first token does not arrive before the
-first byte, and a request without an answer has waited at least until now.
+What can be seen before a stream ends never counts too much: a first token does not arrive before the first
+byte, a request without an answer has waited at least until now, and one with an answer is late only if a
+token was: servers may end a stream long after its last one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from math import inf
 
 from pytest_llenergy.backends.load_phases import ENDED_EARLY, OUT_OF_TIME
 from pytest_llenergy.backends.server.client import Client, Stream
+from pytest_llenergy.backends.server.stream import has_tokens
 from pytest_llenergy.backends.tasks import Probe
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag
 
-#: Time that a stream may take to end after its last token: at least so many seconds, and this share of the
-#: limit of the end-to-end latency.
-END_S, END_SHARE = 0.05, 0.02
+#: Interval of the checks whether a request that has tokens already gets one after its limit (seconds).
+RECHECK_S = 0.05
 
 #: A server is idle if a request takes at most so many times as long as the fastest one did, and some seconds,
 #: or if it takes no less than this share of the one before it.
@@ -64,8 +65,7 @@ class MissCounter:
         if (limit_s := self.slo.ttft_s) is not None:
             self._timers.append(loop.call_later(limit_s, self._check_first, stream, limit_s))
         if (limit_s := self.slo.e2e_s) is not None:
-            ends_s = limit_s + max(END_S, END_SHARE * limit_s)
-            self._timers.append(loop.call_later(ends_s, self._check_end, stream))
+            self._timers.append(loop.call_later(limit_s, self._check_end, stream, limit_s))
 
     def add(self, stream: Stream) -> None:
         """Count a request that has missed the SLO."""
@@ -83,9 +83,13 @@ class MissCounter:
         if not stream.reads or stream.reads[0][0] - stream.sent_ns > limit_s * 1e9:
             self.add(stream)
 
-    def _check_end(self, stream: Stream) -> None:
-        if not stream.ended:
+    def _check_end(self, stream: Stream, limit_s: float) -> None:
+        if self._is_closed:
+            return
+        if not stream.reads or has_tokens(stream, stream.sent_ns + round(limit_s * 1e9)):
             self.add(stream)
+        elif not stream.ended:
+            asyncio.get_running_loop().call_later(RECHECK_S, self._check_end, stream, limit_s)
 
 
 def end_flag(probe: Probe, asked: int, counter: MissCounter) -> Flag:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,6 +49,18 @@ def answer_text(stream: Stream) -> str:
         with suppress(msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError):
             texts.append(_said(msgspec.json.decode(data)["choices"][0]))
     return "".join(texts)
+
+
+def has_tokens(stream: Stream, after_ns: int) -> bool:
+    """Return whether a stream, which may go on, has text or reasoning that arrived after a time."""
+    late = list(takewhile(lambda read: read[0] > after_ns, reversed(stream.reads)))
+    # Begins in the middle of an event perhaps, which is left out.
+    for _, data in _iterate_events(Stream(reads=late[::-1])):
+        with suppress(msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError):
+            choice = msgspec.json.decode(data)["choices"][0]
+            if _said(choice) or _thought(choice):
+                return True
+    return False
 
 
 def _said(choice: Mapping[str, Any]) -> str:

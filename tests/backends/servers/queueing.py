@@ -4,7 +4,8 @@
 Each of ``slots`` serves one request in exactly ``service`` seconds, and requests wait in the order of their
 arrival: the capacity is slots / service requests per second. The first token comes when the service begins,
 the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
-does not lower the capacity. The connection of a request after the first ``breaks`` is dropped.
+does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. Request
+number ``refused`` is refused. A stream ends ``linger`` seconds after its tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-SETTINGS = {"slots": "2", "service": "0.1", "breaks": "0"}
+SETTINGS = {"slots": "2", "service": "0.1", "breaks": "0", "refused": "0", "linger": "0"}
 
 
 class Queue:
@@ -44,6 +45,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     # The backend's probes ask for one token; they take no slot.
     begin_s = queue.start_s(arrived_s) if total > 1 else arrived_s
     queue.served += total > 1
+    if total > 1 and queue.served == int(SETTINGS["refused"]):
+        return web.Response(status=503, text="queue full")
     if int(SETTINGS["breaks"]) and queue.served > int(SETTINGS["breaks"]):
         assert request.transport is not None
         request.transport.abort()
@@ -57,6 +60,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     usage["prompt_tokens_details"] = {"cached_tokens": 0}
     await send(answer, {"choices": [{"text": "", "finish_reason": "length"}]})
     await send(answer, {"choices": [], "usage": usage})
+    await asyncio.sleep(float(SETTINGS["linger"]))
     await answer.write(b"data: [DONE]\n\n")
     await answer.write_eof()
     return answer
