@@ -50,7 +50,7 @@ def test_works(energy):
 """
 
 #: No preemption makes a window without work as long as a tick.
-METER = TEN_WATTS.replace("update_period_s=0.001", "update_period_s=0.02")
+METER = TEN_WATTS.replace("_s=0.001", "_s=0.02")
 
 OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-gap=0.05"]
 
