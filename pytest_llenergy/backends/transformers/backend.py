@@ -130,7 +130,7 @@ class TransformersBackend:
             loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
         except LLEnergyError:
             raise
-        except Exception as error:
+        except Exception as error:  # an option that is passed on may raise anything; others are raised again
             if passed:
                 raise BackendError(
                     f"transformers cannot load {model.label} with {show_options(passed)}: "
