@@ -227,8 +227,8 @@ class LoadMeasurement:
                 least = max(plan.least, MAX_PROBE_ROUNDS) if length_s <= LONG_LOAD_S else max(needed, 2)
                 plan, needed = replace(plan, rounds=rounds, floor=least, warmup=0), rounds
             else:
-                warmup = int(not self.points and plan.warmup is None)
-                plan = replace(plan, rounds=1, warmup=warmup, floor=None)
+                warmup = 1 if plan.warmup is None else plan.warmup
+                plan = replace(plan, rounds=1, warmup=0 if self.points else warmup, floor=None)
                 is_enough = partial(is_decided, slo=slo, needed=needed)
             probe = Probe(
                 warmups=plan.warmup or 0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -227,7 +227,7 @@ NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be n
 
 def check_engine_options(
     backend: str,
-    given: Collection[str],
+    given: Mapping[str, Any],
     accepted: Collection[str],
     *,
     declared: Collection[str],
@@ -238,19 +238,21 @@ def check_engine_options(
 
     Args:
         backend: Name of the backend.
-        given: Names of the options.
+        given: The options.
         accepted: What the installed version of the library takes.
         declared: Load options of the backend itself.
         where: Where ``accepted`` comes from, such as ``vllm.EngineArgs of vLLM 0.11``.
         reserved: Options that the backend sets itself, each with the reason.
 
     Raises:
-        BackendError: If an option is reserved or unknown.
+        BackendError: If an option is reserved or unknown, or has a secret in its value.
     """
     refused = {**(reserved or {}), **SECRETS}
-    for name in given:
+    for name, value in given.items():
         if name in refused:
             raise BackendError(f"{backend}: the load option {name} is not available: {refused[name]}")
+        for secret in _find_secrets(value):
+            raise BackendError(f"{backend}: {secret} of {name} is not available: {SECRETS[secret]}")
     unknown = [name for name in given if name not in accepted]
     if not unknown:
         return
@@ -265,6 +267,16 @@ def check_engine_options(
     known = sorted({*declared, *COMMON_OPTIONS, *offered})
     hint = did_you_mean(unknown, known) or f"it takes: {', '.join(taken)}"
     raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
+
+
+def _find_secrets(value: object) -> Iterator[str]:
+    """Yield the names of secrets in the mappings that a value holds."""
+    if isinstance(value, Mapping):
+        yield from SECRETS.keys() & value.keys()
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _find_secrets(each)
 
 
 def list_keywords(function: Callable[..., Any]) -> list[str]:

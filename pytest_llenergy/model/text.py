@@ -33,9 +33,15 @@ ASCII_FALLBACKS = {
 _SECRET = r"(?:[\w-]*[_-])?(?:key|token|password|passwd|secret)|(?:[\w-]*[_-])?api[_-]?keys?"
 _SECRET_OPTION = re.compile(rf"--?(?:{_SECRET})", re.IGNORECASE)
 
-#: Within a text: an option with its value, or an assignment to an environment variable.
+#: In JSON, where ``eos_token`` and ``key`` are no secrets.
+_SECRET_MEMBER = (
+    r"(?:token|(?:[\w-]*[_-])?(?:(?:access|api|auth|hf)[_-]?(?:keys?|token)|password|passwd|secret))"
+)
+
+#: Within a text: an option with its value, an assignment to an environment variable, or a member in JSON.
 _SECRET_VALUE = re.compile(
-    rf"(?<![\w-])((?i:--?(?:{_SECRET})[ =]+)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)=)"
+    rf"(?<![\w-])((?i:--?(?:{_SECRET})[ =]+)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)="
+    rf"|(?i:[\"']{_SECRET_MEMBER}[\"']\s*:\s*))"
     r"(\"[^\"]*\"|'[^']*'|\S+)"
 )
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,15 +43,23 @@ def test_it(energy, backend):
 """
 
 
-#: Tells an outer test of each point.
+#: Tells an outer test of each point, with its warm-ups.
 TELL_POINTS = """
 from pytest_llenergy.api.load_curve import LoadMeasurement
 keep = LoadMeasurement._keep
-def keep_and_tell(self, *args):
-    keep(self, *args)
-    open({mark!r}, "a").write("x")
+def keep_and_tell(self, point, experiment):
+    keep(self, point, experiment)
+    with open("points", "a") as told:
+        print(experiment.procedure.warmup_iterations, file=told)
 LoadMeasurement._keep = keep_and_tell
 """
+
+
+def tell_points(quick: pytest.Pytester) -> Path:
+    """Let an inner run in a process of its own write a line for each point into the file returned."""
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(f"{conftest.read_text()}{TELL_POINTS}")
+    return quick.path / "points"
 
 
 def run_search(quick: pytest.Pytester, arguments: str, *options: str, server: str = SERVER) -> Any:
@@ -200,6 +209,18 @@ def test_a_search_that_runs_out_of_time_keeps_its_bracket(quick: pytest.Pytester
     assert (point["within_slo"], curve["max_load_requests_per_s"]) == (None, None)
     assert point["reason"].startswith("out-of-time: the load ended after ")
     assert curve["reason"].startswith("the search ended after its budget of 3 s")
+
+
+@pytest.mark.parametrize("warmups", ["0", "2"])
+def test_the_first_load_of_a_search_has_the_warm_ups_asked_for(quick: pytest.Pytester, warmups: str) -> None:
+    quick.makepyfile(SEARCH.format(arguments="between=(40, 60), num_requests=20, budget=3"))
+    told = tell_points(quick)
+    quick.runpytest_subprocess(
+        *OPTIONS, f"--energy-server-command={SERVER}", f"--energy-warmup={warmups}"
+    ).assert_outcomes(passed=1)
+    first, *others = told.read_text().split()
+    assert first == warmups
+    assert set(others) == {"0"}
 
 
 def test_a_search_goes_on_below_a_rate_that_the_server_refuses_in_full(
@@ -423,14 +444,12 @@ def test_points_before_a_broken_load_are_kept(quick: pytest.Pytester, read_repor
 )
 def test_points_are_kept_on_ctrl_c(quick: pytest.Pytester, read_report: Read, options: list[str]) -> None:
     quick.makepyfile(SEARCH.format(arguments="between=(10, 60), tolerance=0.01, num_requests=20"))
-    mark = quick.path / "points"
-    conftest = quick.path / "conftest.py"
-    conftest.write_text(f"{conftest.read_text()}{TELL_POINTS.format(mark=str(mark))}")
+    told = tell_points(quick)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--energy-server-command={SERVER}", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True
     ) as run:
-        while not (mark.exists() and len(mark.read_text()) >= 2):
+        while not (told.exists() and len(told.read_text().split()) >= 2):
             assert run.poll() is None, run.communicate()[0]
             time.sleep(0.02)
         os.killpg(run.pid, signal.SIGINT)

@@ -103,13 +103,19 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
 
 def test_the_names_that_are_listed_include_those_of_the_backend() -> None:
     with pytest.raises(BackendError, match=r"x: x 1 has no option zzz; it takes: a, b$"):
-        check_engine_options("x", ["zzz"], ["b"], declared=["a"], where="x 1")
+        check_engine_options("x", {"zzz": 1}, ["b"], declared=["a"], where="x 1")
 
 
 def test_many_names_are_counted_instead_of_listed() -> None:
     many = [f"option_{number}" for number in range(50)]
     with pytest.raises(BackendError, match=r"no option zzz; it takes: a, and 50 others that it lists$"):
-        check_engine_options("x", ["zzz"], many, declared=["a"], where="x 1")
+        check_engine_options("x", {"zzz": 1}, many, declared=["a"], where="x 1")
+
+
+def test_a_secret_in_the_value_of_an_option_is_refused() -> None:
+    given = {"a": {"b": [{"token_limit": 5}, {"api_key": "x"}]}}
+    with pytest.raises(BackendError, match=r"^x: api_key of a is not available: it is a secret, and"):
+        check_engine_options("x", given, ["a"], declared=["a"], where="x 1")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +132,7 @@ def test_many_names_are_counted_instead_of_listed() -> None:
             ({name: "x"}, "it is a secret, and options are recorded; set the environment variable HF_TOKEN")
             for name in ("token", "use_auth_token", "hf_token")
         ),
+        ({"return_dict": False}, "outputs are counted as one sequence of tokens per prompt"),
         ({"num_return_sequences": 2}, "outputs are counted as one sequence of tokens per prompt"),
     ],
 )

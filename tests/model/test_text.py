@@ -19,6 +19,10 @@ from pytest_llenergy.model.text import redact_secrets
         (["--command=serve --api-key abc --port 80"], "--command=serve --api-key *** --port 80"),
         (["sh", "-c", "TOKEN='a b' serve --Password 'a b'"], "sh -c TOKEN=*** serve --Password ***"),
         (["env", "PASSWORD=hunter two", "serve", "--api-key=a b"], "env PASSWORD=*** serve --api-key=***"),
+        (
+            ["--kv-transfer-config", '{"api_key": "a b", "Password":"x", "role": 1}'],
+            '--kv-transfer-config {"api_key": ***, "Password":***, "role": 1}',
+        ),
         # What decides the figures stays.
         *(
             ([word], word)
@@ -27,6 +31,7 @@ from pytest_llenergy.model.text import redact_secrets
                 "serve --tokenizer t --skip-tokenizer-init",
                 "--token-limit 5",
                 "--ssl-keyfile key.pem",
+                '{"eos_token": "</s>", "key": 1, "max_tokens": 5}',
                 "test_x.py::test_it[key=1-token=2]",
                 "-k=monkey",
             )

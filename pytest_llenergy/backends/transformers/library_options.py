@@ -51,7 +51,9 @@ RESERVED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("num_assistant_tokens_schedule", "assistant_early_exit", "use_mtp"), DRAFTING),
     **dict.fromkeys(("speculation_type", "is_assistant"), DRAFTING),
-    **dict.fromkeys(("num_return_sequences", "return_dict_in_generate", "stop_strings"), COUNTED),
+    **dict.fromkeys(
+        ("num_return_sequences", "return_dict", "return_dict_in_generate", "stop_strings"), COUNTED
+    ),
     **dict.fromkeys(("pad_token_id", "use_cache", "max_time", "low_memory"), COUNTED),
 }
 
