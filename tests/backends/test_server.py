@@ -192,6 +192,10 @@ class TestFaults:
             "server: no-such-server cannot be started: No such file or directory"
         )
 
+    def test_a_test_without_gpus_starts_its_server_with_none(self) -> None:
+        said = refusal(command="sh -c 'echo gpus={gpus}; exit 3' {port}")
+        assert said.splitlines()[0].endswith("gpus=0")
+
     def test_a_stream_without_counts_is_refused_before_anything_is_measured(self) -> None:
         assert "model 'tiny': no usage in the stream" in refusal(command=scripted(fault="no-usage"))
 

@@ -217,6 +217,24 @@ def test_the_uncertainty_of_the_arrivals_is_the_largest_difference_of_two_rounds
     )
 
 
+@pytest.mark.parametrize(
+    ("longest", "shortest", "below", "u"),
+    [
+        # As long at half of the rate: they are taken to rise with the root of the rate.
+        (1.0, 0.9, 1.0, 2 * 0.10536),
+        # Below a twentieth of the limit they tell nothing, and count as a twentieth.
+        (0.2, 0.001, 0.1, 2 * math.log(4)),
+    ],
+)
+def test_the_uncertainty_of_the_arrivals_has_limits_where_latencies_hardly_rise(
+    longest: float, shortest: float, below: float, u: float
+) -> None:
+    rounds = [waiting(longest), waiting(shortest)]
+    found = arrivals_uncertainty(10.0, rounds, {5.0: [waiting(below), waiting(below)]}, LIMITS, 0.001)
+    assert found is not None
+    assert found == pytest.approx(10 * u, rel=1e-3)
+
+
 @pytest.mark.parametrize(("others", "unseen"), [({}, 1 / 0.9 - 1), ({"ttft": 1e6}, 0.0), ({"e2e": 1e6}, 0.0)])
 def test_a_limit_of_the_time_per_token_alone_does_not_show_what_saturation_leaves_out(
     others: dict[str, float], unseen: float
