@@ -23,14 +23,14 @@ pytestmark = pytest.mark.clock
 Read = Callable[..., dict[str, Any]]
 
 TEST = """
-    import os
+    import os, time
     def test_it(energy):
-        energy(int)
+        energy(time.sleep, 0.02)
         energy.metric("wer", float(os.environ["WER"]), unit="err", better="less")
         energy.metric("overlap", [0.5, 0.7], better="more")
 
     def test_other(energy):
-        energy(int)
+        energy(time.sleep, 0.02)
 """
 
 HOOK = """

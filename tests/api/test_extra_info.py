@@ -22,11 +22,11 @@ pytestmark = pytest.mark.clock
 Read = Callable[..., dict[str, Any]]
 
 TEST = """
-    import enum
+    import enum, time
     class Size(enum.IntEnum): SMALL = 1
     def test_it(energy, energy_meter):
         energy.extra_info = {"accuracy": 0.75}
-        energy(int)
+        energy(time.sleep, 0.02)
         energy.extra_info["late"] = {"shape": (1, 2), "size": Size.SMALL, "none": None}
         energy_meter.extra_info["text"] = "<b>\\udc80"
         energy.extra_info["energy_j"] = "mine"
