@@ -17,8 +17,8 @@ from pytest_llenergy.devices.board_settings import (
     parse_settings,
 )
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
-from pytest_llenergy.devices.left_settings import restore_left_settings
 from pytest_llenergy.devices.lockdir import open_lock_directory
+from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.draft import Draft, draft_of
@@ -173,7 +173,7 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
         return
     directory = open_lock_directory(state.environment)
     try:
-        restore_left_settings(directory, lease.uuids)
+        restore_left_changes(directory, lease.uuids)
         if settings is None:
             yield
             return

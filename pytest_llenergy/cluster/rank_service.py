@@ -27,9 +27,9 @@ from pytest_llenergy.devices.board_settings import (
 )
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
-from pytest_llenergy.devices.left_settings import restore_left_settings
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
+from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S
@@ -149,7 +149,7 @@ class RankService:
         lease = self._lease_held = possible.select(self._holding.chosen)
         directory = open_lock_directory()
         try:
-            restore_left_settings(directory, lease.uuids)
+            restore_left_changes(directory, lease.uuids)
         finally:
             directory.close()
         return self._await_free(busy_timeout_s)

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change power limits and clocks of leased boards for one test, and put them back however the test ends.
 
-A guard process, which this module is the program of, makes the changes. It notes what was set before in a
-file of the lock directory, and restores that when pytest closes its pipe or has ended. It holds copies of the
-lease, so that no other test gets a board before. If the guard is killed too, the file stays: ``llenergy
-doctor`` names it, and the next test that leases the board restores what it says.
+A guard process, which this module is the program of, makes the changes. It notes each before
+(``noted_changes``), and restores the boards when pytest closes its pipe or has ended. It holds copies of the
+lease, so that no other test gets a board before.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
@@ -25,8 +23,8 @@ import msgspec
 
 import pytest_llenergy
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.devices.left_settings import Change, file_prefix, restore_board, restore_left_settings
 from pytest_llenergy.devices.lockdir import LockDirectory
+from pytest_llenergy.devices.noted_changes import Change, Note, restore_change, restore_left_changes
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.subprocess_query import PROGRAM
 from pytest_llenergy.devices.timeouts import PARENT_POLL_S, QUERY_TIMEOUT_S
@@ -177,7 +175,7 @@ def _end(guard: subprocess.Popen[bytes], directory: LockDirectory, uuids: Sequen
     with suppress(subprocess.TimeoutExpired):
         guard.wait(QUERY_TIMEOUT_S)
     if last.error is not None:
-        restore_left_settings(directory, uuids)
+        restore_left_changes(directory, uuids)
     if guard.returncode is None:
         raise DeviceError(
             f"{', '.join(uuids)}: the driver has not put back power limit and clocks for {QUERY_TIMEOUT_S:g} "
@@ -188,22 +186,12 @@ def _end(guard: subprocess.Popen[bytes], directory: LockDirectory, uuids: Sequen
 # The guard process.
 
 
-@dataclass
-class _Noted:
-    """A change of one board that the guard has noted in a file, which it keeps locked."""
-
-    board: BoardHandle
-    change: Change
-    name: str
-    descriptor: int
-
-
 class _Guard:
     def __init__(self, directory: LockDirectory, settings: GpuSettings) -> None:
         self._directory = directory
         self._settings = settings
         self._session = Session()
-        self._changed: list[_Noted] = []
+        self._changed: list[tuple[BoardHandle, Note]] = []
 
     def apply(self, uuids: Sequence[str]) -> _Answer:
         nvml = self._session.module
@@ -222,15 +210,14 @@ class _Guard:
 
     def restore(self) -> _Answer:
         error = None
-        for each in self._changed:
+        for board, note in self._changed:
             try:
-                restore_board(self._session, each.board, each.change)
+                restore_change(self._session, board, note.change)
             except self._session.module.NVMLError as problem:
-                # The file stays, for the next try.
-                error = f"{each.board.uuid}: {problem}"
-                os.close(each.descriptor)
+                error = f"{board.uuid}: {problem}"
+                note.leave()
             else:
-                self._forget(each)
+                note.remove()
         return _Answer(error=error)
 
     def _check_range(self, board: BoardHandle) -> None:
@@ -277,22 +264,16 @@ class _Guard:
 
     def _change(self, change: Change, board: BoardHandle, make: Callable[[], object]) -> None:
         """Note a change, then make it."""
-        name = f"{file_prefix(board.uuid)}{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o644, dir_fd=self._directory.descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._changed.append(_Noted(board, change, name, descriptor))
-        os.write(descriptor, msgspec.json.encode(change))
+        note = Note(self._directory, change)
+        self._changed.append((board, note))
+        note.write()
         try:
             make()
         except self._session.module.NVMLError:
             # Refused, so there is nothing to restore.
-            self._forget(self._changed.pop())
+            self._changed.pop()
+            note.remove()
             raise
-
-    def _forget(self, noted: _Noted) -> None:
-        os.unlink(noted.name, dir_fd=self._directory.descriptor)
-        os.close(noted.descriptor)
 
 
 def _main(parent: str, path: str, descriptor: str, *uuids: str) -> None:

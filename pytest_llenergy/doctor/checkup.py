@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 
 from pytest_llenergy.backends.base import Capabilities
@@ -18,9 +19,9 @@ from pytest_llenergy.devices.amd import AmdBoard, list_boards
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.inventory import Inventory, read_answering
 from pytest_llenergy.devices.lease import CPU
-from pytest_llenergy.devices.left_settings import describe_left_settings
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.devices.mig import NO_INSTANCES, Instance
+from pytest_llenergy.devices.noted_changes import describe_left_changes
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.occupancy import BoardUse, inspect_board
 from pytest_llenergy.devices.queue import describe_entries
@@ -289,7 +290,7 @@ def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
         return Leases(None, ())
     try:
         findings.extend(_check_lock_files(found, directory))
-        findings.extend(map(Finding, describe_left_settings(directory)))
+        findings.extend(starmap(Finding, describe_left_changes(directory)))
         return Leases(
             str(directory.path),
             tuple(describe_entries(list_entries(directory, ("holding", "waiting", "firm")))),
