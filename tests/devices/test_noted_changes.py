@@ -140,8 +140,9 @@ def test_a_note_counts_once_its_writer_is_dead(world: World, directory: LockDire
     assert restore(world, directory) == FACTORY
 
 
-def test_everybody_may_read_a_note_once_it_is_written(world: World, directory: LockDirectory) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_everybody_may_read_a_note_once_it_is_written(directory: LockDirectory, mask: int) -> None:
+    before = os.umask(mask)
     try:
         note = Note(directory, LIMIT)
         modes = [files(directory)[0].stat().st_mode & 0o777]
@@ -176,13 +177,15 @@ def test_links_and_directories_in_the_place_of_notes_are_ignored(
     (path,) = leave(directory, LIMIT)
     for suffix in "abcd":
         path.with_name(path.name + suffix).hardlink_to(path)
-    path.with_name(path.name + "e").symlink_to(path)
-    path.with_name(path.name + "f").mkdir()
+    link, folder = (path.with_name(path.name + suffix) for suffix in "ef")
+    link.symlink_to(path)
+    folder.mkdir()
     assert len([*describe_left_changes(directory)]) == 1
     # A link to the note must neither hide it nor outlive it.
     copy = directory.path / "kept"
     copy.hardlink_to(path)
     assert restore(world, directory) == (700.0, (1200, 1200))
+    assert files(directory) == [link, folder], "neither was opened as a note"
     world.update(0, power_limit_w=300.0)
     copy.rename(path.with_name(path.name + "g"))
     assert restore(world, directory) == CHANGED
