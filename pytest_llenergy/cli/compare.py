@@ -201,7 +201,7 @@ def print_comparison(
     warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
     if warned and compared.inconclusive == "warn":
         more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
-        remedy = suggest_remedy(warned, more)
+        remedy = suggest_remedy(warned, more, in_turn=result.pairs is not None)
         print_message(command, f"warning: {len(warned)} inconclusive; {remedy}")
     lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
     if lost and compared.removed != "pass":

@@ -11,7 +11,7 @@ from statistics import stdev
 from pytest_llenergy.compare.case import Case, finite_or_none
 from pytest_llenergy.compare.limits import normal_quantile
 from pytest_llenergy.compare.metrics import direction_of
-from pytest_llenergy.compare.rule import AbsoluteChange, Rule, RuleVerdict, decide_verdict
+from pytest_llenergy.compare.rule import NEEDS_ABSOLUTE, AbsoluteChange, Rule, RuleVerdict, decide_verdict
 from pytest_llenergy.measure.round_statistics import half_student
 from pytest_llenergy.model.base import Direction
 from pytest_llenergy.model.comparison import OTHER_WORKLOAD, Comparison
@@ -84,7 +84,9 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     """Compare two values of a custom metric.
 
     As many values on both sides are taken as pairs: the same rounds, or the same items, such as prompts.
-    Without an uncertainty, the values themselves are compared.
+    Without an uncertainty, the values themselves are compared. A change is relative if the baseline is larger
+    than the uncertainty of the change, and the head is not negative. Otherwise a change counts that is
+    certain and reaches the absolute threshold.
 
     Args:
         base: The baseline.
@@ -96,9 +98,9 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     change, largest = head.value - base.value, max(base.value, head.value)
     width = normal_quantile(1 - rule.alpha) * _standard_error(base, head)
     if change == width == 0:
-        return ValueChange("unchanged", "both sides have the same value", 1.0 if base.value else None)
-    if base.value <= 0 or head.value < 0 or base.value < SMALLEST * largest:
-        return _compare_differences(base.value, sign * change, width, rule)
+        return ValueChange("unchanged", "both sides have the same value", 1.0 if base.value > 0 else None)
+    if head.value < 0 or base.value <= max(width, SMALLEST * largest):
+        return _compare_differences(base.value, head.value, sign * change, width, rule)
     ratio = head.value / base.value
     logs = [log(max(each, SMALLEST * largest) / base.value) for each in _around(head.value, width)]
     low, middle, high = logs if sign > 0 else [-each for each in reversed(logs)]
@@ -109,7 +111,9 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
         middle, low, high, rule, absolute=absolute, meter=0.0, drift=None, level=None, better=better
     )
     if not width:
-        reason = f"{expm1(logs[1]):+.1%}, from values without an uncertainty"
+        paired = _is_paired(base, head)
+        source = "with the same difference in every pair" if paired else "from values without an uncertainty"
+        reason = f"{expm1(logs[1]):+.1%}, {source}"
     # Neither side is negative, so that the ratio is not either, however wide its limits are.
     low_ratio = max(head.value - width, 0.0) / base.value
     return ValueChange(verdict, reason, ratio, low_ratio, (head.value + width) / base.value)
@@ -119,26 +123,36 @@ def _around(value: float, width: float) -> tuple[float, float, float]:
     return value - width, value, value + width
 
 
-def _compare_differences(base: float, worse: float, width: float, rule: Rule) -> ValueChange:
-    """Decide on a change that has no ratio, by the absolute threshold; ``worse`` is negative if better."""
-    least = rule.threshold_absolute
-    if not least and base:
-        reason = "values below zero have no relative change; add an absolute one, such as 3%+0.1"
+def _compare_differences(base: float, head: float, worse: float, width: float, rule: Rule) -> ValueChange:
+    """Decide on a change that has no ratio; ``worse`` is negative if the head is better."""
+    example = f"{NEEDS_ABSOLUTE} {rule.threshold * 100:.3g}%+"
+    if base < -width and not rule.threshold_absolute:
+        reason = f"values below zero have no relative change; {example}{rule.threshold * -base:.1g}"
         return ValueChange("invalid", reason)
-    amount = f"from {base:g}, {'worse' if worse > 0 else 'better'} by {abs(worse):.3g}"
+    # The relative part counts too between values above zero, however uncertain they are.
+    least = max(rule.threshold_absolute, rule.threshold * max(0.0, min(base, head)))
+    size = f"{'worse' if worse > 0 else 'better'} by {abs(worse):.3g}" if worse else "no change"
+    amount = f"from {base:g}, {size}"
     if worse >= least and worse > width:
         return ValueChange("regressed", amount)
     if -worse >= least and -worse > width:
         return ValueChange("improved", amount)
-    if worse + width < least or worse == width == 0:
+    if worse + width < least:
         return ValueChange("unchanged", f"{amount}, at most {least:g} worse")
-    return ValueChange("inconclusive", f"{amount}, known to {width:.3g}")
+    reason = f"{amount}, known to {width:.3g}"
+    if not rule.threshold_absolute:
+        reason += f": too near zero for a relative threshold; {example}{2 * (max(worse, 0.0) + width):.1g}"
+    return ValueChange("inconclusive", reason)
+
+
+def _is_paired(base: Value, head: Value) -> bool:
+    return len(base.values) == len(head.values) > 1
 
 
 def _standard_error(base: Value, head: Value) -> float:
     """Return the standard uncertainty of the difference."""
-    n = len(head.values)
-    if n > 1 and len(base.values) == n:
+    if _is_paired(base, head):
+        n = len(head.values)
         differences = [after - before for before, after in zip(base.values, head.values, strict=True)]
         return stdev(differences) / sqrt(n) * half_student(n - 1)
     return hypot(base.uncertainty or 0.0, head.uncertainty or 0.0)

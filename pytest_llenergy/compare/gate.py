@@ -363,7 +363,8 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
         # A log-likelihood is negative.
         sizes = [max(abs(each.base or 0.0), abs(each.head or 0.0)) for each in decided]
         highest = max(sizes, default=limit)
-        if highest < limit:
+        # Without a ratio, as near zero, the absolute part decides alone.
+        if highest < limit and all(each.ratio is not None for each in decided):
             unit = f" {shown_unit(found[0].unit)}".rstrip()
             lines.append(
                 f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, "

@@ -23,6 +23,8 @@ MAX_RESOLUTION = 10.0
 BY_METERS = "the meters can"
 #: Part of the reason if rounds were disturbed, so that a verdict is held back.
 HELD_BACK = "by itself, but"
+#: Part of the reason if a relative threshold cannot decide, before an example.
+NEEDS_ABSOLUTE = "add an absolute threshold, such as"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.compare.max_load import MAX_LOAD
-from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, Rule, rounds_can_decide
+from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, NEEDS_ABSOLUTE, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
 from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
@@ -176,16 +176,25 @@ def describe_detectable(comparisons: Sequence[Comparison]) -> str:
     return f"finds changes from {format_size(median(found))} (median test), {format_size(max(found))} (worst)"
 
 
-def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds") -> str:
+def suggest_remedy(
+    comparisons: Sequence[Comparison], rounds: str = "more rounds", *, in_turn: bool = False
+) -> str:
     """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
 
     Args:
         comparisons: Those that are inconclusive.
         rounds: The words for more rounds.
+        in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
     """
-    found = {"llenergy ab": False, rounds: False}
+    absolute, precise = "an absolute threshold", "a smaller uncertainty of your metric"
+    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds), False)
     for each in comparisons:
-        if BY_METERS not in each.reason:
+        if NEEDS_ABSOLUTE in each.reason:
+            found[absolute] = True
+        elif each.metric not in ROUND_METRICS and not in_turn:
+            # What a test states does not depend on its rounds.
+            found[precise] = True
+        elif BY_METERS not in each.reason:
             found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
     remedies = [remedy for remedy in reversed(found) if found[remedy]]
     return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"

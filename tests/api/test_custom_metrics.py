@@ -208,6 +208,39 @@ def test_a_gate_compares_them(suite: pytest.Pytester, monkeypatch: pytest.Monkey
     result.stdout.fnmatch_lines(["*nothing was gated*"])
 
 
+def test_a_gate_passes_a_perfect_zero(suite: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
+    suite.makepyfile(
+        test_some="""
+        import pytest
+        @pytest.mark.energy_gate(metric="wrong", threshold="5%+1")
+        def test_mark(energy):
+            energy(int)
+            energy.metric("wrong", 0, better="less")
+
+        def test_option(energy):
+            energy(int)
+            energy.metric("missed", 0, better="less", uncertainty=0.5)
+    """
+    )
+    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    gate = ("--energy-compare=base.json", "--energy-report=head.json")
+    result = suite.runpytest(*gate, "--energy-fail-on=missed:5%+2")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["2 unchanged, 1 no value"])
+    assert main(["compare", "base.json", "head.json", "--fail-on=wrong:5%+1", "--fail-on=missed:5%+2"]) == 0
+    result = suite.runpytest(*gate, "--energy-fail-on=missed:5%")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        [
+            "inconclusive: *missed: from 0, no change, known to 1.16: *; add an absolute threshold*",
+            "inconclusive: 1 of 2; an absolute threshold can decide, *",
+        ]
+    )
+    capsys.readouterr()
+    assert main(["compare", "base.json", "head.json", "--fail-on=missed:5%", "--inconclusive=fail"]) == 4
+    assert "an absolute threshold, such as 5%+2" in " ".join(capsys.readouterr().out.split())
+
+
 def test_commands_compare_them(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,13 +15,13 @@ from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, Format, rende
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
-from pytest_llenergy.compare.gate import exit_code, list_void_gates
+from pytest_llenergy.compare.gate import exit_code, list_void_gates, parse_threshold
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.measure.custom_metrics import add_metric
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 
-from .runs import record_of, report_of
+from .runs import TEST, record_of, report_of
 
 RULE = Rule(threshold=0.05, threshold_absolute=0.0)
 
@@ -40,6 +41,9 @@ RULE = Rule(threshold=0.05, threshold_absolute=0.0)
         (0.0, 0.5, "less", "regressed"),
         (0.0, 0.0, "less", "unchanged"),
         (-1.0, -2.0, "less", "invalid"),
+        (-1.0, 1.0, "less", "invalid"),
+        (1.0, -1.0, "less", "improved"),
+        (1.0, -1.0, "more", "regressed"),
     ],
 )
 def test_values_without_uncertainty_are_compared_as_they_are(
@@ -60,10 +64,10 @@ def test_an_uncertainty_widens_the_limits() -> None:
 
 @pytest.mark.parametrize("better", ["less", "more"])
 def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
-    wide = compare_values(Value(0.1, 0.1), Value(0.1, 0.1), RULE, better)
-    assert (wide.verdict, wide.ratio, wide.low) == ("inconclusive", 1.0, 0.0)
-    assert wide.high == pytest.approx(1 + 1.645 * math.sqrt(2), abs=1e-3)
-    assert wide.reason == "change between -100.0% and +232.6%; threshold 5.0%"
+    wide = compare_values(Value(0.2, 0.1), Value(0.1, 0.05), RULE, better)
+    assert (wide.verdict, wide.ratio, wide.low) == ("inconclusive", 0.5, 0.0)
+    assert wide.high == pytest.approx(0.5 + 1.645 * math.hypot(0.5, 0.25), abs=1e-3)
+    assert wide.reason == "change between -100.0% and +42.0%; threshold 5.0%"
 
 
 @pytest.mark.parametrize("better", ["less", "more"])
@@ -72,7 +76,51 @@ def test_equal_values_that_are_uncertain_are_inconclusive(value: float, better: 
     rule = Rule(threshold=0.05, threshold_absolute=0.1)
     assert compare_values(Value(value, 0.5), Value(value, 0.5), rule, better).verdict == "inconclusive"
     assert compare_values(Value(value, 0.01), Value(value, 0.01), rule, better).verdict == "unchanged"
-    assert compare_values(Value(0.0, 0.5), Value(0.0, 0.5), RULE, better).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("better", ["less", "more"])
+def test_too_near_zero_a_relative_threshold_asks_for_an_absolute_one(better: Any) -> None:
+    """The sign of a rounding error does not matter, and a threshold as in the example decides."""
+    near = (0.0, 1e-12, -1e-12, 0.3)
+    for base, head in itertools.product(near, near):
+        found = compare_values(Value(base, 0.5), Value(head, 0.5), RULE, better)
+        assert (found.verdict, found.ratio, found.high) == ("inconclusive", None, None)
+        start, example = found.reason.split("; add an absolute threshold, such as ")
+        assert start.endswith(", known to 1.16: too near zero for a relative threshold")
+        rule = parse_threshold("wer", example).rule()
+        assert compare_values(Value(base, 0.5), Value(head, 0.5), rule, better).verdict == "unchanged"
+    same = compare_values(Value(0.0, 0.5), Value(0.0, 0.5), RULE, better).reason
+    assert same.startswith("from 0, no change, known to 1.16: ")
+    assert same.endswith(" 5%+2")
+
+
+@pytest.mark.parametrize("better", ["less", "more"])
+def test_too_near_zero_a_certain_change_counts(better: Any) -> None:
+    worse, other = ("regressed", "improved") if better == "less" else ("improved", "regressed")
+    for base in (0.0, 1e-12, -1e-12, 0.5):
+        assert compare_values(Value(base, 0.5), Value(9.0, 0.5), RULE, better).verdict == worse
+    for base in (0.0, 1e-12, -1e-12):
+        assert compare_values(Value(base, 0.5), Value(-9.0, 0.5), RULE, better).verdict == other
+
+
+def test_the_relative_part_counts_between_uncertain_values_above_zero() -> None:
+    """From 1 to 2.5 is less than three times as much, although it is certainly a change."""
+    rule = Rule(threshold=2.0, tolerance=2.0)
+    assert compare_values(Value(1.0, 0.4), Value(2.5, 0.5), rule, "less").verdict == "inconclusive"
+    assert compare_values(Value(1.0, 0.4), Value(3.5, 0.5), rule, "less").verdict == "regressed"
+    # The mirror image.
+    assert compare_values(Value(1.0, 0.4), Value(-1.0, 0.0), rule, "more").verdict == "regressed"
+
+
+def test_negative_values_ask_for_an_absolute_threshold_of_their_size() -> None:
+    found = compare_values(Value(-2.0, 0.01), Value(-1.0, 0.01), RULE, "less")
+    assert found.verdict == "invalid"
+    assert found.reason == (
+        "values below zero have no relative change; add an absolute threshold, such as 5%+0.1"
+    )
+    rule = Rule(threshold=0.05, threshold_absolute=0.1)
+    found = compare_values(Value(2.0), Value(-1.0), rule, "less")
+    assert (found.verdict, found.reason, found.ratio) == ("improved", "from 2, better by 3", None)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -91,6 +139,8 @@ def test_values_of_the_same_items_are_compared_in_pairs() -> None:
     base, head = Value(0.5, 0.14, items), Value(0.602, 0.14, better)
     assert compare_values(base, head, RULE, "more").verdict == "improved"
     assert compare_values(base, Value(0.602, 0.14, better[1:]), RULE, "more").verdict == "inconclusive"
+    alike = compare_values(Value(2.0, 1.1, [1, 2, 3]), Value(3.0, 1.1, [2, 3, 4]), RULE, "more")
+    assert (alike.verdict, alike.reason) == ("improved", "+50.0%, with the same difference in every pair")
 
 
 @pytest.mark.parametrize(("head", "verdict"), [(-3.0, "improved"), (-1.05, "unchanged"), (1.0, "regressed")])
@@ -105,8 +155,8 @@ def test_both_parts_of_a_threshold_must_be_exceeded() -> None:
     assert compare_values(Value(2.0), Value(2.6), rule, "less").verdict == "regressed"
 
 
-def with_wer(value: float | list[float] | None, **how: Any) -> Record:
-    made = record_of()
+def with_wer(value: float | list[float] | None, *, name: str = TEST, **how: Any) -> Record:
+    made = record_of(name)
     return made if value is None else add_metric(made, "wer", value, **{"better": "less", **how})
 
 
@@ -163,10 +213,31 @@ def test_a_gate_decides_between_negative_values(base: float, head: float, verdic
     assert (found.verdict, exit_code(compared)) == (verdict, code)
     assert found.reason == f"from {base:g}, {'better' if head > base else 'worse'} by 1"
     assert list_void_gates([found]) == []
-    beyond = Criterion("wer", Rule(threshold=0.03, threshold_absolute=3.0), gated=True)
-    compared = compare_reports(sides[0], sides[1], ("base", "head"), [beyond])
+
+
+@pytest.mark.parametrize(
+    ("value", "how"),
+    [(0, {}), (-0.5, {}), (0.0, {"uncertainty": 0.5}), (1e-12, {"uncertainty": 0.5}), ([0, 0], {})],
+)
+def test_a_gate_passes_a_perfect_zero(value: Any, how: dict[str, Any]) -> None:
+    """Such as a number of wrong answers: the threshold is above every value, and decides."""
+    criterion = Criterion("wer", Rule(threshold=0.05, threshold_absolute=2.0), gated=True)
+    base, head = (report_of(with_wer(value, **how)) for _ in range(2))
+    compared = compare_reports(base, head, ("base", "head"), [criterion])
+    assert [each.verdict for each in compared.comparisons] == ["unchanged"]
+    assert (exit_code(compared), list_void_gates(compared.comparisons)) == (0, [])
+    worse = report_of(with_wer(3, uncertainty=0.1))
+    assert exit_code(compare_reports(base, worse, ("base", "head"), [criterion])) == 1
+
+
+def test_an_absolute_part_above_every_value_with_a_ratio_is_void() -> None:
+    criterion = Criterion("wer", Rule(threshold=0.05, threshold_absolute=5.0), gated=True)
+    small = with_wer(0.9)
+    compared = compare_reports(report_of(small), report_of(small), ("base", "head"), [criterion])
     assert exit_code(compared) == 5
-    assert list_void_gates(compared.comparisons)[0].endswith("3, is above every value, at most 2")
+    assert list_void_gates(compared.comparisons)[0].endswith("5, is above every value, at most 0.9")
+    sides = [report_of(small, with_wer(0, name="t.py::test_zero")) for _ in range(2)]
+    assert exit_code(compare_reports(sides[0], sides[1], ("base", "head"), [criterion])) == 0
 
 
 def test_a_metric_that_a_session_lacks_is_not_new() -> None:

@@ -257,6 +257,7 @@ def test_a_gate_that_cannot_fail_is_found_beside_another_of_its_metric() -> None
             reason="",
             base=200.0,
             head=200.0,
+            ratio=1.0,
             gated=True,
             rule=AppliedRule(threshold=0.03, threshold_absolute=limit, floor=0.0, tolerance=0.03, alpha=0.01),
         )

@@ -154,6 +154,11 @@ RULE = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance
         ({"ratio": 1e300, "low": 1e299, "high": 1e301}, "more rounds can decide"),
         ({"ratio": 1.0, "low": 1.0, "high": 1.0, "session_spread": 1e300}, "more rounds can decide"),
         ({"rule": msgspec.structs.replace(RULE, alpha=0.0)}, "more rounds can decide"),
+        ({"metric": "wer"}, "a smaller uncertainty of your metric can decide"),
+        (
+            {"metric": "wer", "reason": "too near zero; add an absolute threshold, such as 5%+2"},
+            "an absolute threshold can decide",
+        ),
         (
             {"reason": "the meters cannot resolve changes below 20.0%"},
             "the meters cannot resolve smaller changes",
@@ -166,6 +171,11 @@ def test_the_remedy_for_an_inconclusive_test_depends_on_what_makes_it_so(
     usual = {"verdict": "inconclusive", "rule": RULE, "session_spread": 0.015, "noise": 0.01}
     found = msgspec.structs.replace(judged("test_m"), **{**usual, **changes})
     assert suggest_remedy([found]) == remedy
+
+
+def test_more_pairs_decide_on_a_custom_metric_of_sessions() -> None:
+    found = msgspec.structs.replace(judged("test_m"), metric="wer", verdict="inconclusive", rule=RULE)
+    assert suggest_remedy([found], "more pairs", in_turn=True) == "more pairs can decide"
 
 
 def test_several_remedies_are_joined() -> None:
