@@ -98,7 +98,7 @@ def make_metric(
     if uncertainty is not None:
         if n > 1:
             raise LLEnergyError(f"metric {name}: the uncertainty of {n} values comes from their scatter")
-        uncertainty = _number(name, uncertainty)
+        uncertainty = _number(name, uncertainty, "uncertainty ")
         if uncertainty < 0:
             raise LLEnergyError(f"metric {name}: uncertainty is {uncertainty:g}, needs 0 or more")
     elif n > 1:
@@ -143,14 +143,15 @@ def as_number(value: object) -> float:
         return math.nan
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: str, value: object, argument: str = "") -> float:
     try:
         number = as_number(value)
     except OverflowError:
         # Its digits would fill many lines.
-        raise LLEnergyError(f"metric {name}: a value is larger than a number of 64 bits can be") from None
+        found = argument or "a value "
+        raise LLEnergyError(f"metric {name}: {found}is larger than a number of 64 bits can be") from None
     if not abs(number) <= 1e30:
-        raise LLEnergyError(f"metric {name}: {show(value)} is not a finite number")
+        raise LLEnergyError(f"metric {name}: {argument}{show(value)} is not a finite number")
     return number
 
 

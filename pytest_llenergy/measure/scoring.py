@@ -63,6 +63,11 @@ def _lm_eval_scorer(name: str) -> Scorer:
     registered = getattr(registry, "metric_registry", None) or getattr(registry, "METRIC_REGISTRY", {})
     if name not in registered:
         raise LLEnergyError(f"score: lm-eval has no metric {name!r}; those of single outputs: {suitable}")
+    if registry.is_higher_better(name) is False:
+        raise LLEnergyError(
+            f"score: {name} of lm-eval is better the lower it is, and scores are better the higher they are; "
+            f"use one of {suitable}, or a function"
+        )
     metric = registry.get_metric(name)
     whole = registry.get_metric_aggregation(name) if name in CORPUS_METRICS else None
 

@@ -127,7 +127,8 @@ class Registry(ModuleType):
             "exact_match": self.exact_match,
             "chrf": lambda item: item,
             "bleu": lambda item: item,
-            "perplexity": lambda item: item,
+            "acc": lambda item: item,
+            "wer": lambda predictions, references: {"wer": float(predictions != references)},
         }
         setattr(self, registry, metrics)
         self.metrics = metrics
@@ -139,6 +140,11 @@ class Registry(ModuleType):
     def get_metric(self, name: str) -> Any:
         assert name in self.metrics, "lm-eval would search the network"
         return self.metrics[name]
+
+    @staticmethod
+    def is_higher_better(name: str) -> bool | None:
+        # None as for a metric that was registered without a direction.
+        return {"exact_match": True, "chrf": True, "wer": False}.get(name)
 
     @staticmethod
     def get_metric_aggregation(name: str) -> Any:
@@ -167,7 +173,12 @@ def test_a_metric_of_lm_eval_compares_texts() -> None:
     [
         ("nonsense", "score: lm-eval has no metric 'nonsense'; those of single outputs: exact_match, chrf"),
         ("bleu", "score: the metric bleu of lm-eval does not score single outputs against references"),
-        ("perplexity", "score: the metric perplexity of lm-eval does not score single outputs against"),
+        ("acc", "score: the metric acc of lm-eval does not score single outputs against"),
+        (
+            "wer",
+            "score: wer of lm-eval is better the lower it is, and scores are better the higher they are; "
+            "use one of exact_match, chrf",
+        ),
     ],
 )
 def test_a_metric_of_lm_eval_that_scores_no_texts_is_refused(name: str, message: str) -> None:
@@ -185,8 +196,11 @@ def test_lm_eval_itself(capfd: pytest.CaptureFixture[str]) -> None:
         right, wrong = score_outputs(texts, [texts[0], "the cat sat"], f"lm_eval:{name}")
         assert right == pytest.approx(1.0)
         assert 0 <= wrong < 0.3
-    for name in ("f1", "acc", "acc_norm", "mcc", "perplexity", "ter", "bypass"):
+    for name in ("f1", "acc", "acc_norm", "mcc", "bypass", "bleu"):
         with pytest.raises(LLEnergyError, match=f"the metric {name} of lm-eval does not score single"):
+            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
+    for name in ("perplexity", "ter"):
+        with pytest.raises(LLEnergyError, match=f"{name} of lm-eval is better the lower it is"):
             score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
     with pytest.raises(LLEnergyError, match="lm-eval has no metric 'nonsense'"):
         score_outputs(["42"], ["42"], "lm_eval:nonsense")
