@@ -74,14 +74,15 @@ def test_limits_of_what_is_not_negative_are_not_negative(better: Any) -> None:
 @pytest.mark.parametrize("value", [0.0, -2.0])
 def test_equal_values_that_are_uncertain_are_inconclusive(value: float, better: Any) -> None:
     rule = Rule(threshold=0.05, threshold_absolute=0.1)
-    assert compare_values(Value(value, 0.5), Value(value, 0.5), rule, better).verdict == "inconclusive"
+    found = compare_values(Value(value, 0.5), Value(value, 0.5), rule, better)
+    assert (found.verdict, found.reason) == ("inconclusive", f"from {value:g}, no change, known to 1.16")
     assert compare_values(Value(value, 0.01), Value(value, 0.01), rule, better).verdict == "unchanged"
 
 
 @pytest.mark.parametrize("better", ["less", "more"])
 def test_too_near_zero_a_relative_threshold_asks_for_an_absolute_one(better: Any) -> None:
     """The sign of a rounding error does not matter, and a threshold as in the example decides."""
-    near = (0.0, 1e-12, -1e-12, 0.3)
+    near = (0.0, 1e-12, -1e-12, 1.0)
     for base, head in itertools.product(near, near):
         found = compare_values(Value(base, 0.5), Value(head, 0.5), RULE, better)
         assert (found.verdict, found.ratio, found.high) == ("inconclusive", None, None)
@@ -103,13 +104,18 @@ def test_too_near_zero_a_certain_change_counts(better: Any) -> None:
         assert compare_values(Value(base, 0.5), Value(-9.0, 0.5), RULE, better).verdict == other
 
 
+def test_a_change_from_nearly_nothing_has_no_ratio() -> None:
+    found = compare_values(Value(1e-12), Value(1.0), RULE, "less")
+    assert (found.verdict, found.ratio, found.reason) == ("regressed", None, "from 1e-12, worse by 1")
+
+
 def test_the_relative_part_counts_between_uncertain_values_above_zero() -> None:
     """From 1 to 2.5 is less than three times as much, although it is certainly a change."""
     rule = Rule(threshold=2.0, tolerance=2.0)
     assert compare_values(Value(1.0, 0.4), Value(2.5, 0.5), rule, "less").verdict == "inconclusive"
     assert compare_values(Value(1.0, 0.4), Value(3.5, 0.5), rule, "less").verdict == "regressed"
     # The mirror image.
-    assert compare_values(Value(1.0, 0.4), Value(-1.0, 0.0), rule, "more").verdict == "regressed"
+    assert compare_values(Value(1.0, 0.4), Value(-0.5, 0.0), rule, "more").verdict == "regressed"
 
 
 def test_negative_values_ask_for_an_absolute_threshold_of_their_size() -> None:
