@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ import msgspec
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.secrets import hide_secrets, is_secret
 from pytest_llenergy.model.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -203,17 +204,11 @@ def combine_options(
 DEVICES = "the devices are those of the test; use the marks gpus and parallel"
 SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
 
-#: Options of libraries whose values reports must not hold, refused by every backend.
-SECRETS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("token", "use_auth_token", "hf_token"),
-        "it is a secret, and options are recorded; set the environment variable HF_TOKEN",
-    ),
-    **dict.fromkeys(
-        ("api_key", "api_keys", "admin_api_key", "ssl_keyfile_password"),
-        "it is a secret, and options are recorded",
-    ),
-}
+#: Why every backend refuses a secret.
+SECRET = "it is a secret, and options are recorded"
+
+#: Secrets for the Hugging Face hub, whose client also reads an environment variable.
+_HUB_TOKENS = ("token", "use_auth_token", "hf_token")
 
 #: Why a backend refuses what its method ``generate`` takes.
 ARGUMENT = "it is an argument of generate"
@@ -247,19 +242,21 @@ def check_engine_options(
     Raises:
         BackendError: If an option is reserved or unknown, or has a secret in its value.
     """
-    refused = {**(reserved or {}), **SECRETS}
+    refused = reserved or {}
     for name, value in given.items():
-        if name in refused:
-            raise BackendError(f"{backend}: the load option {name} is not available: {refused[name]}")
-        for secret in _find_secrets(value):
-            raise BackendError(f"{backend}: {secret} of {name} is not available: {SECRETS[secret]}")
+        if reason := explain_secret(name) or refused.get(name):
+            raise BackendError(f"{backend}: the load option {name} is not available: {reason}")
+        if (shown := hide_secrets(value)) is not value:
+            raise BackendError(
+                f"{backend}: the load option {name} holds a secret, and options are recorded: {shown}"
+            )
     unknown = [name for name in given if name not in accepted]
     if not unknown:
         return
     for name in unknown:
         if name in GenerationParams.__struct_fields__:
             raise BackendError(f"{backend}: the load option {name} is not available: {ARGUMENT}")
-    offered = set(accepted) - refused.keys()
+    offered = {name for name in accepted if name not in refused and not is_secret(name)}
     taken = sorted({*declared, *offered})
     if len(taken) > _MOST_NAMES:
         taken = [*sorted(declared), f"and {len(offered - set(declared))} others that it lists"]
@@ -269,14 +266,11 @@ def check_engine_options(
     raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
 
 
-def _find_secrets(value: object) -> Iterator[str]:
-    """Yield the names of secrets in the mappings that a value holds."""
-    if isinstance(value, Mapping):
-        yield from SECRETS.keys() & value.keys()
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from _find_secrets(each)
+def explain_secret(name: str) -> str | None:
+    """Return why an option of this name is refused as a secret; None if it is not one."""
+    if not is_secret(name):
+        return None
+    return f"{SECRET}; set the environment variable HF_TOKEN" if name.lower() in _HUB_TOKENS else SECRET
 
 
 def list_keywords(function: Callable[..., Any]) -> list[str]:

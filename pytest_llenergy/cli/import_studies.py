@@ -61,7 +61,7 @@ def _convert(path: Path, directory: Path, fallback: str | None) -> None:
     from pytest_llenergy.study_import.study import convert_study
     from pytest_llenergy.study_import.template import render_tests
 
-    study = convert_study(_load(path), path.name)
+    study = convert_study(_load(path), path.name, fallback)
     target = directory / f"test_{re.sub(r'[^A-Za-z0-9]+', '_', path.stem)}.py"
     if target.exists():
         raise PlanError(f"{target} exists; remove it, or choose another directory with -o")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -27,29 +26,6 @@ ASCII_FALLBACKS = {
     "°": " ",
     "α": "a",
 }
-
-#: A word for what must not be recorded, at the end of the name of an option or an environment variable:
-#: ``--hf-token``, but not ``--max-num-batched-tokens``.
-_SECRET = r"(?:[\w-]*[_-])?(?:key|token|password|passwd|secret)|(?:[\w-]*[_-])?api[_-]?keys?"
-_SECRET_OPTION = re.compile(rf"--?(?:{_SECRET})", re.IGNORECASE)
-
-#: In JSON, where ``eos_token`` and ``key`` are no secrets.
-_SECRET_MEMBER = (
-    r"(?:token|(?:[\w-]*[_-])?(?:(?:access|api|auth|hf)[_-]?(?:keys?|token)|password|passwd|secret))"
-)
-
-#: Within a text: an option with its value, an assignment to an environment variable, or a member in JSON.
-_SECRET_VALUE = re.compile(
-    rf"(?<![\w-])((?i:--?(?:{_SECRET})[ =]+)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)="
-    rf"|(?i:[\"']{_SECRET_MEMBER}[\"']\s*:\s*))"
-    r"(\"[^\"]*\"|'[^']*'|\S+)"
-)
-
-#: A word that is an assignment or an option with its value, which may have spaces. A quoted value ends before
-#: the word does, which is then a command.
-_SECRET_WORD = re.compile(
-    rf"((?i:--?(?:{_SECRET})=)|(?:[A-Z0-9_]*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET)=)[^\"'].*", re.DOTALL
-)
 
 #: Most characters of the name of a test.
 MAX_NAME_LENGTH = 160
@@ -114,21 +90,6 @@ def _lacks(encoding: str, text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def redact_secrets(words: Iterable[str]) -> list[str]:
-    """Replace keys, tokens, passwords and secrets in a command, given as options or variables, by ``***``.
-
-    A word may itself be a command.
-    """
-    redacted: list[str] = []
-    hide = False
-    for word in words:
-        assigned = _SECRET_WORD.fullmatch(word)
-        shown = f"{assigned[1]}***" if assigned else _SECRET_VALUE.sub(r"\1***", word)
-        redacted.append("***" if hide else shown)
-        hide = not hide and _SECRET_OPTION.fullmatch(word) is not None
-    return redacted
 
 
 def strip_trailing_space(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model import files
-from pytest_llenergy.model.text import redact_secrets
+from pytest_llenergy.model.secrets import redact_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

@@ -12,7 +12,13 @@ from typing import Any
 
 from pytest_llenergy.backends import tensorrt_llm
 from pytest_llenergy.backends.base import DTYPES, Capabilities
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, PROMPT_LOOKUP, SECRETS, CommonOptions
+from pytest_llenergy.backends.engine_options import (
+    COMMON_OPTIONS,
+    PROMPT_LOOKUP,
+    SECRET,
+    CommonOptions,
+    explain_secret,
+)
 from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, ServeParams
 from pytest_llenergy.backends.transformers import library_options
 from pytest_llenergy.backends.transformers.options import (
@@ -26,6 +32,7 @@ from pytest_llenergy.backends.vllm import options as vllm_options
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.model.secrets import HIDDEN, hide_secrets
 
 #: Keys that load options replace which mean the same in every backend, or in one.
 RENAMED = {
@@ -78,10 +85,6 @@ CHECKPOINT = "the checkpoint decides on quantisation"
 CYCLES = "use --energy-rounds=N, or llenergy ab for a process per round"
 BATCHING = "use the load option batching"
 SERVER_OPTION = "an option of the server; give it in --energy-server-command"
-SERVER_DEGREES = (
-    "of a server, tensor parallelism alone is carried over, since one command starts it for every load; "
-    "remove {} parallelism from the study and give it in --energy-server-command"
-)
 
 #: Why a key has no counterpart, by the beginning of its path; in the section of an engine, the path starts
 #: with the name of the backend.
@@ -158,8 +161,8 @@ class Notes:
         self._values: dict[str, dict[str, dict[str, None]]] = {}
 
     def add(self, path: str, value: object, reason: str) -> None:
-        """Add a value of a key; that of a secret is left out."""
-        text = "…" if _secret_in(path) else _text(value)
+        """Add a value of a key; a secret is hidden."""
+        text = HIDDEN if _explain_secret(path) else _text(value)
         self._values.setdefault(reason, {}).setdefault(path, {})[text] = None
 
     def lines(self) -> list[str]:
@@ -178,13 +181,13 @@ def show(value: object) -> str:
     return _cut(_text(value))
 
 
-def _secret_in(path: str) -> str | None:
-    """Return the part of a path that names a secret."""
-    return next((part for part in path.split(".") if part in SECRETS), None)
+def _explain_secret(path: str) -> str | None:
+    """Return why no part of a path may name a secret; None if none does."""
+    return next(filter(None, map(explain_secret, path.split("."))), None)
 
 
 def _text(value: object) -> str:
-    return json.dumps(value, default=str)
+    return json.dumps(hide_secrets(value), default=str)
 
 
 def _join(separator: str, texts: Iterable[str]) -> str:
@@ -255,7 +258,7 @@ def explain_refusal(case: Case, row: Capabilities) -> str | None:
         if common.dtype not in (None, *DTYPES):
             return f"dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}"
         if case.engine:
-            return next((SERVER_DEGREES.format(kind) for kind in case.degrees if kind != "tensor"), None)
+            return None
         degrees = Parallel(**case.degrees)
         for kind in row.unsupported_degrees(degrees):
             return row.reasons.get(kind, f"{case.backend} has no {kind} parallelism")
@@ -283,12 +286,14 @@ def _is_plain(value: object) -> bool:
 def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabilities) -> str | None:
     """Make a load option or a parameter of a key. Returns the reason if that is not possible."""
     name, value = RENAMED.get(key.name, key.name), key.value
-    if secret := _secret_in(key.path):
-        return SECRETS[secret]
+    if reason := _explain_secret(key.path):
+        return reason
     place = f"{case.backend}.{key.name}" if key.in_engine else key.path
     reason = next((REASONS[each] for each in _prefixes(place) if each in REASONS), None)
     if reason is not None:
         return reason
+    if hide_secrets(value) is not value:
+        return SECRET
     if name == "cache_implementation":
         if value not in row.caches:
             return f"the cache of {case.backend} is {' or '.join(row.caches)}"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traffic of a study with a server (``serving_mode: server``) as arguments of ``backend.serve``."""
+"""A study with a server (``serving_mode: server``): its traffic, and how the server is divided over GPUs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_llenergy.model.load_curve import ATTAINMENT, Slo
-from pytest_llenergy.study_import.case import Notes
+from pytest_llenergy.study_import.case import Key, Notes
 
 #: Name of the backend that sends the load.
 SERVER = "server"
@@ -25,6 +25,25 @@ TRAFFIC = tuple(f"{_PREFIX}{name}" for name in ("arrival", "seed", "slo.percenti
 
 #: Length of a window where a file does not give it (seconds).
 _WINDOW_S = 240.0
+
+_DEGREES = (
+    "a server's load is converted with tensor parallelism only; remove the key, then write every degree as a "
+    "number into --energy-server-command, and their product into pytest.mark.gpus(n)"
+)
+_ON_CPU = "a server with tensor parallelism needs GPUs; convert it without --fallback"
+
+
+def explain_degrees(kinds: Mapping[str, str], rest: Iterable[Key], fallback: str | None) -> dict[str, str]:
+    """Return why a server cannot be divided over devices as a file says, by key; empty if it can be.
+
+    Args:
+        kinds: Kinds of parallelism whose degree is above 1, by key.
+        rest: Keys without a meaning of their own, which may be further degrees of the engine.
+        fallback: ``cpu`` if the load has to run on the CPU too.
+    """
+    others = [path for path, kind in kinds.items() if kind != "tensor"]
+    others += [key.path for key in rest if key.name.endswith("parallel_size") and key.value not in (None, 1)]
+    return dict.fromkeys(others, _DEGREES) or dict.fromkeys(kinds if fallback else (), _ON_CPU)
 
 
 def explain_traffic(experiment: Mapping[str, Any]) -> tuple[str, Any, str] | None:

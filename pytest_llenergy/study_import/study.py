@@ -18,6 +18,7 @@ from typing import Any
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import load_backends
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.secrets import redact_text
 from pytest_llenergy.study_import.case import (
     SERVER_OPTION,
     Case,
@@ -27,7 +28,13 @@ from pytest_llenergy.study_import.case import (
     explain_refusal,
     show,
 )
-from pytest_llenergy.study_import.serving import SERVER, TRAFFIC, convert_traffic, explain_traffic
+from pytest_llenergy.study_import.serving import (
+    SERVER,
+    TRAFFIC,
+    convert_traffic,
+    explain_degrees,
+    explain_traffic,
+)
 
 #: Its engines, and what they are here.
 ENGINES = {
@@ -53,7 +60,7 @@ KEYS = {
         ("batch_size", "batching.batch_size", "harness.batch_size", "llem_execution.batch_size"), "batch_size"
     ),
     **dict.fromkeys(("tensor_parallel_size", "tp_size"), "tensor"),
-    "pipeline_parallel_size": "pipeline",
+    **dict.fromkeys(("pipeline_parallel_size", "pp_size"), "pipeline"),
     "num_processes": "data",
     **dict.fromkeys(("parallelism.strategy", "sharding.strategy"), "strategy"),
     **dict.fromkeys(("parallelism.degree", "sharding.num_shards"), "degree"),
@@ -100,12 +107,13 @@ class Study:
     notes: list[str]
 
 
-def convert_study(content: Any, name: str) -> Study:
+def convert_study(content: Any, name: str, fallback: str | None = None) -> Study:
     """Convert the content of a file.
 
     Args:
         content: The parsed YAML.
         name: Name of the file, for messages.
+        fallback: ``cpu`` for tests that run on the CPU where GPUs are missing.
 
     Raises:
         PlanError: The content is no study, or no case of it can be converted.
@@ -134,7 +142,7 @@ def convert_study(content: Any, name: str) -> Study:
     found: dict[str, Case] = {}
     capabilities = {spec.name: spec.capabilities for spec in load_backends().values()}
     for experiment in experiments:
-        case = _convert(experiment, capabilities, notes, refused)
+        case = _convert(experiment, capabilities, notes, refused, fallback)
         if case is not None:
             found.setdefault(repr(case), case)
     cases = list(found.values())
@@ -147,7 +155,7 @@ def convert_study(content: Any, name: str) -> Study:
     if len(engines) > 1:
         notes.add("engine", engines, "the server of each gets every load")
     title = next((str(content[key]) for key in TITLES[:4] if key in content), PurePath(name).stem)
-    return Study(title, cases, [*refused.lines(), *notes.lines()])
+    return Study(redact_text(title), cases, [*refused.lines(), *notes.lines()])
 
 
 def _check_size(content: Any, name: str) -> None:
@@ -242,7 +250,11 @@ def _product(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _convert(
-    experiment: Mapping[str, Any], capabilities: Mapping[str, Capabilities], notes: Notes, refused: Notes
+    experiment: Mapping[str, Any],
+    capabilities: Mapping[str, Capabilities],
+    notes: Notes,
+    refused: Notes,
+    fallback: str | None,
 ) -> Case | None:
     """Convert one experiment. Returns None, with the reason in ``refused``, if that is not possible."""
     engine = next(
@@ -282,6 +294,13 @@ def _convert(
     else:
         case = _batch(values, ENGINES[engine], notes)
     case.degrees = {name: values[name] for name in DEGREES if values.get(name, 1) != 1}
+    if is_server:
+        kinds = {paths.get(name, paths.get("degree", name)): name for name in case.degrees}
+        divided = explain_degrees(kinds, rest.values(), fallback)
+        for path, why in divided.items():
+            refused.add(path, own[path], why)
+        if divided:
+            return None
     if "dataset" in values:
         notes.add(
             "dataset",

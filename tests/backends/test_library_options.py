@@ -112,10 +112,28 @@ def test_many_names_are_counted_instead_of_listed() -> None:
         check_engine_options("x", {"zzz": 1}, many, declared=["a"], where="x 1")
 
 
-def test_a_secret_in_the_value_of_an_option_is_refused() -> None:
-    given = {"a": {"b": [{"token_limit": 5}, {"api_key": "x"}]}}
-    with pytest.raises(BackendError, match=r"^x: api_key of a is not available: it is a secret, and"):
-        check_engine_options("x", given, ["a"], declared=["a"], where="x 1")
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"b": [{"token_limit": 5}, {"api_key": "x"}]}, "{'b': [{'token_limit': 5}, {'api_key': '***'}]}"),
+        ({"env": {"HF_TOKEN": "x"}, "eos_token": "y"}, "{'env': {'HF_TOKEN': '***'}, 'eos_token': 'y'}"),
+        ('{"access_token": "x"}', '{"access_token": ***}'),
+    ],
+)
+def test_a_secret_in_the_value_of_an_option_is_refused(value: object, shown: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        check_engine_options("x", {"a": value}, ["a"], declared=["a"], where="x 1")
+    assert str(caught.value) == f"x: the load option a holds a secret, and options are recorded: {shown}"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "auth_token", "access_token", "wandb_api_key", "password"])
+def test_a_secret_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(
+        BackendError, match=rf"^x: the load option {name} is not available: it is a secret, and"
+    ):
+        check_engine_options("x", {name: "y"}, [name], declared=["a"], where="x 1")
+    with pytest.raises(BackendError, match=r"it takes: a, b$"):
+        check_engine_options("x", {"zzz": 1}, ["b", name], declared=["a"], where="x 1")
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,15 @@ class TestSettings:
     def test_a_secret_in_a_wrong_command_is_not_shown(self) -> None:
         with pytest.raises(BackendError, match=r"the command 'serve --api-key \*\*\*' has no placeholder"):
             ServerSettings.parse({"command": "serve --api-key abc"})
+        with pytest.raises(
+            BackendError, match=r"the command 'HF_TOKEN=\*\*\* serve --n 1' has no placeholder"
+        ):
+            ServerSettings.parse({"command": "HF_TOKEN=abc serve --n 1"})
+
+    def test_the_recorded_command_hides_secrets_alone(self) -> None:
+        command = "sh -c 'API_KEY=abc exec serve --port {port} --dtype x'"
+        recorded = ServerSettings.parse({"command": command}).recorded_command
+        assert recorded == command.replace("abc", "***")
 
 
 def test_the_client_waits_for_requests_in_flight() -> None:

@@ -32,6 +32,12 @@ sweep:
   server.traffic.rate: [20, 40]
 """
 
+#: What to do about other kinds of parallelism.
+DEGREES = (
+    "a server's load is converted with tensor parallelism only; remove the key, then write every degree as a "
+    "number into --energy-server-command, and their product into pytest.mark.gpus(n)"
+)
+
 
 def loads_of(text: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[Any], str]:
     """Return the converted file, the values of its loads, and what was printed about them."""
@@ -130,10 +136,21 @@ def test_what_has_no_counterpart_is_named(
         ("[20, 40]", "[fast]", 'server.traffic.rate = "fast": needs a number above 0'),
         ("arrival: poisson", "concurrency_cap: 1.5", "concurrency is 1.5, needs int"),
         ("arrival: poisson", "slo: {ttft_ms: -1}", "server.traffic.slo.ttft_ms = -1: needs a number above 0"),
-        (
-            "engine: vllm\n",
-            "engine: vllm\nvllm: {engine: {tensor_parallel_size: 2, pipeline_parallel_size: 2}}\n",
-            "remove pipeline parallelism from the study and give it in --energy-server-command",
+        *(
+            ("engine: vllm\n", f"{section}\n", f"{key} = 2: {DEGREES}")
+            for section, key in (
+                (
+                    "engine: vllm\nvllm: {engine: {tensor_parallel_size: 2, pipeline_parallel_size: 2}}",
+                    "vllm.engine.pipeline_parallel_size",
+                ),
+                (
+                    "engine: vllm\nvllm: {engine: {tensor_parallel_size: 2, data_parallel_size: 2}}",
+                    "vllm.engine.data_parallel_size",
+                ),
+                ("engine: tensorrt\ntensorrt: {pp_size: 2}", "tensorrt.pp_size"),
+                ("engine: vllm\nnum_processes: 2", "num_processes"),
+                ("engine: vllm\nparallelism: {strategy: data_parallel, degree: 2}", "parallelism.degree"),
+            )
         ),
     ],
 )
@@ -162,14 +179,13 @@ def test_engines_are_servers_side_by_side(tmp_path: Path, capsys: pytest.Capture
     assert 'engine = ["tensorrt-llm", "vllm"]: the server of each gets every load' in printed
 
 
-@pytest.mark.parametrize("fallback", [None, "cpu"])
 def test_a_server_on_several_gpus_divides_its_work_itself(
-    fallback: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = tmp_path / "s.yaml"
     text = STUDY.replace("engine: vllm\n", "").replace("server.traffic.rate: [20, 40]", "tp_size: [1, 2]")
     study.write_text(text + "  engine: [vllm, tensorrt]\n")
-    assert convert(study, tmp_path, *([f"--fallback={fallback}"] if fallback else [])) == 0
+    assert convert(study, tmp_path) == 0
     assert "parallel" not in capsys.readouterr().err
     source = (tmp_path / "test_s.py").read_text()
     module: dict[str, Any] = {}
@@ -177,31 +193,78 @@ def test_a_server_on_several_gpus_divides_its_work_itself(
     one, two = module["LOADS"]
     assert (one.marks, two.id) == ((), "tensor=2")
     (mark,) = two.marks
-    assert (mark.name, mark.args) == ("gpus", (2,))
-    assert mark.kwargs == ({"fallback": fallback} if fallback else {})
+    assert (mark.name, mark.args, mark.kwargs) == ("gpus", (2,), {})
     assert "--port {port} --tensor-parallel-size {gpus}'" in source
     assert "--port {port} --tp_size {gpus}'" in source
 
 
+def test_shards_are_left_out_of_a_file_that_may_run_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the CPU, ``{gpus}`` is 0, which no server takes as a degree."""
+    study = tmp_path / "s.yaml"
+    study.write_text(STUDY.replace("server.traffic.rate: [20, 40]", "tp_size: [1, 2]"))
+    reason = "tp_size = 2: a server with tensor parallelism needs GPUs; convert it without --fallback"
+    assert convert(study, tmp_path, "--fallback=cpu") == 0
+    assert reason in capsys.readouterr().err
+    source = (tmp_path / "test_s.py").read_text()
+    assert "{gpus}" not in source
+    assert source.count("pytest.param(") == 1
+    study.write_text(STUDY.replace("engine: vllm", "engine: vllm\ntp_size: 2"))
+    assert convert(study, tmp_path, "--fallback=cpu") == 2
+    assert capsys.readouterr().err.endswith(f"can be converted: {reason}\n")
+
+
+def test_degrees_of_a_batch_do_not_divide_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.replace("serving_mode: server\n", "").partition("sweep:")[0]
+    (tmp_path / "s.yaml").write_text(
+        f"{text}experiments:\n- {{serving_mode: server}}\n- {{vllm.engine.tensor_parallel_size: 2}}\n"
+    )
+    assert convert(tmp_path / "s.yaml", tmp_path) == 0
+    source = (tmp_path / "test_s.py").read_text()
+    assert "pytest.mark.parallel(tensor=2)" in source
+    assert "--port {port}'" in source
+
+
+#: Every value is one, by key of the section of the engine.
+SECRETS = """
+    hf_token: private
+    HF_TOKEN: private
+    auth_token: private
+    api-key: private
+    api_key: [private, private]
+    password: 1234567890
+    session_token: {section: {a: private}}
+    model_loader_extra_config: {access_token: private, token: private}
+    extra: [{token: private}]
+    env: {HF_TOKEN: private, WANDB_API_KEY: private}
+    arguments: [--api-key, private]
+    max_num_seqs: "HF_TOKEN=private"
+"""
+
+
 @pytest.mark.parametrize(
-    ("mode", "engine", "key"),
-    [
-        ("server", "vllm", "hf_token"),
-        ("offline", "vllm", "hf_token"),
-        ("offline", "vllm", "api_key"),
-        ("offline", "transformers", "token"),
-    ],
+    ("mode", "engine"), [("server", "vllm"), ("offline", "vllm"), ("offline", "transformers")]
 )
 def test_secrets_are_kept_out_of_files_and_notes(
-    mode: str, engine: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mode: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = STUDY.replace("mode: server", f"mode: {mode}").replace("engine: vllm", f"engine: {engine}")
-    (tmp_path / "s.yaml").write_text(f"{text}{engine}: {{engine: {{{key}: private}}}}\n")
+    text = text.replace("study_name: rates", "study_name: rates --token private")
+    outside = 'runners: {vllm: "docker run -e HF_TOKEN=private img"}\nenv: {HF_TOKEN: private}\n'
+    (tmp_path / "s.yaml").write_text(f"{text}{outside}{engine}:\n  engine:{SECRETS}")
     assert convert(tmp_path / "s.yaml", tmp_path) == 0
     source, printed = (tmp_path / "test_s.py").read_text(), capsys.readouterr().err
     assert "private" not in source + printed
+    assert "1234567890" not in source + printed
     for notes in (source, printed):
-        assert f"{engine}.engine.{key} = …: it is a secret, and options are recorded" in notes
+        assert f"{engine}.engine.hf_token = ***, {engine}.engine.HF_TOKEN = ***: it is a secret, and" in notes
+        assert f"{engine}.engine.auth_token = ***, {engine}.engine.api-key = ***" in notes
+        assert 'runners.vllm = "docker run -e HF_TOKEN=*** img": tests run where pytest runs' in notes
+    assert f"{engine}.engine.session_token.section.a = ***" in printed
+    assert '[{"token": "***"}]' in printed
 
 
 def test_a_converted_load_runs(quick: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.text import redact_secrets
+from pytest_llenergy.model.secrets import redact_secrets, redact_text
 
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
@@ -142,7 +142,7 @@ def _split_command(command: str) -> tuple[str, ...]:
 
 
 def _shown(command: str) -> str:
-    return repr(redact_secrets([command])[0])
+    return repr(redact_text(command))
 
 
 def _own_addresses() -> set[str]:
