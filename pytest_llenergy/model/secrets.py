@@ -24,7 +24,7 @@ _NAME = re.compile(_SECRET)
 _OPTION = re.compile(f"--?{_SECRET}")
 
 #: An option with its value in the same word, or an assignment to an environment variable.
-_ASSIGNED = re.compile(rf"(?:^(?:-e|--env=)|(?<![\w.-])(?:--?|(?=[A-Z\d_]+=))){_SECRET}=")
+_ASSIGNED = re.compile(rf"(?:^(?:-e|--env=)?|(?<![\w.-])(?:--?|(?=[A-Z\d_]+=))){_SECRET}=")
 
 #: A member of JSON, or of a dictionary in Python.
 _MEMBER = re.compile(

@@ -23,7 +23,8 @@ from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secret
             ["--kv-transfer-config", '{"api_key": "a b", "Password":"x", "role": 1}'],
             '--kv-transfer-config {"api_key": ***, "Password":***, "role": 1}',
         ),
-        (["env", "-i", "A=1", "PASSWORD=a b", "serve"], "env -i A=1 PASSWORD=*** serve"),
+        (["/bin/env", "-i", "PASSWORD=a b", "A=1", "SECRET=a b"], "/bin/env -i PASSWORD=*** A=1 SECRET=***"),
+        (["serve.py", "api_key=abc", '{"token":5,"n":1}'], 'serve.py api_key=*** {"token":***,"n":1}'),
         (["PASSWORD=a b", "serve"], "PASSWORD=*** serve"),
         (
             ["docker", "run", "-e", "HF_TOKEN=a b", "--env=HF_TOKEN=a b"],
@@ -61,6 +62,7 @@ from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secret
                 "--ssl-keyfile key.pem",
                 '{"eos_token": "</s>", "key": 1, "max_tokens": 5}',
                 "test_x.py::test_it[key=1-token=2]",
+                "test_x.py::test_it[n=1-hf_token=2]",
                 "-k=monkey",
             )
         ),
