@@ -193,8 +193,9 @@ def account_stretch(
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     idle_known = all(power is not None for power in powers) and bool(powers)
-    idle_w = sum(power.watts for power in powers if power is not None)
-    between_u_j = _between_u_j(stretch, total, idle_w)
+    known = [power for power in powers if power is not None]
+    idle_w, idle_u_w = sum(each.watts for each in known), math.hypot(*(each.u_watts for each in known))
+    between_u_j = _between_u_j(stretch, total, _lowest_w(Power(idle_w, idle_u_w)))
     if plain:
         between_u_j *= _loop_spread(whole, trace)
     total = _require_distinct(total, between_u_j)
@@ -208,7 +209,7 @@ def account_stretch(
         iterations=stretch.iterations,
         terms=total.variances.terms() if total.energy_j is not None else None,
         idle_power_w=idle_w if idle_known else None,
-        idle_power_u_w=math.hypot(*(power.u_watts for power in powers if power)) if idle_known else None,
+        idle_power_u_w=idle_u_w if idle_known else None,
         by_domain=by_domain,
         temperature_start_c=whole.temperature_start_c,
         own_cpu_s=whole.own_cpu_s * _part(stretch, whole),
@@ -283,7 +284,7 @@ def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int, idle: Power
     rest = 1 - (stretch.end_ns - stretch.start_ns) / length_ns
     if energy.energy_j is None or rest <= 0:
         return energy
-    idle_j = idle.watts * length_ns / 1e9 if idle is not None else 0.0
+    idle_j = _lowest_w(idle) * length_ns / 1e9 if idle is not None else 0.0
     outside = (rest * max(0.0, energy.energy_j - idle_j)) ** 2 / 3
     shared = _scale_energy(energy, 1 - rest)
     return replace(shared, variances=shared.variances + Variances(outside=outside))
@@ -301,6 +302,11 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     spread = abs(after.watts - before.watts) / math.sqrt(12)
     u_watts = math.hypot(before.u_watts / 2, after.u_watts / 2, spread)
     return Power((before.watts + after.watts) / 2, u_watts)
+
+
+def _lowest_w(idle: Power) -> float:
+    """Return the lower limit of an idle power: a board that still draws more after the work did not before."""
+    return max(0.0, idle.watts - math.sqrt(3) * idle.u_watts)
 
 
 def _split(
@@ -322,11 +328,11 @@ def _scale_energy(energy: Energy, share: float) -> Energy:
     return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
-def _between_u_j(stretch: Stretch, rounds: Energy, idle_w: float) -> float:
+def _between_u_j(stretch: Stretch, rounds: Energy, lowest_w: float) -> float:
     """Return the uncertainty of the joules between rounds, with limits of idle and twice the power."""
     if rounds.energy_j is None or stretch.timed_s <= 0:
         return 0.0
-    above_idle_j = max(0.0, rounds.energy_j - idle_w * stretch.timed_s)
+    above_idle_j = max(0.0, rounds.energy_j - lowest_w * stretch.timed_s)
     return (1 / stretch.share - 1) * above_idle_j / math.sqrt(3)
 
 

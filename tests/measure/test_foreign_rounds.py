@@ -184,6 +184,31 @@ class TestJoules:
             assert abs(round_.energy_j - true_j) <= 2 * round_.energy_u_absolute_j
             assert round_.energy_u_absolute_j < 0.1 * round_.energy_j
 
+    @pytest.mark.parametrize("wait_ns", [0, 30 * MS, 100 * MS, 300 * MS])
+    @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+    def test_a_board_that_is_idle_only_before_or_after_may_have_waited_at_either_power(
+        self, wait_ns: int, *, is_before: bool
+    ) -> None:
+        """100 W in one gap and the wait next to it, 400 W from there on: their mean is the power of nothing."""
+        own = rounds_of([4 * MS] * 200)
+        end_ns = own.ends[-1][1]
+        start_ns = START - wait_ns if is_before else START
+        stop_ns = end_ns if is_before else end_ns + wait_ns
+        whole = measured_round(iteration(start_ns, stop_ns), gaps=(start_ns - GAP, stop_ns + GAP))
+        steps = [(START, 400.0)] if is_before else [(end_ns, 100.0)]
+        wave = Wave(((START - 2 * S, 100.0 if is_before else 400.0), *steps))
+        off = 0
+        for phase in range(20):
+            reads = range(START - 900 * MS, end_ns + 2 * GAP, MS)
+            trace = [read_at(Sensor(wave, 20 * MS, phase * MS), reads)]
+            found = split_into_stretches(own, min_stretch_s(trace))
+            for each in found:
+                round_ = account_stretch(each, whole, trace, marks=marks_of(found))
+                assert round_.energy_j is not None
+                assert round_.energy_u_j is not None
+                off += abs(round_.energy_j - 400 * each.timed_s) > 2 * round_.energy_u_j
+        assert off <= 20, "of 200; two standard uncertainties cover 95 %"
+
     def test_only_the_energy_of_the_timed_part_is_counted(self) -> None:
         own = rounds_of([900_000] * 1000, between_ns=100_000)
         rounds = accounted(own, wave_of(own, 400.0, 400.0, 100_000))
