@@ -140,6 +140,11 @@ class BackendHandle:
             return None
         return TASKS.get(method.__func__.__name__)
 
+    def parse(self, task: Task, inputs: Inputs, params: dict[str, Any]) -> Params:
+        """Check the inputs and parameters of a task, and return the latter; raises as ``workload`` does."""
+        check_inputs(task.name, inputs)
+        return task.params.parse(complete_arguments(task.name, inputs, params))
+
     def workload(
         self, task: Task, inputs: Inputs, params: dict[str, Any], probe: Probe | None = None
     ) -> RankWorkload:
@@ -149,8 +154,7 @@ class BackendHandle:
             BackendError: The inputs are not a list of strings or requests, or the backend does not support
                 the task.
         """
-        check_inputs(task.name, inputs)
-        checked = task.params.parse(complete_arguments(task.name, inputs, params))
+        checked = self.parse(task, inputs, params)
         if isinstance(checked, ServeParams):
             checked = msgspec.structs.replace(checked, probe=probe)
         self._check(task, checked)

@@ -165,12 +165,13 @@ class LoadMeasurement:
         """
         slo, given = self.slo, self.params.get("num_requests")
         assert slo is not None
+        self.handle.parse(SERVE, self.prompts, {**self.params, "slo": slo, "request_rate": search.high})
         check_requests(given, slo)
         if given is None:
             check_length(slo, search.tolerance, budget_s, self.context.settings.timeout, search.steps)
         self.rates = self.between = search.low, search.high
         numbers = iter(range(1, 1000))
-        self._end_ns = time.monotonic_ns() + round(budget_s * 1e9)
+        self._end_ns = min(FOREVER_NS, time.monotonic_ns() + round(budget_s * 1e9))
 
         def measure(rate: float, title: str, *, in_full: bool) -> bool | None:
             try:
@@ -363,13 +364,11 @@ class LoadMeasurement:
     def _arrivals_uncertainty(self, place: int, search: LoadSearch) -> float | None:
         if search.maximum is None or self.slo is None:
             return None
-        lower = {
-            point.request_rate: self.experiments[number].rounds
-            for number, point in enumerate(self.points)
-            if point.within_slo
-        }
+        measured = [(self.points[number], each.rounds) for number, each in self.experiments.items()]
+        lower = {point.request_rate: rounds for point, rounds in measured if point.within_slo}
+        exceeding = {point.request_rate: rounds for point, rounds in measured}.get(search.exceeded or 0.0, ())
         rounds = self.experiments[place].rounds
-        return arrivals_uncertainty(search.maximum, rounds, lower, self.slo, search.tolerance)
+        return arrivals_uncertainty(search.maximum, rounds, lower, self.slo, search.tolerance, exceeding)
 
 
 def _rate(point: LoadPoint) -> float:

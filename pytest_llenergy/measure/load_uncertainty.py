@@ -5,8 +5,8 @@ Each round has other arrivals, and with them another maximum. That of a single r
 reach the limit. They are known at the rate of the maximum, and how fast they rise is known from a lower rate
 with the same arrivals. The largest difference of two rounds is the standard uncertainty, more than their
 standard deviation: the bursts that decide are rare, so that rounds without one agree with each other and are
-all too high. Nor does a load show that its rate is above capacity by less than the search's tolerance; with a
-limit of the time per output token alone, which does not rise with a queue, by less than saturation needs.
+all too high. Nor does a load show that its rate is above capacity by less than the search's tolerance, or by
+less than saturation needs, if its queue breaks no limit.
 ``benchmarks/plugin/serving/max_load_run.py`` shows how often twice this uncertainty covers the maximum of an
 endless load.
 """
@@ -17,8 +17,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+import msgspec
+
 from pytest_llenergy.backends.load_phases import KEEPS_UP
 from pytest_llenergy.measure.goodput import worst_latency_ratio
+from pytest_llenergy.measure.load_probe import required_seconds
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
@@ -46,6 +49,7 @@ def arrivals_uncertainty(
     lower: Mapping[float, Sequence[Round]],
     slo: Slo,
     tolerance: float,
+    exceeding: Sequence[Round] = (),
 ) -> float | None:
     """Return the standard uncertainty of a maximum load from its arrivals (requests per second).
 
@@ -55,6 +59,7 @@ def arrivals_uncertainty(
         lower: The rounds of other rates that were within the SLO.
         slo: The limits.
         tolerance: Relative tolerance of the search.
+        exceeding: The rounds of the rate that exceeded the SLO, if it has any.
 
     Returns:
         ``None`` if there are fewer than two rounds, or no rate is low enough.
@@ -67,12 +72,25 @@ def arrivals_uncertainty(
     same = min(len(at_maximum), len(rates[below]))
     rise = (fmean(at_maximum[:same]) - fmean(rates[below][:same])) / math.log(rate / below)
     scatter = (max(at_maximum) - min(at_maximum)) / max(rise, SMALLEST_RISE)
-    return rate * math.hypot(scatter, tolerance / math.sqrt(3), _unseen(slo) / math.sqrt(3))
+    shows = _shows_queue(rate, rounds, slo, tolerance) or _breaks_tpot(exceeding, slo)
+    # Otherwise only saturation decides, which needs a rate that is further above capacity.
+    unseen = 0.0 if shows else 1 / KEEPS_UP - 1
+    return rate * math.hypot(scatter, tolerance / math.sqrt(3), unseen / math.sqrt(3))
 
 
-def _unseen(slo: Slo) -> float:
-    """Return how far above capacity a rate may be, as a share, without a limit that a queue breaks."""
-    return 1 / KEEPS_UP - 1 if slo.ttft_s is None and slo.e2e_s is None else 0.0
+def _shows_queue(rate: float, rounds: Iterable[Round], slo: Slo, tolerance: float) -> bool:
+    """Return whether a load is so long that its queue breaks a limit above capacity."""
+    loads = [served for each in rounds if (served := each.served) is not None]
+    length_s = max(len(served.sent_s) + len(served.failures) for served in loads) / rate
+    return 0 < required_seconds(slo, tolerance) <= length_s * (1 + 1e-9)
+
+
+def _breaks_tpot(rounds: Sequence[Round], slo: Slo) -> bool:
+    """Return whether the time per output token of a load exceeds its limit, which needs no queue."""
+    if slo.tpot_s is None:
+        return False
+    limit = msgspec.structs.replace(slo, ttft_s=None, e2e_s=None)
+    return worst_latency_ratio(rounds, limit) > 1
 
 
 def _ratios(rounds: Iterable[Round], slo: Slo) -> list[float]:

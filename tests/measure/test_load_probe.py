@@ -12,6 +12,7 @@ from statistics import median
 
 import pytest
 
+from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.load_probe import (
@@ -31,6 +32,7 @@ from pytest_llenergy.measure.load_uncertainty import arrivals_uncertainty, lower
 from pytest_llenergy.model.load_curve import Slo, slo
 from pytest_llenergy.model.record import Flag, Round
 
+from ..backends.queues import arrivals_s, queued
 from .test_goodput import load
 
 TOLERANCE = 0.05
@@ -207,14 +209,13 @@ def test_the_uncertainty_of_the_arrivals_is_of_the_size_of_what_other_seeds_give
 
 def test_the_uncertainty_of_the_arrivals_is_the_largest_difference_of_two_rounds() -> None:
     """Latencies rise with the square of the rate: 0.25 of the limit at half of it, and 1 at the maximum."""
-    lower = {5.0: [waiting(0.25)], 9.9: [waiting(0.9)]}
-    u = arrivals_uncertainty(10.0, [waiting(1.0), waiting(0.9), waiting(0.81)], lower, LIMITS, 0.001)
-    # The latencies of the last round reach the limit at 10 / 0.9; in logarithms.
-    assert u == pytest.approx(10 * 0.10536, rel=1e-3)
-    assert arrivals_uncertainty(10.0, [waiting(1.0)], lower, LIMITS, 0.001) is None
-    assert (
-        arrivals_uncertainty(10.0, [waiting(1.0), waiting(0.9)], {9.0: [waiting(0.8)]}, LIMITS, 0.001) is None
-    )
+    lower = {0.005: [waiting(0.25)], 0.0099: [waiting(0.9)]}
+    u = arrivals_uncertainty(0.01, [waiting(1.0), waiting(0.9), waiting(0.81)], lower, LIMITS, 0.001)
+    # The latencies of the last round reach the limit at 0.01 / 0.9; in logarithms.
+    assert u == pytest.approx(0.01 * 0.10536, rel=1e-3)
+    assert arrivals_uncertainty(0.01, [waiting(1.0)], lower, LIMITS, 0.001) is None
+    close = {0.009: [waiting(0.8)]}
+    assert arrivals_uncertainty(0.01, [waiting(1.0), waiting(0.9)], close, LIMITS, 0.001) is None
 
 
 @pytest.mark.parametrize(
@@ -230,19 +231,61 @@ def test_the_uncertainty_of_the_arrivals_has_limits_where_latencies_hardly_rise(
     longest: float, shortest: float, below: float, u: float
 ) -> None:
     rounds = [waiting(longest), waiting(shortest)]
-    found = arrivals_uncertainty(10.0, rounds, {5.0: [waiting(below), waiting(below)]}, LIMITS, 0.001)
+    found = arrivals_uncertainty(0.01, rounds, {0.005: [waiting(below), waiting(below)]}, LIMITS, 0.001)
     assert found is not None
-    assert found == pytest.approx(10 * u, rel=1e-3)
+    assert found == pytest.approx(0.01 * u, rel=1e-3)
 
 
-@pytest.mark.parametrize(("others", "unseen"), [({}, 1 / 0.9 - 1), ({"ttft": 1e6}, 0.0), ({"e2e": 1e6}, 0.0)])
-def test_a_limit_of_the_time_per_token_alone_does_not_show_what_saturation_leaves_out(
-    others: dict[str, float], unseen: float
+@pytest.mark.parametrize(
+    ("others", "tpot_s", "unseen"),
+    [
+        ({}, 0.5, 1 / 0.9 - 1),
+        # 20 requests in 10 s: 21 times these limits over the attainment are 9.5 and 10.6 s.
+        ({"ttft": 0.45}, 0.5, 0.0),
+        ({"e2e": 0.45}, 0.5, 0.0),
+        ({"ttft": 0.5}, 0.5, 1 / 0.9 - 1),
+        # The rate above exceeds a limit that a queue does not break.
+        ({}, 1.1, 0.0),
+        ({"ttft": 0.5}, 1.1, 0.0),
+    ],
+)
+def test_what_only_saturation_shows_is_in_the_uncertainty(
+    others: dict[str, float], tpot_s: float, unseen: float
 ) -> None:
     limits = slo(tpot=1.0, **others)
-    same = [load([(0.1, 0.5, 1.0, 3)] * 20, limits=limits)]
-    u = arrivals_uncertainty(22.0, same * 3, {10.0: same}, limits, 0.05)
-    assert u == pytest.approx(22 * math.hypot(0.05, unseen) / 3**0.5)
+    same = [load([(0.1, 0.5, 0.4, 3)] * 20, limits=limits)]
+    above = [load([(0.1, tpot_s, 0.4, 3)] * 20, limits=limits)]
+    u = arrivals_uncertainty(2.0, same * 3, {1.0: same}, limits, 0.05, above)
+    assert u == pytest.approx(2 * math.hypot(0.05, unseen) / 3**0.5)
+
+
+@pytest.mark.parametrize("seed", [0, 100])
+def test_the_uncertainty_of_loads_that_are_too_short_reaches_the_capacity(seed: int) -> None:
+    """200 requests keep a limit of 2.5 s at these rates, so that only saturation ends the search."""
+    limits, capacity, measured = slo(ttft=2.5), 32, dict[float, list[Round]]()
+
+    def make_round(rate: float, number: int) -> Round:
+        made = queued(capacity, arrivals_s(capacity, rate / capacity, 200, seed + number))
+        _, flags = load_phases(made, None, 0, 10**15)
+        times_s = [((each.first_token_ns or 0) - (each.start_ns or 0)) / 1e9 for each in made]
+        return load([(ttft_s, None, ttft_s + 0.75, 2) for ttft_s in times_s], limits=limits, flags=flags)
+
+    def within(rate: float) -> bool:
+        measured[rate] = [make_round(rate, number) for number in range(MAX_PROBE_ROUNDS)]
+        return bool(is_within(measured[rate], limits))
+
+    found = LoadSearch.between((capacity / 2, capacity * 2), TOLERANCE)
+    found.run(within, within, lambda: True, "no time left")
+    rate, exceeded = found.maximum, found.exceeded
+    assert rate is not None
+    assert exceeded is not None
+    assert rate > 1.05 * capacity
+    if (below := lower_rate(rate, found.within)) is not None:
+        within(below)
+    lower = {each: rounds for each, rounds in measured.items() if is_within(rounds, limits)}
+    u = arrivals_uncertainty(rate, measured[rate], lower, limits, TOLERANCE, measured[exceeded])
+    assert u is not None
+    assert rate - 2 * math.hypot(u, found.uncertainty or 0.0) <= capacity
 
 
 def test_a_rate_is_measured_for_the_rise_if_none_is_low_enough() -> None:
