@@ -28,7 +28,7 @@ from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.measure.scoring import Scorer, score_outputs
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.outputs import digest_outputs
-from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
+from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, LOADS_FLOPS_REASON, Flops
 from pytest_llenergy.options.rounds import (
     PEDANTIC,
     Arguments,
@@ -37,7 +37,7 @@ from pytest_llenergy.options.rounds import (
     plan_rounds,
 )
 from pytest_llenergy.progress import describe_step
-from pytest_llenergy.traffic.requests import encode_inputs
+from pytest_llenergy.traffic.requests import encode_inputs, is_number
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
@@ -209,8 +209,8 @@ class Energy(RecordedValues):
             handle = backend_of("max_load", work, prompts, params)
             search = LoadSearch.between(between, tolerance)
             check_slo("max_load", slo)
-            if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
-                raise PlanError(f"max_load: budget is {budget!r}, needs seconds, more than 0")
+            if not is_number(budget) or not budget:
+                raise PlanError(f"max_load: budget is {budget!r}, needs a finite number of seconds above 0")
             return self._measure_loads(
                 handle, prompts, params, slo, lambda measurement: measurement.search(search, budget)
             )
@@ -233,9 +233,7 @@ class Energy(RecordedValues):
             experiment, curve = context.draft.experiment, context.draft.load_curve
             assert experiment is not None
             assert curve is not None
-            if context.settings.rates is not None:
-                metrics = context.settings.rates.derive(experiment.metrics)
-                context.draft.experiment = experiment = replace(experiment, metrics=metrics)
+            experiment = self._complete(experiment, plan, lambda: Flops.unknown(LOADS_FLOPS_REASON))
         return LoadRun(experiment.rounds, experiment.metrics, None, curve)
 
     def _planned(self, plan: RoundPlan) -> RoundPlan:
@@ -286,7 +284,7 @@ class Energy(RecordedValues):
     def _measure(self, plan: RoundPlan, work: Callable[..., Any] | Call, arguments: Arguments) -> Run:
         __tracebackhide__ = True
         context = self._context
-        draft, settings = context.draft, context.settings
+        draft = context.draft
         plan = self._planned(plan)
         # Open the meters before the model, which may load for minutes: a requested meter may be missing.
         hosts = open_host_meters(context)
@@ -321,16 +319,31 @@ class Energy(RecordedValues):
             is_greedy = draft.backend is not None and draft.backend.generation.get("do_sample") is False
             if is_greedy and isinstance(value, Generation):
                 draft.outputs = digest_outputs(encode_inputs(arguments.args[0]), value.token_ids)
-            if settings.flops:
+
+            def count_flops() -> Flops:
+                if not isinstance(workload, RankWorkload):
+                    return Flops.unknown(FUNCTION_FLOPS_REASON)
                 show("counting floating-point operations")
-                # Last, since counting may load, compile or cache something that would change a later round.
-                draft.experiment = _with_flops(draft.experiment, workload, context)
-            if context.plan.device_roles:
-                draft.experiment = _with_roles(draft.experiment, context, plan.rounds)
-            if settings.rates is not None:
-                metrics = settings.rates.derive(draft.experiment.metrics)
-                draft.experiment = replace(draft.experiment, metrics=metrics)
-        return Run(draft.experiment.rounds, draft.experiment.metrics, value)
+                return workload.flops()
+
+            # Last, since counting may load, compile or cache something that would change a later round.
+            experiment = self._complete(draft.experiment, plan, count_flops)
+        return Run(experiment.rounds, experiment.metrics, value)
+
+    def _complete(
+        self, experiment: Experiment, plan: RoundPlan, count_flops: Callable[[], Flops]
+    ) -> Experiment:
+        """Add the metrics that options and marks ask for to a measurement, and record it."""
+        context = self._context
+        if context.settings.flops:
+            experiment = _with_flops(experiment, count_flops(), context)
+        if context.plan.device_roles:
+            experiment = _with_roles(experiment, context, plan.rounds)
+        if context.settings.rates is not None:
+            metrics = context.settings.rates.derive(experiment.metrics)
+            experiment = replace(experiment, metrics=metrics)
+        context.draft.experiment = experiment
+        return experiment
 
     def _workload(
         self, work: Callable[..., Any] | Call, arguments: Arguments
@@ -378,10 +391,7 @@ def _describe_preparation(work: Callable[..., Any] | Call) -> str:
     return "preparing"
 
 
-def _with_flops(
-    experiment: Experiment, workload: RankWorkload | CallWorkload, context: TestContext
-) -> Experiment:
-    flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
+def _with_flops(experiment: Experiment, flops: Flops, context: TestContext) -> Experiment:
     counted = flops_metrics(experiment.metrics["energy_j"], flops)
     lease, backend = context.lease, context.draft.backend
     counted["mfu"] = utilization(

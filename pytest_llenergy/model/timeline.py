@@ -19,6 +19,9 @@ FUNCTION_FLOPS_REASON = (
     "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
 )
 
+#: Reason for unknown FLOPs of a curve over load or a search, whose loads have unlike numbers of requests.
+LOADS_FLOPS_REASON = "load_curve and max_load count no operations"
+
 Times = TypeVar("Times", bound=msgspec.Struct)
 
 

@@ -43,6 +43,14 @@ def test_it(energy, backend, gpus):
     energy(backend.serve, ["abc", "hello"], concurrency=2, num_requests=8, max_new_tokens=4)
 """
 
+LOAD_ROLES = """
+import pytest
+@pytest.mark.gpus(2)
+@pytest.mark.device_roles(prefill=[0], decode=[1])
+def test_it(energy, backend):
+    energy.load_curve(backend.serve, ["abc"], request_rates=[40], num_requests=8, max_new_tokens=4)
+"""
+
 
 @pytest.fixture(autouse=True)
 def _few_plugins(few_plugins: None) -> None:
@@ -123,6 +131,25 @@ def test_roles_have_the_joules_of_the_processes_of_one_server(
         assert abs(whole["value"] - statistics.median(truths_j)) <= 4 * whole["uncertainty_absolute"]
         # Each way there are 32 tokens in an iteration.
         assert math.isclose(per_token["value"], whole["value"] / 32, rel_tol=1e-6)
+
+
+def test_a_curve_over_load_has_the_joules_of_roles_and_a_reason_for_operations(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    suite.makepyfile(LOAD_ROLES)
+    run(
+        suite,
+        f"--energy-server-command={sharded('{gpus}', first=0.05, step=0.03)}",
+        "--energy-flops",
+        "--energy-rounds=2",
+    ).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["device_roles"] == {"prefill": [0], "decode": [1]}
+    metrics = record["metrics"]
+    assert metrics["prefill_workers_energy_j"]["value"] > 0
+    assert metrics["decode_workers_energy_per_output_token_j"]["value"] > 0
+    assert metrics["flops"]["value"] is None
+    assert metrics["flops"]["reason"] == "load_curve and max_load count no operations"
 
 
 def true_energy_j(world: World, indices: list[int], round_: dict[str, Any]) -> float:
