@@ -78,8 +78,11 @@ def check_inputs(task: str, inputs: Any) -> None:
     Raises:
         BackendError: If they are not a list of texts or requests, or a request is unusable.
     """
-    if isinstance(inputs, str) or not inputs or not all(isinstance(each, (str, Request)) for each in inputs):
-        raise BackendError(f"{task}: prompts must be a list of one or more strings, or of requests")
+    is_list = isinstance(inputs, Sequence) and not isinstance(inputs, str)
+    if not is_list or not inputs or not all(isinstance(each, (str, Request)) for each in inputs):
+        raise BackendError(
+            f"{task}: prompts must be a list of one or more strings, or of requests, found {shorten(inputs)}"
+        )
     for number, request in enumerate(inputs, 1):
         if isinstance(request, str):
             continue

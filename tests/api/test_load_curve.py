@@ -387,6 +387,20 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
         ("max_load(backend.serve, ['a'], slo=S, between=(2, 1))", "max_load: between is (2, 1), needs"),
         ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=0)", "max_load: budget is 0, needs"),
         (
+            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=float('inf'))",
+            "max_load: budget is inf, needs a finite number of seconds above 0",
+        ),
+        (
+            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests='9')",
+            "serve: num_requests is '9', needs int",
+        ),
+        # A load of these limits does not fit, and the mistake comes first.
+        (
+            "max_load(backend.serve, ['a'], slo=slo(ttft=1e4), between=(1, 2), nonsense=3)",
+            "serve: unknown argument nonsense; known: ",
+        ),
+        ("max_load(backend.serve, [], slo=slo(ttft=1e4), between=(1, 2))", "serve: prompts must be a list"),
+        (
             "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests=99)",
             "num_requests is 99, needs 100",
         ),
@@ -401,6 +415,7 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
         ("max_load(backend.serve, TALKS, slo=S, between=(1, 2))", "max_load: 1 of 2 prompts have follow_ups"),
         ("load_curve(backend.serve, TALKS, request_rates=[1])", "load_curve: 1 of 2 prompts have follow_ups"),
         ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
+        ("load_curve(backend.serve, Request(prompt='a'), request_rates=[1])", "serve: prompts must be a"),
     ],
 )
 def test_invalid_arguments_are_refused(quick: pytest.Pytester, call: str, message: str) -> None:

@@ -100,8 +100,8 @@ class TestGenerateArguments:
         result.assert_outcomes(failed=4)
         result.stdout.fnmatch_lines(
             [
-                "BackendError: generate: prompts must be a list of one or more strings, or of requests",
-                "BackendError: generate: prompts must be a list of one or more strings, or of requests",
+                "BackendError: generate: prompts must be *, or of requests, found 'one prompt'",
+                "BackendError: generate: prompts must be a list of one or more *, or of requests, found []",
                 "BackendError: transformers: transformers * has no option dtyp; did you mean dtype[?]",
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]

@@ -189,8 +189,11 @@ class TestBatches:
     @pytest.mark.parametrize(
         ("inputs", "message"),
         [
-            ("text", "serve: prompts must be a list of one or more strings, or of requests"),
-            ([], "serve: prompts must be a list of one or more strings, or of requests"),
+            ("text", "serve: prompts must be a list of one or more strings, or of requests, found 'text'"),
+            ([], "serve: prompts must be a list of one or more strings, or of requests, found []"),
+            (Request(prompt="a"), "serve: prompts must be a list of one or more strings, or of requests, fo"),
+            (iter("a"), "serve: prompts must be a list of one or more strings, or of requests, found <"),
+            ([3], "serve: prompts must be a list of one or more strings, or of requests, found [3]"),
             ([Request()], "serve: request 1: needs a prompt or blocks, and not both"),
             (
                 ["a", Request(prompt="a", output_tokens=0)],
