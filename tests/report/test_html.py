@@ -34,7 +34,7 @@ from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of
 from ..model.reports import REPORT
-from .pages import LONG_REASON, Pair, decode_record, odd, run_shown
+from .pages import LONG_REASON, Pair, decode_record, load_curve, odd, run_shown
 from .reading import Reader
 
 
@@ -212,8 +212,18 @@ def test_the_hosts_of_a_cluster_are_described() -> None:
 def test_loads_without_latencies_have_a_table_without_a_chart() -> None:
     cut = LoadPoint(request_rate=37.5, requests=100, rounds=1, within_slo=False, reason="ended-early: soon")
     curve = LoadCurve(points=[cut], slo=slo(ttft=0.5), between=(10.0, 40.0), reason="even 10 request/s")
-    text = render_report(report_of(msgspec.structs.replace(record_of(), load_curve=curve)))
+    report = report_of(msgspec.structs.replace(record_of(), load_curve=curve))
+    text = render_report(report)
     assert {"37.5", "exceeds"} <= Reader(text).cells()
+    assert re.findall("<caption>(Loads.*?)</caption>", text) == ["Loads"]
+    compared = compare_reports(report, report, ("base.json", "head.json"), [Criterion()])
+    text = render_compared(report, report, compared)
+    assert re.findall("<caption>(Loads.*?)</caption>", text) == ["Loads, base", "Loads, head"]
+
+
+def test_loads_with_a_chart_are_listed_once() -> None:
+    text = render_report(report_of(msgspec.structs.replace(record_of(), load_curve=load_curve())))
+    assert re.findall("<caption>(Loads.*?)</caption>", text) == ["Loads"]
 
 
 def test_a_report_shows_each_test_once_by_its_last_attempt() -> None:

@@ -84,13 +84,13 @@ def load_plot(sheet: Sheet, curve: LoadCurve, name: str, side: str = "") -> Plot
     title = f"Energy and latency over load{f', {side}' if side else ''}"
     described = describe_curve(curve)
     caption = f"{described[0].upper()}{described[1:]}."
-    return Plot(draw(WIDTH), title, caption, legend, draw(WIDE), load_table(curve))
+    return Plot(draw(WIDTH), title, caption, legend, draw(WIDE), load_table(curve, side))
 
 
-def load_table(curve: LoadCurve) -> Table:
-    """List the loads by rate."""
+def load_table(curve: LoadCurve, side: str = "") -> Table:
+    """List the loads by rate; ``side`` as for ``load_plot``."""
     columns = [f"#{head}" for head in HEADS[:-1]]
-    return table("Loads", (*columns, HEADS[-1]), curve_rows(curve))
+    return table(f"Loads{f', {side}' if side else ''}", (*columns, HEADS[-1]), curve_rows(curve))
 
 
 def _shown_latencies(curve: LoadCurve) -> list[tuple[int, tuple[str, str, str]]]:

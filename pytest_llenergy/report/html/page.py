@@ -248,16 +248,16 @@ def _build_section(
         windows_plot(sheet, record, f"{case.anchor}-windows-{side}") for side, record in case.records.items()
     ]
     loads = {side: each.load_curve for side, each in case.records.items() if each.load_curve is not None}
-    load_plots = [
-        load_plot(sheet, curve, f"{case.anchor}-load-{side}", side if len(case.records) > 1 else "")
+    titles = {side: side if len(case.records) > 1 else "" for side in loads}
+    load_plots = {
+        side: load_plot(sheet, curve, f"{case.anchor}-load-{side}", titles[side])
         for side, curve in loads.items()
-    ]
-    plots += load_plots
+    }
+    plots += load_plots.values()
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
     main = [details.metrics(case), details.flags(case), details.windows(case), details.rounds(case, ordered)]
     # Otherwise the table is below the plot.
-    drawn = zip(load_plots, loads.values(), strict=True)
-    main += [load_table(curve) for plot, curve in drawn if plot is None]
+    main += [load_table(loads[side], titles[side]) for side, plot in load_plots.items() if plot is None]
     more = [
         details.hosts(case, ordered),
         details.phases(case, ordered),
