@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,6 +11,8 @@ from itertools import pairwise
 import pytest
 
 from pytest_llenergy.backends.server.backend import ServerBackend
+from pytest_llenergy.backends.server.client import Stream
+from pytest_llenergy.backends.server.early_end import MissCounter
 from pytest_llenergy.backends.server.load import LoadJob, LoadOutcome
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError
@@ -19,6 +22,8 @@ from .servers.start import queueing
 from .test_server import loaded
 
 pytest.importorskip("aiohttp")
+
+TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +132,34 @@ def test_a_stream_that_ends_long_after_its_last_token_is_late_only_if_a_token_wa
     with loaded(command=queueing(slots=20, service=0.4, linger=1.2)) as (backend, _):
         outcome, _ = run(job(backend, 20.0, 10, {"e2e": limit_s}, allowed=2))
     assert (outcome.ended is not None) is is_missed
+
+
+def test_a_request_without_any_answer_has_missed_the_limit_of_its_end() -> None:
+    counter = MissCounter(slo(e2e=0.05), allowed=0)
+
+    async def watch() -> None:
+        counter.watch(Stream(sent_ns=time.monotonic_ns()))
+        await asyncio.wait_for(counter.over.wait(), 5)
+
+    asyncio.run(watch())
+    assert len(counter.missed) == 1
+
+
+def test_a_stream_is_not_checked_after_its_load() -> None:
+    """It has had a token in time, and would get another one."""
+    counter = MissCounter(slo(e2e=0.05), allowed=0)
+
+    async def watch() -> None:
+        now_ns = time.monotonic_ns()
+        stream = Stream(sent_ns=now_ns, reads=[(now_ns, TOKEN)])
+        counter.watch(stream)
+        await asyncio.sleep(0.1)
+        counter.close()
+        stream.reads.append((time.monotonic_ns(), TOKEN))
+        await asyncio.sleep(0.2)
+
+    asyncio.run(watch())
+    assert counter.missed == set()
 
 
 def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:

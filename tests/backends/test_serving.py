@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
-from pytest_llenergy.backends.server.stream import Answer, read_answer
+from pytest_llenergy.backends.server.stream import Answer, has_tokens_after, read_answer
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.measure.round_statistics import percentile
@@ -240,6 +240,11 @@ class TestStreams:
             (150, DONE),
         ]
         assert answer(*parts, dialect="vllm").token_ids == [7, 9]
+
+    def test_reasoning_is_late_like_text(self) -> None:
+        thought = {"text": "", "delta": {"reasoning_content": "a"}}
+        sent = stream((110, event(choice=thought)), (130, event(choice=thought)), (150, event()))
+        assert [has_tokens_after(sent, at_ms * MS) for at_ms in (100, 129, 130)] == [True, True, False]
 
     @pytest.mark.parametrize(
         ("given", "kind", "message"),

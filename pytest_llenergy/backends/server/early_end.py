@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """End a load of a search as soon as its result is certain, and see that the server is idle before the next.
 
-What can be seen before a stream ends never counts too much: a first token does not arrive before the first
+What can be seen before a stream ends never overcounts misses: a first token does not arrive before the first
 byte, a request without an answer has waited at least until now, and one with an answer is late only if a
 token was: servers may end a stream long after its last one.
 """
@@ -15,7 +15,7 @@ from math import inf
 
 from pytest_llenergy.backends.load_phases import ENDED_EARLY, OUT_OF_TIME
 from pytest_llenergy.backends.server.client import Client, Stream
-from pytest_llenergy.backends.server.stream import has_tokens
+from pytest_llenergy.backends.server.stream import has_tokens_after
 from pytest_llenergy.backends.tasks import Probe
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag
@@ -86,7 +86,7 @@ class MissCounter:
     def _check_end(self, stream: Stream, limit_s: float) -> None:
         if self._is_closed:
             return
-        if not stream.reads or has_tokens(stream, stream.sent_ns + round(limit_s * 1e9)):
+        if not stream.reads or has_tokens_after(stream, stream.sent_ns + round(limit_s * 1e9)):
             self.add(stream)
         elif not stream.ended:
             asyncio.get_running_loop().call_later(RECHECK_S, self._check_end, stream, limit_s)

@@ -51,9 +51,9 @@ def answer_text(stream: Stream) -> str:
     return "".join(texts)
 
 
-def has_tokens(stream: Stream, after_ns: int) -> bool:
+def has_tokens_after(stream: Stream, time_ns: int) -> bool:
     """Return whether a stream, which may go on, has text or reasoning that arrived after a time."""
-    late = list(takewhile(lambda read: read[0] > after_ns, reversed(stream.reads)))
+    late = list(takewhile(lambda read: read[0] > time_ns, reversed(stream.reads)))
     # Begins in the middle of an event perhaps, which is left out.
     for _, data in _iterate_events(Stream(reads=late[::-1])):
         with suppress(msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError):
