@@ -78,7 +78,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Rewrite msgspec's ``Expected `int`, got `str` - at `$.seed``` as ``seed is 'x', needs int``."""
         what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
-        needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
+        needs = re.sub(r"Expected `(.*?)( \| null)?`, got .*", r"\1", what)
         if name == "slo":
             needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]

@@ -360,11 +360,16 @@ def work_differences(base: Record, head: Record, tolerance: float, *, saturation
     saturated = [_describe_saturation(side, record) for side, record in sides]
     if saturation and (saturated[0] is None) != (saturated[1] is None):
         differences += [each for each in saturated if each is not None]
-    if saturation:
-        for side, record in sides:
-            cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
-            differences += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
     return differences + _token_differences(base, head, tolerance)
+
+
+def partial_loads(base: Record, head: Record) -> list[str]:
+    """Return which sides have a load that ended before it was complete, and why."""
+    found = []
+    for side, record in (("base", base), ("head", head)):
+        cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
+        found += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
+    return found
 
 
 def _describe_saturation(side: str, record: Record) -> str | None:

@@ -18,6 +18,7 @@ from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
     device_differences,
+    partial_loads,
     work_differences,
     workload_differences,
 )
@@ -69,6 +70,9 @@ TOKEN_TOLERANCE = 0.03
 
 #: How to accept a test that does other work than in the baseline.
 ACCEPT = "llenergy compare --across compares them all the same, and a new baseline accepts the change"
+
+#: How to compare searches whose record has only parts of loads.
+COMPLETE = "only whole loads can be gated; let max_load search lower rates (between=) or longer (budget=)"
 
 #: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
 Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
@@ -304,10 +308,13 @@ def _compare_records(
     tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
     # Goodput and the maximum load are what saturation costs; joules are then those of other work.
     saturation = is_energy or metric not in GOODPUT_METRICS
+    partial = partial_loads(old, new) if saturation else []
+    if partial and criterion.gated and not across:
+        return case.without_estimate("not comparable", f"{'; '.join(partial)}: {COMPLETE}", partial), None
     changes = work_differences(old, new, tolerance, saturation=saturation)
     if changes and criterion.gated and not across:
         return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
-    differences += changes
+    differences += partial + changes
     if has_metric(metric, new) and not has_metric(metric, old):
         return case.without_estimate("new", f"the baseline has no {metric}"), None
     if is_custom:

@@ -68,6 +68,8 @@ def test_a_part_of_a_load_is_not_comparable(name: str) -> None:
         (only,) = compared(base, head, "energy_j").comparisons
         assert only.verdict == "not comparable"
         assert f"a load of {side} {name}: the load ended after 9 of 100 requests" in only.reason
+        assert only.reason.endswith("let max_load search lower rates (between=) or longer (budget=)")
+        assert "baseline" not in only.reason
 
 
 def test_a_search_without_a_result_shows_a_regression() -> None:
