@@ -155,6 +155,8 @@ class _Reader:
             hint = f'; use column="{text}" if that is the prompt' if text and self.column is None else ""
             has = ", ".join(map(str, row)) or "nothing"
             raise LLEnergyError(f"{where}: no {self.column or KEYS}; it has: {has}{hint}")
+        if row.get("input_tokens", row[length]) != row[length]:
+            raise LLEnergyError(f"{where}: input_length and input_tokens differ; keep one of them")
         tokens = check_whole(where, length, row[length])
         blocks = self._blocks(where, tokens, row.get("hash_ids"))
         return Request(blocks=blocks, output_tokens=output_tokens, think_s=float(think_s))

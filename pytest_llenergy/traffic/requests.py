@@ -86,7 +86,7 @@ def check_inputs(task: str, inputs: Any) -> None:
     for number, request in enumerate(inputs, 1):
         if isinstance(request, str):
             continue
-        fault = _fault(request) or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
+        fault = _first_fault(request) or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
         if fault:
             raise BackendError(f"{task}: request {number}: {fault}")
 
@@ -111,9 +111,17 @@ def _fault(request: Request) -> str | None:
     return None
 
 
+def _first_fault(request: Request) -> str | None:
+    if (fault := _fault(request)) is not None:
+        return fault
+    return "think_s of a first request: use at_s, or a follow-up" if request.think_s else None
+
+
 def _follow_up_fault(request: Request) -> str | None:
     if request.follow_ups:
         return "follow_ups of a follow-up: put all in one list"
+    if request.system:
+        return "system of a follow-up: give it to the first request"
     if request.at_s is not None:
         return "at_s of a follow-up: use think_s"
     return _fault(request)

@@ -55,6 +55,8 @@ def synthetic(
         )
     if output_stdev and output_tokens is None:
         raise LLEnergyError("synthetic: output_stdev needs output_tokens, its mean")
+    if think_s and turns == 1:
+        raise LLEnergyError("synthetic: think_s needs turns of 2 or more")
     shared = round(shared_prefix * input_tokens)
     draw = random.Random(seed)
 

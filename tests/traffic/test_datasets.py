@@ -129,6 +129,7 @@ class TestFaults:
                 [{"input_length": 10, "hash_ids": [1, 2]}],
                 "line 1: 2 hash_ids of 512 tokens are more than the",
             ),
+            ([{"input_length": 10, "input_tokens": 9}], "line 1: input_length and input_tokens differ; keep"),
             ([{"input_length": 10, "hash_ids": 1}], "line 1: hash_ids is 1, needs a list of whole numbers"),
             (
                 [{"prompt": "a", "timestamp": "1"}],

@@ -122,6 +122,7 @@ class TestLengths:
             ({"output_stdev": 3}, "output_stdev needs output_tokens, its mean"),
             ({"shared_prefix": 1}, "shared_prefix is 1, needs 0 or more and less than 1"),
             ({"turns": 0}, "turns is 0, needs a whole number, 1 or more"),
+            ({"think_s": 1}, "think_s needs turns of 2 or more"),
         ],
     )
     def test_bad_arguments_are_refused_in_one_line(self, arguments: dict[str, Any], message: str) -> None:
@@ -210,6 +211,14 @@ class TestBatches:
             (
                 ["a", Request(prompt="a", follow_ups=(Request(prompt="b", at_s=1.0),))],
                 "serve: request 2: at_s of a follow-up: use think_s",
+            ),
+            (
+                [Request(prompt="a", follow_ups=(Request(prompt="b", system="be brief"),))],
+                "serve: request 1: system of a follow-up: give it to the first request",
+            ),
+            (
+                ["a", Request(prompt="a", think_s=1.0)],
+                "serve: request 2: think_s of a first request: use at_s, or a follow-up",
             ),
         ],
     )
