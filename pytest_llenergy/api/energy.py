@@ -193,8 +193,8 @@ class Energy(RecordedValues):
                 the SLO is at most half of it above the result.
             budget: Seconds after which the search ends, except for the measurement of the maximum.
             **params: Further parameters of ``serve``. ``num_requests`` is the length of each load; by
-                default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO. Loads
-                without a steady state get more.
+                default, it is chosen so that a load above capacity by ``tolerance`` exceeds the SLO; with
+                fewer, the result may be further above capacity. Loads without a steady state get more.
 
         Returns:
             The points, and the rounds and metrics at the maximum. ``max_load_requests_per_s`` has a value if
