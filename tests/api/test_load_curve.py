@@ -213,7 +213,7 @@ def test_a_search_that_runs_out_of_time_keeps_its_bracket(quick: pytest.Pytester
 
 @pytest.mark.parametrize("warmups", ["0", "2"])
 def test_the_first_load_of_a_search_has_the_warm_ups_asked_for(quick: pytest.Pytester, warmups: str) -> None:
-    quick.makepyfile(SEARCH.format(arguments="between=(40, 60), num_requests=20, budget=3"))
+    quick.makepyfile(SEARCH.format(arguments="between=(40, 60), num_requests=20, tolerance=1.0"))
     told = tell_points(quick)
     quick.runpytest_subprocess(
         *OPTIONS, f"--energy-server-command={SERVER}", f"--energy-warmup={warmups}"
