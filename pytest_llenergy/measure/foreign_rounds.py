@@ -260,12 +260,11 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Seque
     """
     before, after = _gaps(series, whole)
     start_ns, end_ns = whole.quiet_before_ns, whole.timeline.end_ns
-    idle = _idle(series, whole)
     starts = [(stretch.start_ns, None), *([(start_ns, before)] if before else [])]
     ends = [(stretch.end_ns, None), *([(end_ns, after)] if after else [])]
     candidates = [
         _stretch_share(
-            energy_between(series, first_ns, last_ns, left, right, marks), stretch, last_ns - first_ns, idle
+            energy_between(series, first_ns, last_ns, left, right, marks), stretch, last_ns - first_ns
         )
         for first_ns, left in starts
         for last_ns, right in ends
@@ -274,18 +273,21 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Seque
         # It was read right before and after the whole work, by the thread that does it.
         whole_ns = (whole.timeline.start_ns, whole.timeline.end_ns)
         between = energy_between_readings(series, *whole_ns)
-        candidates.append(_stretch_share(between, stretch, whole_ns[1] - whole_ns[0], idle))
+        candidates.append(_stretch_share(between, stretch, whole_ns[1] - whole_ns[0]))
     available = [each for each in candidates if each.u_j is not None]
     return min(available, key=lambda each: each.u_j or 0.0) if available else candidates[0]
 
 
-def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
-    """Return a stretch's share of a longer window, with the uncertainty of the energy of the rest."""
+def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int) -> Energy:
+    """Return a stretch's share of a longer window, with the uncertainty of the energy of the rest.
+
+    The power of the rest lies between 0 and twice the mean: a board that still drew more than its idle power
+    in the gap before, because of another test, may have come to rest since.
+    """
     rest = 1 - (stretch.end_ns - stretch.start_ns) / length_ns
     if energy.energy_j is None or rest <= 0:
         return energy
-    idle_j = _lowest_w(idle) * length_ns / 1e9 if idle is not None else 0.0
-    outside = (rest * max(0.0, energy.energy_j - idle_j)) ** 2 / 3
+    outside = (rest * max(0.0, energy.energy_j)) ** 2 / 3
     shared = _scale_energy(energy, 1 - rest)
     return replace(shared, variances=shared.variances + Variances(outside=outside))
 
@@ -305,7 +307,7 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
 
 
 def _lowest_w(idle: Power) -> float:
-    """Return the lower limit of an idle power: a board that still draws more after the work did not before."""
+    """Return the lower limit of an idle power; a board may still draw more after the work than before."""
     return max(0.0, idle.watts - math.sqrt(3) * idle.u_watts)
 
 

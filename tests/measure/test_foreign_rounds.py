@@ -185,18 +185,19 @@ class TestJoules:
             assert round_.energy_u_absolute_j < 0.1 * round_.energy_j
 
     @pytest.mark.parametrize("wait_ns", [0, 30 * MS, 100 * MS, 300 * MS])
-    @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-    def test_a_board_that_is_idle_only_before_or_after_may_have_waited_at_either_power(
-        self, wait_ns: int, *, is_before: bool
+    @pytest.mark.parametrize("gaps_w", [(100.0, 400.0), (400.0, 100.0), (300.0, 400.0)], ids=str)
+    def test_a_board_may_have_waited_at_less_than_the_power_of_the_gaps(
+        self, wait_ns: int, gaps_w: tuple[float, float]
     ) -> None:
-        """100 W in one gap and the wait next to it, 400 W from there on: their mean is the power of nothing."""
+        """100 W between a gap and rounds of 400 W; another test may have left the board busy before."""
         own = rounds_of([4 * MS] * 200)
         end_ns = own.ends[-1][1]
-        start_ns = START - wait_ns if is_before else START
-        stop_ns = end_ns if is_before else end_ns + wait_ns
+        is_before = gaps_w[0] < 400
+        start_ns = START - wait_ns * is_before
+        stop_ns = end_ns + wait_ns * (not is_before)
         whole = measured_round(iteration(start_ns, stop_ns), gaps=(start_ns - GAP, stop_ns + GAP))
-        steps = [(START, 400.0)] if is_before else [(end_ns, 100.0)]
-        wave = Wave(((START - 2 * S, 100.0 if is_before else 400.0), *steps))
+        steps = [(START - 2 * S, gaps_w[0]), (start_ns, 100.0), (START, 400.0), (end_ns, 100.0)]
+        wave = Wave((*steps[: 3 if is_before else 4], (stop_ns, gaps_w[1])))
         off = 0
         for phase in range(20):
             reads = range(START - 900 * MS, end_ns + 2 * GAP, MS)
