@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from pytest_llenergy.api.context import TestContext, open_host_meters
 from pytest_llenergy.api.load_points import add_max_load, explain_cut, make_point
 from pytest_llenergy.backends.load_phases import OUT_OF_TIME, SHORT_LOAD
 from pytest_llenergy.backends.tasks import SERVE, Probe
-from pytest_llenergy.errors import BackendError, PlanError, ServerError
+from pytest_llenergy.errors import BackendError, LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.goodput import has_flag, is_mostly
 from pytest_llenergy.measure.host_meters import close_all
@@ -174,18 +175,14 @@ class LoadMeasurement:
         self._end_ns = min(FOREVER_NS, time.monotonic_ns() + round(budget_s * 1e9))
 
         def measure(rate: float, title: str, *, in_full: bool) -> bool | None:
-            try:
-                return self._search_rate(search, rate, title, in_full=in_full)
-            except ServerError:
-                raise
-            except BackendError:
-                if not search.held or rate == search.low:
-                    raise
-                # The server works, and refuses this load: the point holds the reason.
-                return False
+            within, why = self._search_rate(search, rate, title, in_full=in_full)
+            search.stopped = why or search.stopped
+            return within
 
         def probe(rate: float) -> bool | None:
-            return measure(rate, f"load {next(numbers)} of about {search.steps}", in_full=False)
+            number = next(numbers)
+            title = f"load {number} of about {max(number, search.steps)}"
+            return measure(rate, title, in_full=False)
 
         search.run(
             probe,
@@ -195,19 +192,23 @@ class LoadMeasurement:
         )
         if not self.points:
             raise PlanError(f"max_load: {search.stopped}")
-        self._measure_rise(search, probe)
-        # Refused loads have no rounds.
-        rates = {place: self.points[place].request_rate for place in self.experiments}
-        chosen = search.maximum or min(rates.values())
+        self._measure_rise(search)
+        rates = [point.request_rate for point in self.points]
+        chosen = search.maximum or min(rates)
         # Measured last of all at this rate, which is the full measurement.
-        self._finish(max(place for place, rate in rates.items() if rate == chosen), search)
+        self._finish(max(place for place, rate in enumerate(rates) if rate == chosen), search)
 
-    def _search_rate(self, search: LoadSearch, rate: float, title: str, *, in_full: bool) -> bool | None:
+    def _search_rate(
+        self, search: LoadSearch, rate: float, title: str, *, in_full: bool
+    ) -> tuple[bool | None, str | None]:
         """Measure a rate of a search, again with more requests while it has no steady state.
 
         Returns:
-            Whether it is within the SLO. None without a result, with the reason in ``search.stopped`` unless
-            it is the search's budget.
+            Whether it is within the SLO; None without a result. Then also the reason, unless it is the
+            search's budget.
+
+        Raises:
+            BackendError: It has no valid round, or the server refuses it and has not held any rate.
         """
         slo, timeout_s = self.slo, self.context.settings.timeout
         assert slo is not None
@@ -216,11 +217,10 @@ class LoadMeasurement:
             requests = max(requests, math.ceil(rate * self._steady_s))
             length_s = requests / rate
             if length_s > TIMEOUT_SHARE * timeout_s:
-                search.stopped = (
+                return None, (
                     f"a load of {requests} requests at {rate:.3g} request/s takes {length_s:.0f} s, more "
                     f"than nine tenths of --energy-timeout={timeout_s:g}; raise it, or search higher rates"
                 )
-                return None
             needed = probe_rounds(requests, slo)
             plan, is_enough = replace(self.plan, iterations=1), None
             if in_full:
@@ -241,36 +241,32 @@ class LoadMeasurement:
             self._measure(rate, plan, title, requests, is_enough, probe)
             found = self.experiments[len(self.points) - 1].rounds
             if not is_mostly(SHORT_LOAD, [each for each in found if is_valid(each)]):
-                within = self._is_within(self.points[-1], found)
-                if within is None and (in_full or time.monotonic_ns() < self._end_ns):
-                    search.stopped = (
+                point = self.points[-1]
+                out_of_time = any(has_flag(each, OUT_OF_TIME) for each in found)
+                if (point.within_slo is None and not out_of_time) or (point.refused and not search.held):
+                    raise BackendError(f"max_load: the load of {rate:.3g} request/s: {point.reason}")
+                if point.within_slo is None and (in_full or time.monotonic_ns() < self._end_ns):
+                    return None, (
                         f"a load of {requests} requests at {rate:.3g} request/s did not end within nine "
                         f"tenths of --energy-timeout={timeout_s:g}; raise it"
                     )
-                return within
+                return point.within_slo, None
             # It decides nothing, and neither would loads as short at other rates.
             self._steady_s = steady_requests(found, rate, requests) / rate
-        return None
+        return None, None
 
-    def _measure_rise(self, search: LoadSearch, probe: Callable[[float], bool | None]) -> None:
+    def _measure_rise(self, search: LoadSearch) -> None:
         """Measure a rate below the maximum if the uncertainty needs it and there is time."""
         if search.maximum is None or search.exceeded is None or time.monotonic_ns() >= self._end_ns:
             return
         rate = lower_rate(search.maximum, (each.request_rate for each in self.points if each.within_slo))
-        stopped = search.stopped
-        if rate is not None and probe(rate) is False:
-            search.doubted = rate
-        search.stopped = stopped
-
-    def _is_within(self, point: LoadPoint, rounds: Sequence[Round]) -> bool | None:
-        """Return whether a point is within the SLO; None if its time was up.
-
-        Raises:
-            BackendError: It has no valid round.
-        """
-        if point.within_slo is None and not any(has_flag(each, OUT_OF_TIME) for each in rounds):
-            raise BackendError(f"max_load: the load of {point.request_rate:.3g} request/s: {point.reason}")
-        return point.within_slo
+        if rate is None:
+            return
+        # The maximum is known without it, and the point has the error.
+        with suppress(LLEnergyError):
+            within, _ = self._search_rate(search, rate, "load below the maximum", in_full=False)
+            if within is False:
+                search.doubted = rate
 
     def _measure(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import CUT_SHORT, SATURATED, SHORT_LOAD
+from pytest_llenergy.backends.load_phases import CUT_SHORT, REFUSED, SATURATED, SHORT_LOAD
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.goodput import attainment, good_requests, is_mostly
+from pytest_llenergy.measure.goodput import attainment, good_requests, has_flag, is_mostly
 from pytest_llenergy.measure.load_probe import is_within
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import percentile
@@ -53,6 +54,7 @@ def make_point(
             request_rate=rate,
             requests=num_requests or 0,
             rounds=len(rounds),
+            refused=any(has_flag(round_, REFUSED) for round_ in rounds),
             within_slo=is_within(experiment.rounds, slo),
             reason=cut,
         )
@@ -62,7 +64,7 @@ def make_point(
     # All figures of requests are over those of all rounds, so that none contradicts another.
     seconds = sum(round_.duration_s for round_ in rounds)
     good = [count for round_ in rounds if (count := good_requests(round_)) is not None]
-    latencies: dict[str, float] = {}
+    latencies: dict[str, Any] = {}
     for name, column in LATENCIES.items():
         known = [each for part in served for each in getattr(part, column) if each is not None]
         if known:

@@ -28,8 +28,9 @@ T = TypeVar("T")
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"
 
-#: Flags of loads of a search that ended early: because they miss the SLO, or because their time was up.
-ENDED_EARLY, OUT_OF_TIME = CUT_SHORT = "ended-early", "out-of-time"
+#: Flags of loads of a search that ended early: because they miss the SLO, because more requests failed than
+#: may, or because their time was up.
+ENDED_EARLY, REFUSED, OUT_OF_TIME = CUT_SHORT = "ended-early", "refused", "out-of-time"
 
 #: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
 #: latencies are enough to call it saturated, however they scatter.

@@ -18,7 +18,7 @@ import msgspec
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.goodput import mark_good_requests
+from pytest_llenergy.measure.goodput import mark_good_requests, whole_loads
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.metrics import (
@@ -287,14 +287,17 @@ class _RoundSeries:
         finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))
         rounds = self._with_unfinished(finished)
         middle = median_round_index(finished)
-        procedure = self._procedure(measuring_s, relative_uncertainty(finished, coverage, plan.rounds))
+        # The median of a load and of a part of one would be neither.
+        whole = whole_loads(finished)
+        procedure = self._procedure(measuring_s, relative_uncertainty(whole, coverage, plan.rounds))
         flags = [
-            *drift_flags(finished),
-            *outlier_flags(finished),
+            *drift_flags(whole),
+            *outlier_flags(whole),
             *([] if plan.is_estimate or failed else _target_flags(procedure, len(rounds))),
             *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
         ]
-        metrics = compute_metrics(rounds, self.workload.peak_memory_bytes, coverage, plan.rounds)
+        counted = self._with_unfinished(whole)
+        metrics = compute_metrics(counted, self.workload.peak_memory_bytes, coverage, plan.rounds)
         for name in PHASE_METRICS if self.unresolved else ():
             why = self.unresolved.get(ROUND_METRICS[name].phase or "")
             if why is not None and metrics[name].value is None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pytest_llenergy.backends.load_phases import CUT_SHORT
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
 
@@ -90,6 +92,12 @@ def worst_latency_ratio(rounds: Sequence[Round], slo: Slo) -> float:
 def has_flag(round_: Round, *names: str) -> bool:
     """Return whether a round has one of these flags."""
     return any(flag.name in names for flag in round_.flags)
+
+
+def whole_loads(rounds: Sequence[Round]) -> Sequence[Round]:
+    """Return the rounds whose load did not end early; all of them if none of those is valid."""
+    whole = [round_ for round_ in rounds if not has_flag(round_, *CUT_SHORT)]
+    return whole if any(map(is_valid, whole)) else rounds
 
 
 def is_mostly(name: str, rounds: Sequence[Round]) -> bool:

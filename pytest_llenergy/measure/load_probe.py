@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_llenergy.backends.load_phases import ENDED_EARLY, OUT_OF_TIME, SATURATED, SHORT_LOAD
+from pytest_llenergy.backends.load_phases import (
+    CUT_SHORT,
+    ENDED_EARLY,
+    OUT_OF_TIME,
+    REFUSED,
+    SATURATED,
+    SHORT_LOAD,
+)
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.goodput import attainment, has_flag, is_mostly, worst_latency_ratio
 from pytest_llenergy.measure.round_metric import is_valid
@@ -103,7 +110,7 @@ def is_within(rounds: Sequence[Round], slo: Slo | None) -> bool | None:
     is not known: without a valid round, or if half of them have no steady state or one ran out of time.
     """
     valid = [round_ for round_ in rounds if is_valid(round_)]
-    if any(has_flag(each, ENDED_EARLY) for each in valid) or is_mostly(SATURATED, valid):
+    if any(has_flag(each, ENDED_EARLY, REFUSED) for each in valid) or is_mostly(SATURATED, valid):
         return False
     if not valid or is_mostly(SHORT_LOAD, valid) or any(has_flag(each, OUT_OF_TIME) for each in valid):
         return None
@@ -121,7 +128,7 @@ def is_decided(rounds: Sequence[Round], slo: Slo, needed: int) -> bool:
     valid = [round_ for round_ in rounds if is_valid(round_)]
     if len(valid) >= needed or len(rounds) >= MAX_PROBE_ROUNDS:
         return True
-    if any(has_flag(each, ENDED_EARLY, OUT_OF_TIME, SATURATED, SHORT_LOAD) for each in valid[-1:]):
+    if any(has_flag(each, *CUT_SHORT, SATURATED, SHORT_LOAD) for each in valid[-1:]):
         return True
     if not valid:
         return False

@@ -7,9 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llenergy.backends.load_phases import CUT_SHORT
+from pytest_llenergy.measure.goodput import has_flag
 from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.metrics import relative_uncertainty
 from pytest_llenergy.measure.remaining_time import Forecast
+from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.warmup import WarmUp
 from pytest_llenergy.model.record import Round
 
@@ -105,8 +108,13 @@ def forecast(
 def is_finished(
     rounds: Sequence[Round], plan: RoundPlan, warmup_s: float, spent_s: float, coverage: float
 ) -> bool:
-    """Return whether to stop: the target is met, the budget is spent, or rounds give no energy."""
+    """Return whether to stop: the target is met, the budget is spent, or rounds give no energy.
+
+    A load that ended early decides by itself.
+    """
     made = len(rounds)
+    if rounds and is_valid(rounds[-1]) and has_flag(rounds[-1], *CUT_SHORT):
+        return True
     if made < plan.least:
         return False
     if plan.exact or plan.rounds == 1 or warmup_s + spent_s >= plan.budget_s:

@@ -92,9 +92,10 @@ class LoadPoint(StoredStruct, frozen=True):
         slo_attainment: Share of requests that meet every limit.
         saturated: Whether the server could not keep up in half of the rounds or more.
         short: Whether half of the rounds or more were too short for a steady state.
-        within_slo: Whether the load was not saturated and enough requests met every limit; without an SLO,
-            whether it was not saturated. None if that is not known: without a valid round, if the load is
-            ``short``, or if the budget of a search ended it.
+        refused: Whether more requests of a search's load failed than ``max_failures``.
+        within_slo: Whether the load was neither saturated nor refused, and enough requests met every limit;
+            without an SLO, whether it was not saturated. None if that is not known: without a valid round, if
+            the load is ``short``, or if the budget of a search ended it.
         reason: Why a figure is missing. A load that a search ended early has none.
     """
 
@@ -114,6 +115,7 @@ class LoadPoint(StoredStruct, frozen=True):
     goodput_requests_per_s: Number | None = None
     saturated: bool = False
     short: bool = False
+    refused: bool = False
     within_slo: bool | None = None
     reason: str | None = None
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.backends.load_phases import SHORT_LOAD
+from pytest_llenergy.backends.load_phases import REFUSED, SHORT_LOAD
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, describe_max_load
 from pytest_llenergy.model.quantity import format_scaled, scale_of
+
+NO_RESULT = "no result"
 
 #: Headings of the table. The first names the rows.
 HEADS = (
@@ -29,6 +31,13 @@ def describe_curve(curve: LoadCurve) -> str:
         describe_max_load(curve) if curve.between is not None else f"{count} load{'s' if count != 1 else ''}"
     )
     return f"{title}; SLO: {curve.slo}" if curve.slo is not None else title
+
+
+def describe_failure(curve: LoadCurve) -> str | None:
+    """Return why the server refused a load, or else why one has no result; ``None`` if all have one."""
+    failed = [each for each in curve.points if each.reason and describe_result(each) in (REFUSED, NO_RESULT)]
+    first = min(failed, key=lambda point: (not point.refused, point.request_rate), default=None)
+    return None if first is None else f"{first.request_rate:.3g} request/s: {first.reason}"
 
 
 def curve_rows(curve: LoadCurve) -> list[list[str]]:
@@ -63,7 +72,9 @@ def less_important_heads(curve: LoadCurve) -> frozenset[str]:
 def describe_result(point: LoadPoint) -> str:
     """Return whether a load was within the SLO, in a word or two."""
     if point.within_slo is None:
-        return SHORT_LOAD if point.short else "no result"
+        return SHORT_LOAD if point.short else NO_RESULT
+    if point.refused:
+        return REFUSED
     if point.saturated:
         return "saturated"
     if point.within_slo and point.slo_attainment is None:

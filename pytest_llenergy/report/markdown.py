@@ -11,7 +11,7 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import Column, format_window_energy
 from pytest_llenergy.report.layout import Layout, has_values, record_labels, row_labels
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure
 from pytest_llenergy.report.notes import list_notes, summary_flags
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
 from pytest_llenergy.report.verdicts import (
@@ -122,9 +122,11 @@ def _loads(record: Record, labels: Mapping[str, str]) -> list[str]:
     )
     rows = [" | ".join(row) for row in curve_rows(curve)[:MAX_LINES]]
     aligned = "|".join(["---:"] * (len(HEADS) - 1))
+    failure = describe_failure(curve)
     return [
         *("", f"<code>{name}</code>: {title}", "", f"| {' | '.join(HEADS)} |", f"|{aligned}|---|"),
         *(f"| {row} |" for row in rows),
+        *(("", escape_markdown(failure, MAX_REASON_LENGTH)) if failure is not None else ()),
     ]
 
 

@@ -23,7 +23,13 @@ from pytest_llenergy.model.text import (
 )
 from pytest_llenergy.report.columns import format_window_energy
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout, has_values, record_labels, row_labels
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, less_important_heads
+from pytest_llenergy.report.load_curves import (
+    HEADS,
+    curve_rows,
+    describe_curve,
+    describe_failure,
+    less_important_heads,
+)
 from pytest_llenergy.report.notes import SEVERITY_STYLES, list_notes, summary_flags
 from pytest_llenergy.report.round_details import round_details
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
@@ -90,6 +96,8 @@ def render_summary(
             console.print(plain_text(f"{labels[record.id]}: {describe_curve(record.load_curve)}"))
             for table in load_tables(record.load_curve, width):
                 console.print(table)
+            if (failure := describe_failure(record.load_curve)) is not None:
+                console.print(plain_text(failure))
     for table in time_table(records, labels, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]

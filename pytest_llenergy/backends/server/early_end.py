@@ -15,8 +15,9 @@ from math import inf
 
 from pytest_llenergy.backends.load_phases import ENDED_EARLY, OUT_OF_TIME
 from pytest_llenergy.backends.server.client import Client, Stream
-from pytest_llenergy.backends.server.stream import has_tokens_after
+from pytest_llenergy.backends.server.stream import error_text, has_tokens_after
 from pytest_llenergy.backends.tasks import Probe
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Flag
 
@@ -27,8 +28,8 @@ RECHECK_S = 0.05
 #: or if it takes no less than this share of the one before it.
 IDLE_TIMES, IDLE_S, STEADY_SHARE = 1.5, 0.05, 0.8
 
-#: Longest time for which a server may refuse these requests, because its queue is full, and interval of the
-#: next ones (seconds). What it refuses later is for the load to report.
+#: Longest time for which a server may refuse these requests if no load before them ended early, and interval
+#: of the next ones (seconds). After such a load its queue may be full for as long as it is busy.
 REFUSED_S, RETRY_S = 5.0, 0.2
 
 #: Longest wait for an idle server where no search limits it (seconds).
@@ -94,7 +95,7 @@ class MissCounter:
 
 def end_flag(probe: Probe, asked: int, counter: MissCounter) -> Flag:
     """Return why a load ended before all of its requests were sent and answered."""
-    sent = f"the load ended after {counter.sent} of {asked} requests"
+    sent = f"the load ended with {counter.sent} of {asked} requests sent"
     if counter.over.is_set():
         detail = (
             f"{sent}: {len(counter.missed)} missed the SLO, and {probe.allowed} of {probe.requests} may; "
@@ -128,10 +129,15 @@ class IdleCheck:
         self._client, self._body, self._path = client, body, path
 
     async def settle(self, end_ns: int) -> bool:
-        """Send one request after the other until the server is idle; return whether it is by ``end_ns``."""
+        """Send one request after the other until the server is idle; return whether it is by ``end_ns``.
+
+        Raises:
+            BackendError: The server refuses each of them.
+        """
         assert self._client is not None
         before_s = inf
-        refused_ns = time.monotonic_ns() + round(REFUSED_S * 1e9)
+        refused_s = REFUSED_S if self.is_settled else SETTLE_S
+        refused_ns = time.monotonic_ns() + round(refused_s * 1e9)
         while True:
             begin_ns = time.monotonic_ns()
             sending = self._client.stream(self._body, self._path)
@@ -139,7 +145,10 @@ class IdleCheck:
                 stream = await asyncio.wait_for(sending, max(0.0, (end_ns - begin_ns) / 1e9))
             except asyncio.TimeoutError:
                 return False
-            if stream.failed and time.monotonic_ns() < refused_ns:
+            if stream.failed:
+                if time.monotonic_ns() > refused_ns:
+                    why = stream.broke or f"{stream.status}: {error_text(stream.body())}"
+                    raise BackendError(f"server: refused single requests for {refused_s:g} s ({why})")
                 await asyncio.sleep(RETRY_S)
                 continue
             took_s = (time.monotonic_ns() - begin_ns) / 1e9

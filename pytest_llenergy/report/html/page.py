@@ -31,6 +31,7 @@ from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, requi
 from pytest_llenergy.report.html.template import render_template
 from pytest_llenergy.report.html.trends import Trend, trend_plot, trend_table
 from pytest_llenergy.report.layout import has_values
+from pytest_llenergy.report.load_curves import describe_failure
 from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits
 
 #: Most tests with a section; the others are in the tables only.
@@ -269,6 +270,11 @@ def _build_section(
     notes = [f"{each.metric}: {each.reason}" for each in case.comparisons]
     notes += [note for each in case.comparisons for note in [*each.notes, *each.differences]]
     notes += [f"{record.status}: {record.reason}" for record in records if record.reason]
+    notes += [
+        f"{f'{side}, ' if len(case.records) > 1 else ''}{failure}"
+        for side, curve in loads.items()
+        if (failure := describe_failure(curve)) is not None
+    ]
     needs_attention = case.state not in QUIET_STATES and any(each.rounds for each in records)
     return Section(
         case=case,
