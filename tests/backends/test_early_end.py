@@ -7,15 +7,17 @@ import asyncio
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.backends.server import early_end
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.early_end import MissCounter
+from pytest_llenergy.backends.server.early_end import MissCounter, end_flag
 from pytest_llenergy.backends.server.load import LoadJob, LoadOutcome
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.model.load_curve import slo
 
 from .servers.start import queueing
@@ -107,13 +109,13 @@ def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
     _, result = run(job(backend, 10.0, 1000, {"ttft": 5}, allowed=3, seconds=1.0))
     (flag,) = result.flags
     assert flag.name == "out-of-time"
-    assert "of 1000 requests, because its time was up" in flag.detail
+    assert "of 1000 requests sent, because its time was up" in flag.detail
 
 
 def test_a_server_that_stays_busy_takes_the_time_of_the_load(backend: ServerBackend) -> None:
     run(job(backend, 400.0, 200, {"ttft": 0.4}, allowed=3))
     _, result = run(job(backend, 10.0, 1000, {"ttft": 5}, allowed=3, seconds=0.2))
-    assert "after 0 of 1000 requests" in result.flags[0].detail
+    assert "with 0 of 1000 requests sent" in result.flags[0].detail
     # Let later tests find it idle.
     run(job(backend, 20.0, 2, {"ttft": 5}))
 
@@ -189,12 +191,54 @@ def test_rounds_outside_of_a_search_have_the_same_arrivals(backend: ServerBacken
     assert gaps[0] == pytest.approx(gaps[1], abs=2)
 
 
-def test_too_many_failures_are_an_error_and_no_result() -> None:
-    """A server that drops every connection: four requests fail before the fifth, of which one may."""
-    with loaded(command=queueing(slots=2, service=0.05, breaks=2)) as (backend, _):
-        load = job(backend, 20.0, 40, {"ttft": 5}, allowed=3, max_failures=1)
-        with pytest.raises(BackendError, match="failed, max_failures is 1"):
+def test_too_many_failures_are_a_result_in_a_search_and_an_error_elsewhere(tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    orders.write_text("refuse")
+    with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
+        outcome, result = run(job(backend, 400.0, 40, {"ttft": 5}, allowed=3, max_failures=1))
+        (flag,) = result.flags
+        assert (outcome.ended, flag.name, flag.severity) == (None, "refused", "warning")
+        assert "503 from /v1/completions: queue full; " in flag.detail
+        assert flag.detail.endswith(" requests failed, max_failures is 1")
+        assert (result.requests, result.texts, result.spans) == ([], [], [])
+        with pytest.raises(BackendError, match=r"queue full; \d+ requests failed, max_failures is 1"):
+            run(job(backend, 400.0, 40, {"ttft": 5}, max_failures=1))
+        orders.write_text("")
+        _, result = run(job(backend, 20.0, 5, {"ttft": 5}, allowed=3))
+        assert len(result.requests) == 5
+
+
+def test_a_server_that_refuses_even_single_requests_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no sign of too high a load."""
+    monkeypatch.setattr(early_end, "REFUSED_S", 0.3)
+    orders = tmp_path / "orders"
+    orders.write_text("close")
+    with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
+        load = job(backend, 20.0, 40, {"ttft": 5}, allowed=3)
+        message = r"^server: refused single requests for 0.3 s \(503: queue full\)$"
+        with pytest.raises(BackendError, match=message):
             run(load)
+        orders.write_text("exit")
+        with pytest.raises(ServerError, match="status 3"):
+            run(load)
+
+
+def test_a_warm_up_does_not_end_early(backend: ServerBackend) -> None:
+    """A cold server would otherwise get the rest of its warm-up in the first round."""
+    load = job(backend, 400.0, 100, {"ttft": 0.01}, allowed=0, warmups=1)
+    (warmup, _), (first, _) = run(load), run(load)
+    assert (len(warmup.exchanges), warmup.ended) == (32, None)
+    assert first.ended is not None
+    # Let later tests find it idle.
+    run(job(backend, 20.0, 2, {"ttft": 5}))
+
+
+def test_a_load_that_ends_with_its_last_request_has_not_answered_all() -> None:
+    counter = MissCounter(slo(ttft=1), allowed=0, sent=40)
+    probe = Probe(warmups=0, allowed=0, requests=40, end_ns=0, longest_s=1.0)
+    assert "the load ended with 40 of 40 requests sent, because" in end_flag(probe, 40, counter).detail
 
 
 @pytest.mark.parametrize("value", [None, {"allowed": 1}])

@@ -13,7 +13,7 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.layout import Layout
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 
@@ -78,6 +78,27 @@ def test_the_terminal_shows_the_loads_in_one_table_of_eighty_columns() -> None:
     # Nothing limits it.
     assert "E2E" not in lines[place]
     assert TITLE in " ".join(lines)
+
+
+def test_the_reason_of_a_refused_load_is_below_the_table() -> None:
+    """Rather than that of one without a result; a load that ended early needs none."""
+    points = [
+        LoadPoint(request_rate=2.0, within_slo=False, reason="ended-early: soon"),
+        LoadPoint(request_rate=3.0, reason="ServerError: it died"),
+        LoadPoint(request_rate=5.0, within_slo=False, refused=True, reason="refused: 503: queue full"),
+        LoadPoint(request_rate=4.0, within_slo=False, refused=True, reason="refused: 429: slow down"),
+    ]
+    curve = LoadCurve(points=points, between=(2.0, 5.0), reason="even 2 request/s")
+    assert [row[-1] for row in curve_rows(curve)] == ["exceeds", "no result", "refused", "refused"]
+    assert describe_failure(curve) == "4 request/s: refused: 429: slow down"
+    assert describe_failure(msgspec.structs.replace(curve, points=points[:1])) is None
+    died = msgspec.structs.replace(curve, points=points[:2])
+    for failed, reason in ((curve, "refused: 429: slow down"), (died, "ServerError: it died")):
+        record = loaded(failed)
+        *_, last = [line for line in render_summary([record], 80, color=False).splitlines() if reason in line]
+        assert last.endswith(f" request/s: {reason}")
+        assert f"request/s: {reason}" in render_run_markdown([record], Layout(), 20_000, complete=True)
+        assert f"request/s: {reason}" in render_report(report_of(record))
 
 
 def test_markdown_shows_the_loads() -> None:

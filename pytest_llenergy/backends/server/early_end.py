@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -117,22 +118,23 @@ class IdleCheck:
     """
 
     is_settled: bool = True
+    _check: Callable[[], None] = lambda: None
     _client: Client | None = None
     _body: bytes = b""
     _path: str = ""
     _fastest_s: float = inf
 
-    def use(self, body: bytes, client: Client, path: str) -> None:
-        """Check with this request from now on."""
+    def use(self, body: bytes, client: Client, path: str, check: Callable[[], None]) -> None:
+        """Check with this request from now on; ``check`` raises if the server has died."""
         if body != self._body:
             self._fastest_s = inf
-        self._client, self._body, self._path = client, body, path
+        self._client, self._body, self._path, self._check = client, body, path, check
 
     async def settle(self, end_ns: int) -> bool:
         """Send one request after the other until the server is idle; return whether it is by ``end_ns``.
 
         Raises:
-            BackendError: The server refuses each of them.
+            BackendError: The server has died, or refuses each of them.
         """
         assert self._client is not None
         before_s = inf
@@ -146,6 +148,8 @@ class IdleCheck:
             except asyncio.TimeoutError:
                 return False
             if stream.failed:
+                if stream.broke:
+                    self._check()
                 if time.monotonic_ns() > refused_ns:
                     why = stream.broke or f"{stream.status}: {error_text(stream.body())}"
                     raise BackendError(f"server: refused single requests for {refused_s:g} s ({why})")

@@ -255,7 +255,8 @@ class LoadJob:
             return
         endpoint.client.open_connections(connections, endpoint.health)
         self._end_ns = min(probe.end_ns, _from_now_ns(probe.longest_s))
-        endpoint.idle.use(self._bodies[id(self.requests[0])], endpoint.client, self.encoder.path)
+        body = self._bodies[id(self.requests[0])]
+        endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check)
         endpoint.client.run(endpoint.idle.settle(self._end_ns))
 
     def run(self) -> LoadOutcome:
