@@ -180,9 +180,7 @@ class LoadMeasurement:
             return within
 
         def probe(rate: float) -> bool | None:
-            number = next(numbers)
-            title = f"load {number} of about {max(number, search.steps)}"
-            return measure(rate, title, in_full=False)
+            return measure(rate, f"load {next(numbers)} of about {search.steps}", in_full=False)
 
         search.run(
             probe,

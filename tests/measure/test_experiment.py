@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
@@ -21,6 +24,7 @@ from pytest_llenergy.measure.round_statistics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, Meter, within
 from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.timeline import Timeline
 
 from .marks import iteration, rank_of
@@ -126,6 +130,34 @@ def test_a_target_that_is_met_ends_the_rounds() -> None:
     assert result.procedure.reached is not None
     assert result.procedure.reached <= 0.2
     assert "target-missed" not in {flag.name for flag in result.flags}
+
+
+@dataclass
+class Cut(CallWorkload):
+    """Works half as long from its third round on, which it says with a flag."""
+
+    name: str = "ended-early"
+    made: int = 0
+
+    def work(self, iterations: int = 1) -> None:
+        self.function = partial(time.sleep, 0.1 if self.made < 2 else 0.05)
+        super().work(iterations)
+
+    def timeline(self) -> Timeline:
+        (rank,) = super().timeline().ranks
+        self.made += 1
+        flags = (Flag(name=self.name, severity="warning", detail="x"),) if self.made > 2 else ()
+        return Timeline(ranks=(msgspec.structs.replace(rank, flags=flags),))
+
+
+@pytest.mark.parametrize("name", ["ended-early", "refused", "out-of-time"])
+def test_a_part_of_a_load_ends_the_rounds_and_counts_in_no_metric(name: str) -> None:
+    plan = round_plan(rounds=4, warmup=0, iterations=1, gap_s=0.05, target=0.0001)
+    workload = Cut(lambda: None, name=name)
+    result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
+    assert len(result.rounds) == 3
+    duration = result.metrics["duration_s"]
+    assert (duration.n, duration.value) == (2, fmean(each.duration_s for each in result.rounds[:2]))
 
 
 def test_an_unreachable_target_ends_with_the_budget_and_an_inconclusive_flag() -> None:

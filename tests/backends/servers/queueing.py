@@ -73,7 +73,7 @@ async def serve(request: web.Request, begin_s: float, total: int, cached: int) -
         due_s = begin_s + queue.service_s * made / max(1, total - 1)
         await asyncio.sleep(max(0.0, due_s - loop.time()))
         await send(answer, {"choices": [{"text": "a", "finish_reason": None}]})
-    usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": total}
+    usage: dict[str, Any] = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": total}
     usage["prompt_tokens_details"] = {"cached_tokens": cached}
     await send(answer, {"choices": [{"text": "", "finish_reason": "length"}]})
     await send(answer, {"choices": [], "usage": usage})
