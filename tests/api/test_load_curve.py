@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.api.load_curve import LoadMeasurement
 from pytest_llenergy.api.load_points import make_point
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.metrics import compute_metrics
@@ -209,6 +210,24 @@ def test_a_search_that_runs_out_of_time_keeps_its_bracket(quick: pytest.Pytester
     assert (point["within_slo"], curve["max_load_requests_per_s"]) == (None, None)
     assert point["reason"].startswith("out-of-time: the load ended with ")
     assert curve["reason"].startswith("the search ended after its budget of 3 s")
+
+
+def test_the_full_measurement_after_the_budget_keeps_the_reason(
+    quick: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget of 600 s ends with the first load."""
+    keep = LoadMeasurement._keep
+
+    def keep_and_spend(self: LoadMeasurement, *args: Any) -> None:
+        keep(self, *args)
+        self._begin_s -= 1000
+
+    monkeypatch.setattr(LoadMeasurement, "_keep", keep_and_spend)
+    arguments = "between=(40, 80), tolerance=1.0, num_requests=20"
+    run_search(quick, arguments, server=queueing(slots=20, service=0.05)).assert_outcomes(passed=1)
+    curve = read_report()["records"][0]["load_curve"]
+    assert curve["max_load_requests_per_s"] == pytest.approx(3200**0.5)
+    assert curve["reason"].startswith("the search ended after its budget of 600 s")
 
 
 @pytest.mark.parametrize("warmups", ["0", "2"])

@@ -101,6 +101,13 @@ def test_a_load_outside_of_a_search_finds_an_idle_server_too(backend: ServerBack
     assert _longest_wait_s(result) < 0.8
 
 
+def test_a_load_after_one_whose_requests_timed_out_finds_an_idle_server(backend: ServerBackend) -> None:
+    _, result = run(job(backend, 800.0, 160, {"ttft": 5}, allowed=160, request_timeout_s=0.3))
+    assert [flag.name for flag in result.flags] == ["refused"]
+    _, result = run(job(backend, 20.0, 5, {"ttft": 5}))
+    assert _longest_wait_s(result) < 0.8
+
+
 def _longest_wait_s(result: ServedLoad) -> float:
     return max((each.first_token_ns or 0) - (each.start_ns or 0) for each in result.requests) / 1e9
 
