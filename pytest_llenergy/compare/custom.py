@@ -84,9 +84,9 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     """Compare two values of a custom metric.
 
     As many values on both sides are taken as pairs: the same rounds, or the same items, such as prompts.
-    Without an uncertainty, the values themselves are compared. A change is relative if the baseline is larger
-    than the uncertainty of the change, and the head is not negative. Otherwise a change counts that is
-    certain and reaches the absolute threshold.
+    Without an uncertainty, the values themselves are compared. A change is relative if the baseline is above
+    its limits, ``1 - alpha`` of a normal distribution, and the head is not negative. Otherwise a change
+    counts that is certain and reaches the absolute threshold.
 
     Args:
         base: The baseline.

@@ -4,8 +4,8 @@
 There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
 counters are measured one by one. Consecutive shorter rounds are joined into stretches that are long enough.
 Between the rounds of a stretch, the tool's loop and set-up run; that time is assumed to draw the mean power
-of the stretch. Its true power lies between idle power and twice the mean, or closer to the mean if nothing
-but the tool's loop runs; these limits are part of the absolute uncertainty of the rounds.
+of the stretch. Its true power lies between nothing and twice the mean, or closer to the mean if nothing but
+the tool's loop runs; these limits are part of the absolute uncertainty of the rounds.
 """
 
 from __future__ import annotations
@@ -193,9 +193,7 @@ def account_stretch(
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     idle_known = all(power is not None for power in powers) and bool(powers)
-    known = [power for power in powers if power is not None]
-    idle_w, idle_u_w = sum(each.watts for each in known), math.hypot(*(each.u_watts for each in known))
-    between_u_j = _between_u_j(stretch, total, _lowest_w(Power(idle_w, idle_u_w)))
+    between_u_j = _between_u_j(stretch, total)
     if plain:
         between_u_j *= _loop_spread(whole, trace)
     total = _require_distinct(total, between_u_j)
@@ -208,8 +206,8 @@ def account_stretch(
         energy_u_absolute_j=math.hypot(u_absolute_j, between_u_j) if u_absolute_j is not None else None,
         iterations=stretch.iterations,
         terms=total.variances.terms() if total.energy_j is not None else None,
-        idle_power_w=idle_w if idle_known else None,
-        idle_power_u_w=idle_u_w if idle_known else None,
+        idle_power_w=sum(power.watts for power in powers if power) if idle_known else None,
+        idle_power_u_w=math.hypot(*(power.u_watts for power in powers if power)) if idle_known else None,
         by_domain=by_domain,
         temperature_start_c=whole.temperature_start_c,
         own_cpu_s=whole.own_cpu_s * _part(stretch, whole),
@@ -306,11 +304,6 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     return Power((before.watts + after.watts) / 2, u_watts)
 
 
-def _lowest_w(idle: Power) -> float:
-    """Return the lower limit of an idle power; a board may still draw more after the work than before."""
-    return max(0.0, idle.watts - math.sqrt(3) * idle.u_watts)
-
-
 def _split(
     series: Series, energy: Energy, stretch: Stretch, whole: MeasuredRound, rest: dict[str, Power]
 ) -> Split | None:
@@ -330,16 +323,15 @@ def _scale_energy(energy: Energy, share: float) -> Energy:
     return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
-def _between_u_j(stretch: Stretch, rounds: Energy, lowest_w: float) -> float:
-    """Return the uncertainty of the joules between rounds, with limits of idle and twice the power."""
+def _between_u_j(stretch: Stretch, rounds: Energy) -> float:
+    """Return the uncertainty of the joules between rounds, with limits of nothing and twice the power."""
     if rounds.energy_j is None or stretch.timed_s <= 0:
         return 0.0
-    above_idle_j = max(0.0, rounds.energy_j - lowest_w * stretch.timed_s)
-    return (1 / stretch.share - 1) * above_idle_j / math.sqrt(3)
+    return (1 / stretch.share - 1) * max(0.0, rounds.energy_j) / math.sqrt(3)
 
 
 def _loop_spread(whole: MeasuredRound, trace: Trace) -> float:
-    """Return how far the power of the tool's loop may lie from the mean, as a share of the power above idle.
+    """Return how far the power of the tool's loop may lie from the mean, as a share of the mean.
 
     A loop in the interpreter keeps one core busy. If the process uses no more than one in all, so does the
     work, and a second of one costs about as much as one of the other. To a model of CPU time it is the same.

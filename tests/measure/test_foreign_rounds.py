@@ -173,7 +173,7 @@ class TestJoules:
 
     @pytest.mark.parametrize("between_w", [50.0, 200.0, 400.0, 600.0])
     def test_energy_between_joined_rounds_is_not_counted(self, between_w: float) -> None:
-        """The assumed limits are idle power and as far above the power of the rounds."""
+        """The assumed limits are nothing and twice the power of the rounds."""
         own = rounds_of([900_000] * 1000, between_ns=100_000, every_ns=50 * MS)
         rounds = accounted(own, wave_of(own, 400.0, between_w, 100_000))
         assert 4 <= len(rounds) <= 10
@@ -209,6 +209,17 @@ class TestJoules:
                 assert round_.energy_u_j is not None
                 off += abs(round_.energy_j - 400 * each.timed_s) > 2 * round_.energy_u_j
         assert off <= 20, "of 200; two standard uncertainties cover 95 %"
+
+    @pytest.mark.parametrize("gaps_w", [(100.0, 100.0), (300.0, 400.0), (300.0, 100.0)], ids=str)
+    def test_a_board_may_draw_less_between_rounds_than_in_the_gaps(self, gaps_w: tuple[float, float]) -> None:
+        own = rounds_of([4 * MS] * 200, between_ns=2 * MS)
+        (begin_ns, _), *steps, (end_ns, _) = wave_of(own, 400.0, 100.0, 2 * MS).steps
+        wave = Wave(((begin_ns, gaps_w[0]), *steps, (end_ns, gaps_w[1])))
+        for round_ in accounted(own, wave):
+            assert round_.energy_j is not None
+            assert round_.energy_u_absolute_j is not None
+            error_j = round_.energy_j - 400.0 * round_.duration_s
+            assert abs(error_j) <= 2 * round_.energy_u_absolute_j < 0.8 * round_.energy_j
 
     def test_only_the_energy_of_the_timed_part_is_counted(self) -> None:
         own = rounds_of([900_000] * 1000, between_ns=100_000)
