@@ -171,21 +171,23 @@ def test_a_note_of_another_user_is_ignored(world: World, directory: LockDirector
     assert path.exists(), "its owner may restore the board"
 
 
-def test_links_and_directories_in_the_place_of_notes_are_ignored(
+def test_links_directories_and_pipes_in_the_place_of_notes_are_ignored(
     world: World, directory: LockDirectory
 ) -> None:
     (path,) = leave(directory, LIMIT)
     for suffix in "abcd":
         path.with_name(path.name + suffix).hardlink_to(path)
-    link, folder = (path.with_name(path.name + suffix) for suffix in "ef")
+    link, folder, pipe = (path.with_name(path.name + suffix) for suffix in "efh")
     link.symlink_to(path)
     folder.mkdir()
+    # Opening it would wait for a writer.
+    os.mkfifo(pipe)
     assert len([*describe_left_changes(directory)]) == 1
     # A link to the note must neither hide it nor outlive it.
     copy = directory.path / "kept"
     copy.hardlink_to(path)
     assert restore(world, directory) == (700.0, (1200, 1200))
-    assert files(directory) == [link, folder], "neither was opened as a note"
+    assert files(directory) == [link, folder, pipe], "neither was opened as a note"
     world.update(0, power_limit_w=300.0)
     copy.rename(path.with_name(path.name + "g"))
     assert restore(world, directory) == CHANGED
