@@ -242,7 +242,8 @@ class LoadMeasurement:
                 point = self.points[-1]
                 out_of_time = any(has_flag(each, OUT_OF_TIME) for each in found)
                 if (point.within_slo is None and not out_of_time) or (point.refused and not search.held):
-                    raise BackendError(f"max_load: the load of {rate:.3g} request/s: {point.reason}")
+                    advice = "; set max_failures, or search lower rates (between=)" if point.refused else ""
+                    raise BackendError(f"max_load: the load of {rate:.3g} request/s: {point.reason}{advice}")
                 if point.within_slo is None and (in_full or time.monotonic_ns() < self._end_ns):
                     return None, (
                         f"a load of {requests} requests at {rate:.3g} request/s did not end within nine "

@@ -308,7 +308,8 @@ class ServeParams(GenerationParams, frozen=True):
         trace: Open loop: send times in seconds from the start.
         prefix_cache: Let the server keep prefixes, and count cache hits as part of the measured work.
         endpoint: ``completions`` sends texts, ``chat`` messages.
-        max_failures: Most requests of a round that may fail without failing the test.
+        max_failures: Most requests of a round that may fail without failing the test. In ``max_load``, a load
+            with more exceeds the SLO.
         request_timeout_s: Longest time of a request (seconds), after which it has failed; None for any.
         slo: Limits of the latencies, from ``pytest_llenergy.slo``, which give goodput.
         probe: Set by ``energy.max_load``.

@@ -25,7 +25,7 @@ from pytest_llenergy import slo
 def test_it(energy, backend):
     energy.max_load(
         backend.serve, ["abc"], slo=slo(ttft=20, attainment=0.9), between=(40, 80), tolerance=1.0,
-        num_requests=20, max_new_tokens=3, ignore_eos=True)
+        num_requests=20, max_new_tokens=3, ignore_eos=True, max_failures={max_failures})
 """
 
 
@@ -34,7 +34,7 @@ def search(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """Return a function that runs a search on a server with an order for loads whose titles end so."""
     orders, measure = quick.path / "orders", LoadMeasurement._measure
 
-    def search(given: Mapping[str, str]) -> Any:
+    def search(given: Mapping[str, str], max_failures: int = 0) -> Any:
         def measure_as_ordered(self: Any, rate: float, plan: Any, title: str, *args: Any) -> None:
             name = f"{title}, {rate:.3g}"
             orders.write_text(next((order for end, order in given.items() if name.endswith(end)), ""))
@@ -42,7 +42,7 @@ def search(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
         monkeypatch.setattr(LoadMeasurement, "_measure", measure_as_ordered)
         orders.write_text("")
-        quick.makepyfile(SEARCH)
+        quick.makepyfile(SEARCH.format(max_failures=max_failures))
         command = queueing(slots=20, service=0.05, orders=orders)
         options = "--energy-report", "--energy-backend=server", f"--energy-server-command={command}"
         return quick.runpytest(*options)
@@ -95,7 +95,7 @@ def test_a_search_whose_first_load_is_refused_fails_with_the_error(search: Any, 
     result = search({"56.6": "refuse"})
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*BackendError: max_load: the load of 56.6 request/s: refused: server: *503*"]
+        ["*BackendError: max_load: the load of 56.6 request/s: refused: server: *503*; set max_failures*"]
     )
     (point,) = read_report()["records"][0]["load_curve"]["points"]
     assert point["refused"]
@@ -107,13 +107,16 @@ def test_a_search_whose_first_load_is_refused_fails_with_the_error(search: Any, 
         (", 80", "cache", "BackendError: max_load: the load of 80 request/s: prefix cache hit: "),
         ("maximum load, 80", "cache", "BackendError: max_load: the load of 80 request/s: prefix cache hit: "),
         ("maximum load, 80", "short", "2 tokens instead of 3; the server ignores ignore_eos"),
+        ("maximum load, 80", "bad", " of 20: 400 from /v1/completions: too long"),
         ("maximum load, 80", "exit", "ServerError: server: "),
     ],
 )
+@pytest.mark.parametrize("max_failures", [0, 1000])
 def test_other_faults_are_no_sign_of_too_high_a_load(
-    search: Any, read_report: Read, load: str, order: str, message: str
+    search: Any, read_report: Read, load: str, order: str, message: str, max_failures: int
 ) -> None:
-    result = search({load: order})
+    """Even if more requests have failed than may miss the SLO, which ends the load."""
+    result = search({load: order}, max_failures)
     result.assert_outcomes(failed=1)
     assert message in result.stdout.str()
     curve = read_report()["records"][0]["load_curve"]

@@ -20,7 +20,7 @@ from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.model.load_curve import slo
 
-from .servers.start import queueing
+from .servers.start import queueing, running
 from .test_server import loaded
 
 pytest.importorskip("aiohttp")
@@ -169,6 +169,30 @@ def test_a_stream_is_not_checked_after_its_load() -> None:
 
     asyncio.run(watch())
     assert counter.missed == set()
+
+
+def test_a_server_that_refuses_while_it_is_busy_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with what was closed, and refuses the next request until then."""
+    monkeypatch.setattr(early_end, "REFUSED_S", 0.1)
+    orders = tmp_path / "orders"
+    orders.write_text("")
+    with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
+        run(job(backend, 400.0, 60, {"ttft": 0.2}, allowed=3))
+        orders.write_text("refuse")
+        outcome, _ = run(job(backend, 2.0, 1, {"ttft": 5}, allowed=1))
+    assert outcome.ended is None
+
+
+def test_a_server_elsewhere_that_dies_in_a_search_is_an_error() -> None:
+    with running(queueing(slots=20, service=1)) as (url, process), loaded(url=url) as (backend, _):
+        load = job(backend, 20.0, 4, {"ttft": 60}, allowed=4)
+        load.before_round()
+        load.endpoint.client._loop.call_later(0.5, process.kill)
+        outcome = load.run()
+        with pytest.raises(BackendError, match=f"nobody listens at {url} anymore"):
+            load.result(outcome)
 
 
 def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:

@@ -111,6 +111,8 @@ class Endpoint:
         exchanges: Sequence[Exchange],
         params: GenerationParams,
         asked: int,
+        *,
+        in_search: bool = False,
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
         """Parse the streams.
 
@@ -118,20 +120,23 @@ class Endpoint:
             exchanges: What was sent.
             params: Parameters of the call.
             asked: Number of requests to send, of which failures may have prevented some.
+            in_search: Whether failures are a sign of too high a load.
 
         Returns:
             The exchanges with an answer, and the messages of the failed ones.
 
         Raises:
-            BackendError: An answer has the wrong length.
+            BackendError: An answer has the wrong length, or a request of a search fails at any load.
         """
         answered: list[tuple[Exchange, Answer]] = []
         failures: list[str] = []
-        for number, exchange in enumerate(exchanges, 1):
-            name = f"request {number} of {max(asked, len(exchanges))}"
+        for exchange in exchanges:
+            name = f"request {exchange.talk + 1} of {asked}"
             try:
                 answer = read_answer(exchange.stream, self.dialect, name)
             except FailedRequestError as error:
+                if in_search and exchange.stream.is_rejected:
+                    raise
                 failures.append(str(error))
                 continue
             _check_lengths(exchange, answer, params, name)
@@ -187,7 +192,8 @@ class BatchJob:
     async def _send(self) -> list[Exchange]:
         client = self.endpoint.client
         streams = await asyncio.gather(*(client.stream(body) for body in self.bodies))
-        return [Exchange(stream, self.params.max_new_tokens) for stream in streams]
+        tokens = self.params.max_new_tokens
+        return [Exchange(stream, tokens, talk=number) for number, stream in enumerate(streams)]
 
     def result(self, outcome: list[Exchange]) -> ServedGeneration:
         answered, failures = self.endpoint.parse_answers(outcome, self.params, len(outcome))
@@ -241,7 +247,7 @@ class LoadJob:
         self._bodies = bodies
         # Not from 0: a server that was measured before may still have those texts in its cache.
         self._run = time.time_ns()
-        self._failed = 0
+        self._failed: list[Exchange] = []
         self._probed = 0
         self._counter: MissCounter | None = None
         self._end_ns = 0
@@ -253,14 +259,18 @@ class LoadJob:
         if probe is None:
             endpoint.prepare_round(connections)
             return
-        endpoint.client.open_connections(connections, endpoint.health)
+        try:
+            endpoint.client.open_connections(connections, endpoint.health)
+        except BackendError:
+            endpoint.check()
+            raise
         self._end_ns = min(probe.end_ns, _from_now_ns(probe.longest_s))
         body = self._bodies[id(self.requests[0])]
         endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check)
         endpoint.client.run(endpoint.idle.settle(self._end_ns))
 
     def run(self) -> LoadOutcome:
-        self._failed = 0
+        self._failed = []
         self._run += 1
         probe = self.params.probe
         if probe is not None:
@@ -291,7 +301,10 @@ class LoadJob:
     async def _until_over(
         self, sending: Coroutine[Any, Any, list[Exchange]], counter: MissCounter
     ) -> list[Exchange]:
-        """Send a load until its result is certain or its time is up; then close its streams."""
+        """Send a load until its result is certain or its time is up; then close its streams.
+
+        Returns what failed until then, because it may not be due to the load.
+        """
         left_s = (self._end_ns - time.monotonic_ns()) / 1e9
         if left_s <= 0:
             sending.close()
@@ -304,7 +317,7 @@ class LoadJob:
             task.cancel()
         await asyncio.wait({load, over})
         counter.close()
-        return [] if counter.was_cut else load.result()
+        return self._failed if counter.was_cut else load.result()
 
     async def _send(
         self, requests: Sequence[Request], offsets_s: Sequence[float], start_ns: int
@@ -319,7 +332,7 @@ class LoadJob:
                     due_ns = start_ns + round(offsets_s[number] * 1e9)
                     # Sleep even if it is due, so that requests in flight progress.
                     await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
-                if self._failed > self.params.max_failures:
+                if len(self._failed) > self.params.max_failures:
                     break
                 sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
             return [exchange for made in await asyncio.gather(*sent) for exchange in made]
@@ -337,7 +350,7 @@ class LoadJob:
         made: list[Exchange] = []
         history: list[Message] = []
         async with slots:
-            if self._failed > self.params.max_failures:
+            if len(self._failed) > self.params.max_failures:
                 return []
             for turn in request.turns():
                 if made and turn.think_s:
@@ -352,8 +365,8 @@ class LoadJob:
                     made[0].due_ns = due_ns
                     made[0].input_tokens = None if turn.system else turn.input_tokens
                 if stream.failed:
-                    self._failed += 1
-                    if self._counter is not None and self._failed <= self.params.max_failures:
+                    self._failed.append(made[-1])
+                    if self._counter is not None and len(self._failed) <= self.params.max_failures:
                         self._counter.add(stream)
                     elif self._counter is not None:
                         # The load ends with the error.
@@ -380,14 +393,17 @@ class LoadJob:
         return body, [*system, ("user", turn.prompt)]
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
-        if outcome.ended is not None:
-            return self._part(outcome.ended)
-        answered, failures = self.endpoint.parse_answers(outcome.exchanges, self.params, len(self.requests))
+        in_search = self.params.probe is not None
+        answered, failures = self.endpoint.parse_answers(
+            outcome.exchanges, self.params, len(self.requests), in_search=in_search
+        )
         if outcome.died:
             raise BackendError(failures[0])
+        if outcome.ended is not None:
+            return self._part(outcome.ended)
         refusal = _refusal(failures, len(answered), self.params.max_failures)
         if refusal is not None:
-            if self.params.probe is None:
+            if not in_search:
                 raise BackendError(refusal)
             # No error, which would end the server: this one goes on, and takes lower rates.
             return self._part(Flag(name=REFUSED, severity="warning", detail=refusal))

@@ -6,8 +6,9 @@ arrival: the capacity is slots / service requests per second. The first token co
 the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
 does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. A stream ends
 ``linger`` seconds after its tokens. The file ``orders`` may contain what else the server does: ``refuse``
-what is sent while it is busy, ``close`` for all requests, ``cache`` a token of each prompt, leave out a token
-(``short``), or ``exit``. A line for each start goes to the file ``orders`` + ``.starts``.
+what is sent while it is busy (``bad``: as faulty), ``close`` for all requests, ``cache`` a token of each
+prompt, leave out a token (``short``), or ``exit``. A line for each start goes to the file ``orders`` +
+``.starts``.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     order = Path(SETTINGS["orders"]).read_text() if total > 1 else ""
     if order == "exit":
         os._exit(3)
+    if order == "bad" and queue.in_flight:
+        return web.Response(status=400, text="too long")
     if order == "close" or (order == "refuse" and queue.in_flight):
         return web.Response(status=503, text="queue full")
     # The backend's probes ask for one token; they take no slot.
