@@ -185,9 +185,11 @@ def test_a_server_that_refuses_while_it_is_busy_is_waited_for(
     assert outcome.ended is None
 
 
-def test_a_server_elsewhere_that_dies_in_a_search_is_an_error() -> None:
+@pytest.mark.parametrize("max_failures", [0, 1000])
+def test_a_server_elsewhere_that_dies_in_a_search_is_an_error(max_failures: int) -> None:
+    """Even if failures may be many, so that those miss the SLO and end the load."""
     with running(queueing(slots=20, service=1)) as (url, process), loaded(url=url) as (backend, _):
-        load = job(backend, 20.0, 4, {"ttft": 60}, allowed=4)
+        load = job(backend, 20.0, 40, {"ttft": 60}, allowed=1, max_failures=max_failures)
         load.before_round()
         load.endpoint.client._loop.call_later(0.5, process.kill)
         outcome = load.run()
