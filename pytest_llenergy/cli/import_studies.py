@@ -111,6 +111,15 @@ def _load(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise PlanError(f"{path} is no YAML: {_explain(error)}") from None
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}") from None
+
+
+def _explain(error: Exception) -> str:
+    """Return the problem and its line, without texts of the file, which may be secrets."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = re.sub(" '[^'<]{2,}'", "", getattr(error, "problem", None) or "cannot be read")
+    return f"{problem}, line {mark.line + 1}"

@@ -15,28 +15,43 @@ HIDDEN = "***"
 #: their own, such as ``eos_token`` and ``image_token``, and a ``key`` can be anything: in small letters, the
 #: word before them decides.
 _SECRET = (
-    r"(?:(?i:[\w.-]*(?:pass(?:word|wd|phrase)|secret)s?|(?:[\w.-]*\.)?token|(?:[\w.-]*[_.-])?"
-    r"(?:access|account|admin|api|auth|bearer|client|deploy|encryption|github|gitlab|hf|hub|master|oauth|openai|"
-    r"private|refresh|secret|security|service|session|signing|wandb)[_-]?(?:keys?|token))"
-    r"|(?:[A-Z\d_]*_)?(?:KEY|TOKEN))"
+    r"(?:(?i:[\w.-]*(?:pass(?:word|wd|phrase)|secret|credential|authorization|db_pass|_pwd)s?"
+    r"|(?:[\w.-]*\.)?(?:token|auth|pat)|(?:[\w.-]*[_.-]|(?-i:[\w.-]*[a-z\d](?=[A-Z])))?"
+    r"(?:access|account|admin|api|auth|bearer|client|deploy|encryption|github|gitlab|hf|hub|master|ngc|oauth|"
+    r"openai|private|refresh|secret|security|service|session|signing|wandb)[_-]?(?:keys?|token|pat))"
+    r"|(?:[A-Z\d_]*_)?(?:KEY|TOKEN|PAT))"
 )
 _NAME = re.compile(_SECRET)
 _OPTION = re.compile(f"--?{_SECRET}")
 
 #: An option with its value in the same word, or an assignment to an environment variable.
-_ASSIGNED = re.compile(rf"(?:^(?:-e|--env=)?|(?<![\w.-])(?:--?|(?=[A-Z\d_]+=))){_SECRET}=")
+_ASSIGNED = re.compile(rf"(?:^(?:-e|--env=)?|(?<=[,(])|(?<![\w.-])(?:--?|(?=[A-Z\d_]+=))){_SECRET}=")
+
+#: Values of these: in a word, and in a text. Both end where the next assignment of a list begins.
+_NEXT = r",(?:[\w.-]+=|$)"
+_VALUE = re.compile(rf"({_ASSIGNED.pattern})(?:(?!{_NEXT}).)*", re.DOTALL)
+_QUOTED_VALUE = re.compile(
+    rf"({_ASSIGNED.pattern})(?:\"(?:\\.|[^\"\\])*(?:\"|$)|'[^']*(?:'|$)|\\.|(?!{_NEXT})[^\"'\\])*", re.DOTALL
+)
 
 #: A member of JSON, or of a dictionary in Python.
 _MEMBER = re.compile(
     rf"([\"']{_SECRET}[\"']\s*:\s*)"
-    r"(?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{][^\]}]*[\]}]|[^\s,}]+)"
+    r"(?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{][^\]}]*[\]}]?|[^\s,}]+)"
 )
 
-#: A word of a shell. A quote that is not closed ends with the text.
-_WORD = re.compile(r"((?:\"(?:\\.|[^\"\\])*(?:\"|$)|'[^']*(?:'|$)|\\.|[^\s\"'\\])+)", re.DOTALL)
+#: A header of HTTP, and the user and password of a URL.
+_HEADER = re.compile(rf"((?<![\w./-])(?:{_SECRET}:\s+(?:Bearer\s+|Basic\s+)?|Bearer\s+))[^\s\"'\\]+")
+_URL_USER = re.compile(r"(://)[^/\s\"']*(?=@)")
+
+#: A word of a shell, which ends at an operator. A quote that is not closed ends with the text.
+_WORD = re.compile(r"((?:\"(?:\\.|[^\"\\])*(?:\"|$)|'[^']*(?:'|$)|\\.|[^\s\"'\\;&|)])+)", re.DOTALL)
 
 #: A word after which an assignment is one word, and no command that begins with it.
 _ENVIRONMENT = re.compile(r"(?:.*[/=])?(?:env|export|sudo)|-e|--env|-i|\w+=.*", re.DOTALL)
+
+#: An option whose value is a command.
+_SHELL = re.compile("-[a-z]*c")
 
 
 def is_secret(name: str) -> bool:
@@ -45,7 +60,7 @@ def is_secret(name: str) -> bool:
 
 
 def redact_secrets(words: Iterable[str]) -> list[str]:
-    """Replace secrets in the words of a command, given as options, variables or JSON, by ``***``.
+    """Replace secrets in the words of a command, given as options, variables, JSON or in URLs, by ``***``.
 
     A word may itself be a command.
     """
@@ -53,33 +68,36 @@ def redact_secrets(words: Iterable[str]) -> list[str]:
     words = [*words]
     previous = "env" if len(words) > 1 else ""  # a command may begin with assignments
     for word in words:
-        hide = _OPTION.fullmatch(previous) is not None
+        # An option before another one is a switch.
+        hide = _OPTION.fullmatch(previous) is not None and not word.startswith("--")
         redacted.append(HIDDEN if hide else _redact_word(word, previous))
         previous = "" if hide else word
     return redacted
 
 
 def _redact_word(word: str, previous: str) -> str:
-    is_text = re.search(r"[\s\"']", word) is not None
+    is_text = re.search(r"[\s\"']", word) is not None or _SHELL.fullmatch(previous) is not None
     found = _ASSIGNED.search(word)
     # The value of an option or a variable may have spaces, but a shell's command may begin with a variable.
     if found and (
         not is_text or (found.start() == 0 and (word[0] == "-" or _ENVIRONMENT.fullmatch(previous)))
     ):
-        return f"{word[: found.end()]}{HIDDEN}"
-    return redact_text(word) if is_text else word
+        word, is_text = _VALUE.sub(rf"\1{HIDDEN}", word), False
+    return redact_text(word) if is_text else _URL_USER.sub(rf"\1{HIDDEN}", word)
 
 
 def redact_text(text: str) -> str:
     """Replace secrets in a text that may be a command, or contain one."""
-    parts = _WORD.split(_MEMBER.sub(rf"\1{HIDDEN}", text))
+    for pattern in (_MEMBER, _HEADER, _URL_USER):
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    parts = _WORD.split(text)
     words = [_unquote(raw) for raw in parts[1::2]]
     for place, word, shown in zip(range(1, len(parts), 2), words, redact_secrets(words), strict=True):
         head = re.split("[\"']", parts[place], maxsplit=1)[0]
-        if found := _ASSIGNED.search(head):
-            parts[place] = f"{head[: found.end()]}{HIDDEN}"
+        if _ASSIGNED.search(head):
+            parts[place] = _QUOTED_VALUE.sub(rf"\1{HIDDEN}", parts[place])
         elif shown != word:
-            parts[place] = shlex.quote(shown) if re.search(r"\s", shown) else shown
+            parts[place] = shlex.quote(shown) if re.search(r"[\s;&|]", shown) else shown
     return "".join(parts)
 
 
@@ -103,7 +121,8 @@ def hide_secrets(value: Any) -> Any:
         }
     elif isinstance(value, list | tuple):
         texts = all(isinstance(each, str) for each in value)
-        hidden = type(value)(redact_secrets(value) if texts else map(hide_secrets, value))
+        several = redact_secrets(value) if texts else [hide_secrets(each) for each in value]
+        hidden = tuple(several) if isinstance(value, tuple) else several
     else:
         return value
     return value if hidden == value else hidden

@@ -15,7 +15,6 @@ from pytest_llenergy.backends.base import DTYPES, Capabilities
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
     PROMPT_LOOKUP,
-    SECRET,
     CommonOptions,
     explain_secret,
 )
@@ -293,7 +292,7 @@ def _convert_key(case: Case, key: Key, given: Mapping[str, Any], row: Capabiliti
     if reason is not None:
         return reason
     if hide_secrets(value) is not value:
-        return SECRET
+        return "it holds a secret, and options are recorded"
     if name == "cache_implementation":
         if value not in row.caches:
             return f"the cache of {case.backend} is {' or '.join(row.caches)}"

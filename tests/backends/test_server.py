@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -405,10 +406,18 @@ class TestSettings:
         ):
             ServerSettings.parse({"command": "HF_TOKEN=abc serve --n 1"})
 
+    def test_a_password_in_a_wrong_url_is_not_shown(self) -> None:
+        with pytest.raises(BackendError, match=r"url 'http://\*\*\*@h/other', needs a form"):
+            ServerSettings.parse({"url": "http://user:abc@h/other"})
+
     def test_the_recorded_command_hides_secrets_alone(self) -> None:
-        command = "sh -c 'API_KEY=abc exec serve --port {port} --dtype x'"
-        recorded = ServerSettings.parse({"command": command}).recorded_command
-        assert recorded == command.replace("abc", "***")
+        for command in (
+            "sh -c 'API_KEY=abc exec serve --port {port} --dtype x'",
+            "sh -c 'API_KEY=abc;STEP=4;exec serve --port {port} --step=$STEP'",
+            "env 'PROXY=https://abc@h/x' 'A=1' serve --port {port}",
+        ):
+            recorded = ServerSettings.parse({"command": command}).recorded_command
+            assert shlex.split(recorded) == shlex.split(command.replace("abc", "***"))
 
 
 def test_the_client_waits_for_requests_in_flight() -> None:

@@ -53,7 +53,8 @@ def test_secrets_of_a_command_are_in_no_file(quick: pytest.Pytester, read_report
     quick.makepyfile(
         "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
     )
-    words = ["--energy-server-command", f"env HF_TOKEN=hunter2 {scripted()} --api-key=hunter2"]
+    proxy = "PROXY=https://user:hunter2@h/x"
+    words = ["--energy-server-command", f"env HF_TOKEN=hunter2 {proxy} {scripted()} --api-key=hunter2"]
     result = quick.runpytest(*QUICK, *words, "--energy-html", "--junit-xml=junit.xml")
     result.assert_outcomes(passed=1)
     assert read_report()["records"][0]["backend"]["options"]["command"].endswith("'--api-key=***'")

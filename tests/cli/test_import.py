@@ -219,7 +219,9 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
     ("content", "message"),
     [
         ("- a\n", "is no study of LLenergyMeasure: needs keys such as model and engine"),
-        ("a: [", "is no YAML: while parsing"),
+        ("a: [", "is no YAML: expected the node content, but found '<stream end>', line 1"),
+        ("a: b\nhf_token: hunter2 : x\n", "is no YAML: mapping values are not allowed here, line 2\n"),
+        ("a: b\nhf_token: *hunter2\n", "is no YAML: found undefined alias, line 2\n"),
         ("model: m\nbackend: ollama\n", 'converted: engine = "ollama": no backend here'),
         ("name: x\n", "converted: model = null: an experiment needs one"),
         ('model: ""\n', 'converted: model = "": an experiment needs one'),

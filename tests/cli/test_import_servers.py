@@ -243,6 +243,9 @@ SECRETS = """
     env: {HF_TOKEN: private, WANDB_API_KEY: private}
     arguments: [--api-key, private]
     max_num_seqs: "HF_TOKEN=private"
+    url: "https://user:private@host/x"
+    model_args: "pretrained=g,token=private,dtype=x"
+    headers: {Authorization: "Bearer private"}
 """
 
 
@@ -265,6 +268,8 @@ def test_secrets_are_kept_out_of_files_and_notes(
             assert re.search(
                 rf"{engine}.engine.{key} = \*\*\*.*: it is a secret, and options are recorded", notes
             )
+        holds = "it holds a secret, and options are recorded"
+        assert re.search(rf'{engine}.engine.url = "https://\*\*\*@host/x".*: {holds}', notes)
         assert 'runners.vllm = "docker run -e HF_TOKEN=*** img": tests run where pytest runs' in notes
     assert '[{"token": "***"}]' in printed
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secrets, redact_text
@@ -14,7 +16,7 @@ from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secret
         (["serve", "--api-key", "abc", "--port", "80"], "serve --api-key *** --port 80"),
         (["serve", "--hf-token=abc", "--api_keys=abc,def"], "serve --hf-token=*** --api_keys=***"),
         (["serve", "--ssl-keyfile-password", "abc"], "serve --ssl-keyfile-password ***"),
-        (["serve", "--token", "--secret", "x"], "serve --token *** x"),
+        (["serve", "--token", "--secret", "x"], "serve --token --secret ***"),
         (["env", "HF_TOKEN=abc", "OPENAI_API_KEY=abc", "serve"], "env HF_TOKEN=*** OPENAI_API_KEY=*** serve"),
         (["--command=serve --api-key abc --port 80"], "--command=serve --api-key *** --port 80"),
         (["sh", "-c", "TOKEN='a b' serve --Password 'a b'"], "sh -c TOKEN=*** serve --Password ***"),
@@ -53,6 +55,24 @@ from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secret
             "--command=sh -c 'API_KEY=*** exec serve --dtype x' --n=1",
         ),
         (["--command=HF_TOKEN=abc serve --dtype x"], "--command=HF_TOKEN=*** serve --dtype x"),
+        (["sh", "-c", "TOKEN=abc;STEP=4;exec serve"], "sh -c TOKEN=***;STEP=4;exec serve"),
+        (["sh", "-c", "TOKEN=abc&&A=x&&serve"], "sh -c TOKEN=***&&A=x&&serve"),
+        (["--command=sh -c 'TOKEN=abc|A=x'", "(TOKEN=a b)"], "--command=sh -c 'TOKEN=***|A=x' (TOKEN=*** b)"),
+        (["x", "--set", "a.token=abc,a.dtype=x"], "x --set a.token=***,a.dtype=x"),
+        (["x", "--set", "token='a,b=c',dtype=x"], "x --set token=***,dtype=x"),
+        (["srun", "--export=ALL,HF_TOKEN=abc,DTYPE=x"], "srun --export=ALL,HF_TOKEN=***,DTYPE=x"),
+        (["serve", "--enable-api-key", "--dtype", "x"], "serve --enable-api-key --dtype x"),
+        (["serve", "--password=a;b&c"], "serve --password=***"),
+        # Lists, arguments of functions, URLs and headers.
+        (["pretrained=g,token=abc,dtype=x"], "pretrained=g,token=***,dtype=x"),
+        (["python", "-c", "serve(token='a b', n=1)"], "python -c serve(token=***, n=1)"),
+        (["env", "PROXY=https://user:abc@h/x", "A=1", "serve"], "env PROXY=https://***@h/x A=1 serve"),
+        (["--command=env PROXY=https://user:abc@h/x A=1"], "--command=env PROXY=https://***@h/x A=1"),
+        (["-H", "X-Api-Key: abc"], "-H X-Api-Key: ***"),
+        (
+            ["--command=curl -H 'Authorization: Bearer abc' h"],
+            "--command=curl -H 'Authorization: Bearer ***' h",
+        ),
         *(
             ([word], word)
             for word in (
@@ -81,12 +101,13 @@ SECRETS = """
 token hf_token HF_TOKEN use_auth_token auth_token access_token accessToken session_token TOKEN MY_TOKEN
 api_key api-key apiKey api_keys admin_api_key WANDB_API_KEY secret_key AWS_SECRET_ACCESS_KEY OPENAI_KEY KEY
 password PASSWORD ssl_keyfile_password PGPASSWORD passphrase client_secret engine.token
+Authorization headers.Authorization credentials auth github_pat GH_PAT ngc_key openaiApiKey db_pass MYSQL_PWD
 """
 
 PLAIN = """
 eos_token image_token image_start_token use_sep_token num_experts_per_token tokens max_tokens max_new_tokens
 tokenizer token_limit pad_token_id key keys cache_key relative_key num_key_value_heads ssl_keyfile monkey
-MONKEY
+MONKEY PWD OLDPWD compat single_pass num_forward_pass author
 """
 
 
@@ -102,8 +123,23 @@ def test_one_definition_decides_what_a_secret_is_called(names: str, secret: bool
         assert redact_secrets(["serve", f"--{name}", "x"]) == ["serve", f"--{name}", "***" if secret else "x"]
 
 
+class Pair(NamedTuple):
+    """A tuple that is not made of an iterable."""
+
+    first: object
+    second: object
+
+
 def test_values_without_secrets_stay_the_same_objects() -> None:
     for value in ({"a": [{"n": 1}, "b"], 2: None}, ("a", "b"), "it's \"a\" \\ 'text", 5, [["--n", 1]]):
         assert hide_secrets(value) is value
     assert hide_secrets(("serve", "--api-key", "abc")) == ("serve", "--api-key", "***")
+    assert hide_secrets(Pair("--api-key", "abc")) == ("--api-key", "***")
+    assert hide_secrets(Pair({"token": 1}, 2)) == ({"token": "***"}, 2)
     assert hide_secrets([{"a": ["HF_TOKEN=abc serve"]}, 1]) == [{"a": ["HF_TOKEN=*** serve"]}, 1]
+
+
+@pytest.mark.parametrize("opening", ["[", "{"])
+def test_a_list_that_is_not_closed_is_hidden_to_the_end(opening: str) -> None:
+    """The time grows with the length alone: this text took a minute."""
+    assert redact_text(f'x "token": {opening} ' + f'"token": {opening} ' * 20_000) == 'x "token": ***'

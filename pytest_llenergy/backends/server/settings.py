@@ -99,23 +99,23 @@ def parse_local_url(url: str) -> Address:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise BackendError(f"server: url {url!r}: {error}") from None
+        raise BackendError(f"server: url {_shown(url)}: {error}") from None
     if parts.scheme != "http" or not host or parts.path.rstrip("/") not in ("", "/v1"):
-        raise BackendError(f"server: url {url!r}, needs a form such as http://127.0.0.1:8000")
+        raise BackendError(f"server: url {_shown(url)}, needs a form such as http://127.0.0.1:8000")
     try:
         addresses = [
             str(each[4][0]) for each in socket.getaddrinfo(host, port or 80, type=socket.SOCK_STREAM)
         ]
     except OSError as error:
-        raise BackendError(f"server: url {url!r}: {host} has no address ({error})") from None
+        raise BackendError(f"server: url {_shown(url)}: {host} has no address ({error})") from None
     own = _own_addresses()
     local = [
         each for each in addresses if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own
     ]
     if not local:
         raise BackendError(
-            f"server: url {url!r} is another host ({addresses[0]}), whose energy cannot be measured here; "
-            "run the tests there"
+            f"server: url {_shown(url)} is another host ({addresses[0]}), whose energy cannot be measured "
+            "here; run the tests there"
         )
     return Address(local[0], port or 80)
 
@@ -141,8 +141,8 @@ def _split_command(command: str) -> tuple[str, ...]:
     return words
 
 
-def _shown(command: str) -> str:
-    return repr(redact_text(command))
+def _shown(text: str) -> str:
+    return repr(redact_text(text))
 
 
 def _own_addresses() -> set[str]:
