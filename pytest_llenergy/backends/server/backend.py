@@ -16,7 +16,8 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.server.client import Client, NoAnswerError, select_dialect
 from pytest_llenergy.backends.server.encoder import Encoder
-from pytest_llenergy.backends.server.load import BatchJob, Endpoint, LoadJob
+from pytest_llenergy.backends.server.endpoint import Endpoint
+from pytest_llenergy.backends.server.load import BatchJob, LoadJob
 from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
 from pytest_llenergy.backends.server.stream import error_text, read_answer

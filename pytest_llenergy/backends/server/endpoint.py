@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that answers: run requests on it, find out whether it lives, and parse and check the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_llenergy.backends.server.client import Client, Dialect, Stream
+from pytest_llenergy.backends.server.early_end import SETTLE_S, IdleCheck
+from pytest_llenergy.backends.server.process import is_port_closed
+from pytest_llenergy.backends.server.settings import Address
+from pytest_llenergy.backends.server.stream import Answer, FailedRequestError, read_answer
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Flag
+
+CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
+
+
+@dataclass
+class Exchange:
+    """A request and its stream.
+
+    Attributes:
+        output_tokens: Tokens that were asked for.
+        input_tokens: Tokens that the prompt must have; None if that is not known ahead.
+        due_ns: When it was to be sent; None in a closed loop and for follow-ups.
+        ready_ns: When the client was able to send it, but for the limit on requests in flight.
+        talk: Number of its conversation.
+    """
+
+    stream: Stream
+    output_tokens: int
+    input_tokens: int | None = None
+    due_ns: int | None = None
+    ready_ns: int = 0
+    talk: int = 0
+
+
+@dataclass
+class Endpoint:
+    """A server that answers.
+
+    Attributes:
+        check: Raises with the server's last output line if it has died.
+        flags: What a reader must know of every measurement with this server.
+        idle: Whether it still works on requests of a load that ended early.
+    """
+
+    client: Client
+    dialect: Dialect
+    health: str
+    check: Callable[[], None]
+    address: Address
+    flags: list[Flag] = field(default_factory=list)
+    idle: IdleCheck = field(default_factory=IdleCheck)
+
+    def prepare_round(self, connections: int) -> None:
+        """Open connections, and wait until the server is idle.
+
+        Raises:
+            BackendError: It does not answer, or is still busy with a load that ended early.
+        """
+        self.client.open_connections(connections, self.health)
+        if not self.idle.is_settled and not self.client.run(self.idle.settle(from_now_ns(SETTLE_S))):
+            raise BackendError(
+                f"server: still busy {SETTLE_S:g} s after a search for the maximum load has closed its "
+                "streams; restart it, or use another server for this test"
+            )
+
+    def run(self, work: Coroutine[Any, Any, list[Exchange]]) -> tuple[list[Exchange], bool]:
+        """Run the requests. If some broke off, report a server that died meanwhile.
+
+        Returns:
+            The exchanges, and whether the server is gone.
+        """
+        exchanges = self.client.run(work)
+        broken = [each.stream for each in exchanges if each.stream.broke]
+        if broken:
+            self.check()
+            # A server that was not started here has no output, but a closed port shows that it is gone.
+            if is_port_closed(self.address, EXIT_WAIT_S):
+                for stream in broken:
+                    stream.broke = f"{stream.broke}; nobody listens at {self.address.url} anymore"
+                return exchanges, True
+        return exchanges, False
+
+    def parse_answers(
+        self,
+        exchanges: Sequence[Exchange],
+        params: GenerationParams,
+        asked: int,
+        *,
+        in_search: bool = False,
+    ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
+        """Parse the streams.
+
+        Args:
+            exchanges: What was sent.
+            params: Parameters of the call.
+            asked: Number of requests to send, of which failures may have prevented some.
+            in_search: Whether failures are a sign of too high a load.
+
+        Returns:
+            The exchanges with an answer, and the messages of the failed ones.
+
+        Raises:
+            BackendError: An answer has the wrong length, or a request of a search fails at any load.
+        """
+        answered: list[tuple[Exchange, Answer]] = []
+        failures: list[str] = []
+        for exchange in exchanges:
+            name = f"request {exchange.talk + 1} of {asked}"
+            try:
+                answer = read_answer(exchange.stream, self.dialect, name)
+            except FailedRequestError as error:
+                if in_search and exchange.stream.is_rejected:
+                    raise
+                failures.append(str(error))
+                continue
+            _check_lengths(exchange, answer, params, name)
+            answered.append((exchange, answer))
+        return answered, failures
+
+    def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
+        """Return flags about prefix cache hits, which distort the measured work."""
+        hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
+        if hits:
+            detail = (
+                f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
+                "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
+            )
+            return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
+        if any(answer.cached_tokens is None for answer in answers):
+            return [Flag(name="prefix-cache-unknown", severity="warning", detail=CACHE_UNKNOWN)]
+        return []
+
+
+def _check_lengths(exchange: Exchange, answer: Answer, params: GenerationParams, name: str) -> None:
+    """Raise ``BackendError`` if a prompt or an answer has not the length that was asked for."""
+    produced, asked = answer.request.output_tokens, exchange.output_tokens
+    # A stop token may end any request.
+    short = params.ignore_eos and not params.stop_token_ids and produced < asked
+    if short or produced > asked:
+        raise BackendError(
+            f"server: {name}: {produced} tokens instead of {asked}; "
+            + ("the server ignores ignore_eos" if short else "the server ignores max_tokens")
+        )
+    counted, needed = answer.request.input_tokens, exchange.input_tokens
+    if needed not in (None, counted):
+        raise BackendError(
+            f"server: {name}: the server counts {counted} tokens in a prompt written to have {needed}"
+        )
+
+
+def sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
+    """Return the prompt tokens that were not computed; None if an answer has no count."""
+    known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
+    return sum(known) if len(known) == len(answers) else None
+
+
+def from_now_ns(seconds: float) -> int:
+    """Return the moment so many seconds from now (monotonic nanoseconds)."""
+    return time.monotonic_ns() + round(seconds * 1e9)
