@@ -122,7 +122,7 @@ def test_other_faults_are_no_sign_of_too_high_a_load(
     curve = read_report()["records"][0]["load_curve"]
     assert (curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]) == (None, None)
     # What held until then is kept.
-    assert curve["points"][0]["within_slo"] is True
+    assert True in [point["within_slo"] for point in curve["points"]]
 
 
 BELOW = "load below the maximum, 46.7"

@@ -102,7 +102,11 @@ class TestBoards:
             u_j = energy(record)["uncertainty"]
             true_j = extra_info[name]["true_j"]
             # The truth is a mean and the metric a median: a busy machine stretches a few rounds.
-            rounds = record["rounds"]
+            rounds = [each for each in record["rounds"] if each["energy_j"] is not None]
+            if not rounds and latch_ms == 100:
+                # Windows of a second of work have few ticks of such a counter.
+                assert record["rounds"][0]["reason"].startswith("not resolvable: ")
+                continue
             mean_j = sum(each["energy_j"] for each in rounds) / sum(each["iterations"] for each in rounds)
             # Three standard uncertainties, since two would fail in 5 % of runs.
             assert abs(mean_j - true_j) <= 3 * u_j, (name, mean_j, u_j, true_j)
