@@ -133,7 +133,7 @@ def _prefix(uuid: str) -> str:
 def _read_left(directory: LockDirectory, prefix: str) -> dict[str, Change | None]:
     """Return the changes of notes that no process keeps, by name of the note; None for one that is void."""
     left = {}
-    for name in sorted(os.listdir(directory.descriptor)):  # noqa: PTH208
+    for name in sorted(os.listdir(directory.descriptor)):  # noqa: PTH208 - by descriptor
         if not name.startswith(prefix):
             continue
         try:

@@ -4,9 +4,9 @@
 There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
 counters are measured one by one. Consecutive shorter rounds are joined into stretches that are long enough.
 Between the rounds of a stretch, the tool's loop and set-up run; that time is assumed to draw the mean power
-of the stretch. Its true power lies between idle power, of boards between nothing, and twice the mean, or
-closer to the mean if nothing but the tool's loop runs; these limits are part of the absolute uncertainty of
-the rounds.
+of the stretch. Its true power is at most twice the mean, and at least the idle power of CPUs; the lower limit
+of boards is 0, because their power in the quiet gaps may not be idle power. Both limits are closer to the
+mean if nothing but the tool's loop runs. They are part of the absolute uncertainty of the rounds.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def account_stretch(
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     idle_known = all(power is not None for power in powers) and bool(powers)
-    # A board may rest only between the rounds, and draw more in the gaps because of what came before.
+    # A board may draw more in the gaps than between the rounds, because of what came before.
     packages = [
         each for each, series in zip(powers, trace, strict=True) if series.domain.cpu_ratio is not None
     ]
