@@ -71,13 +71,16 @@ def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> Non
 
 def test_kill_of_the_guard_of_a_host_makes_the_test_invalid(two_hosts: TwoHosts) -> None:
     source = """
-import os, platform, psutil, pytest
+import os, platform, psutil, pytest, time
 
 def kill_guard(host):
     children = [each for parent in psutil.Process().parents() for each in parent.children()]
     for each in children if platform.node() == host and os.environ["LOCAL_RANK"] == "0" else ():
         if "pytest_llenergy.devices.board_settings" in each.cmdline():
             each.kill()
+            # On a busy machine, the test may be over before the kernel has ended it.
+            while each.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
             return host
 
 @pytest.mark.gpus(4, per_host=2)
