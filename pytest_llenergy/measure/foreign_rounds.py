@@ -4,9 +4,9 @@
 There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
 counters are measured one by one. Consecutive shorter rounds are joined into stretches that are long enough.
 Between the rounds of a stretch, the tool's loop and set-up run; that time is assumed to draw the mean power
-of the stretch. Its true power is at most twice the mean, and at least the idle power of CPUs; the lower limit
-of boards is 0, because their power in the quiet gaps may not be idle power. Both limits are closer to the
-mean if nothing but the tool's loop runs. They are part of the absolute uncertainty of the rounds.
+of the stretch. Its true power lies between nothing and twice the mean, or closer to the mean if nothing but
+the tool's loop runs; these limits are part of the absolute uncertainty of the rounds. The idle power is no
+lower limit, because a board may draw more in the gaps than between the rounds.
 """
 
 from __future__ import annotations
@@ -194,11 +194,7 @@ def account_stretch(
         by_domain[name] = domain_energy(rounds[name], series, stretch.timed_s, part)
     total = sum_energies(list(rounds.values()), reasons)
     idle_known = all(power is not None for power in powers) and bool(powers)
-    # A board may draw more in the gaps than between the rounds, because of what came before.
-    packages = [
-        each for each, series in zip(powers, trace, strict=True) if series.domain.cpu_ratio is not None
-    ]
-    between_u_j = _between_u_j(stretch, total, sum(power.watts for power in packages if power))
+    between_u_j = _between_u_j(stretch, total)
     if plain:
         between_u_j *= _loop_spread(whole, trace)
     total = _require_distinct(total, between_u_j)
@@ -328,12 +324,11 @@ def _scale_energy(energy: Energy, share: float) -> Energy:
     return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
-def _between_u_j(stretch: Stretch, rounds: Energy, idle_w: float) -> float:
-    """Return the uncertainty of the joules between rounds, with limits of idle and twice the power."""
+def _between_u_j(stretch: Stretch, rounds: Energy) -> float:
+    """Return the uncertainty of the joules between rounds, with limits of nothing and twice the power."""
     if rounds.energy_j is None or stretch.timed_s <= 0:
         return 0.0
-    above_idle_j = max(0.0, rounds.energy_j - idle_w * stretch.timed_s)
-    return (1 / stretch.share - 1) * above_idle_j / math.sqrt(3)
+    return (1 / stretch.share - 1) * max(0.0, rounds.energy_j) / math.sqrt(3)
 
 
 def _loop_spread(whole: MeasuredRound, trace: Trace) -> float:

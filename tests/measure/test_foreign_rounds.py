@@ -26,6 +26,7 @@ from pytest_llenergy.measure.foreign_rounds import (
 )
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.attribution import PACKAGE_RATIO
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Round
 
@@ -69,9 +70,16 @@ def wave_of(own: ForeignRounds, busy_w: float, between_w: float, between_ns: int
     return Wave(tuple(steps))
 
 
-def accounted(own: ForeignRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns: int = 0) -> list[Round]:
+def accounted(
+    own: ForeignRounds,
+    wave: Wave,
+    latch_ns: int = 20 * MS,
+    phase_ns: int = 0,
+    cpu_ratio: float | None = None,
+) -> list[Round]:
     reads = range(START - 900 * MS, own.ends[-1][1] + 2 * GAP, MS)
     trace = [read_at(Sensor(wave, latch_ns, phase_ns), reads)]
+    trace[0].domain = trace[0].domain._replace(cpu_ratio=cpu_ratio)
     found = split_into_stretches(own, min_stretch_s(trace))
     marks = marks_of(found)
     return [account_stretch(each, whole_of(own), trace, marks=marks) for each in found]
@@ -171,16 +179,21 @@ class TestJoules:
                 assert round_.idle_power_w == pytest.approx(50, rel=0.05)
         assert wide <= 10, "of 100; two standard uncertainties cover 95 %"
 
-    @pytest.mark.parametrize("between_w", [50.0, 200.0, 400.0, 600.0])
-    def test_energy_between_joined_rounds_is_not_counted(self, between_w: float) -> None:
-        """The assumed limits are nothing and twice the power of the rounds."""
+    @pytest.mark.parametrize("cpu_ratio", [None, PACKAGE_RATIO], ids=["board", "package"])
+    @pytest.mark.parametrize(
+        ("busy_w", "between_w"), [(400.0, 50.0), (400.0, 200.0), (400.0, 400.0), (400.0, 600.0), (53.0, 100.0)]
+    )
+    def test_energy_between_joined_rounds_is_not_counted(
+        self, busy_w: float, between_w: float, cpu_ratio: float | None
+    ) -> None:
+        """The assumed limits are nothing and twice the power, also of rounds that draw little above idle."""
         own = rounds_of([900_000] * 1000, between_ns=100_000, every_ns=50 * MS)
-        rounds = accounted(own, wave_of(own, 400.0, between_w, 100_000))
+        rounds = accounted(own, wave_of(own, busy_w, between_w, 100_000), cpu_ratio=cpu_ratio)
         assert 4 <= len(rounds) <= 10
         for round_ in rounds:
             assert round_.energy_j is not None
             assert round_.energy_u_absolute_j is not None
-            true_j = 400.0 * round_.duration_s
+            true_j = busy_w * round_.duration_s
             assert abs(round_.energy_j - true_j) <= 2 * round_.energy_u_absolute_j
             assert round_.energy_u_absolute_j < 0.1 * round_.energy_j
 
