@@ -30,6 +30,8 @@ STACKS_TITLE, STACKS_SEARCH_BYTES = b"(most recent call first):", 1 << 20
 
 #: Fields of a process's status with a mask of signals that it does not answer (proc_pid_status(5)).
 SIGNAL_MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
+#: The field with the signals that it is yet to handle.
+PENDING = "ShdPnd"
 
 #: States in which a process does not answer signals (proc_pid_stat(5)).
 PROCESS_STATES = {
@@ -107,7 +109,8 @@ class LoggedRank:
 def write_stacks(ranks: Sequence[LoggedRank], ask: Callable[[], None]) -> dict[int, str]:
     """Let ranks write the stacks of their threads into their logs.
 
-    A hanging rank cannot report when it has written them, so wait until the logs stop growing.
+    A hanging rank cannot report when it has written them, so wait until none is about to write and the logs
+    stop growing.
 
     Args:
         ranks: All running ranks of a group on this host.
@@ -122,7 +125,7 @@ def write_stacks(ranks: Sequence[LoggedRank], ask: Callable[[], None]) -> dict[i
     sizes: list[int] = []
     while time.monotonic() < deadline:
         before, sizes = sizes, [each.log.size() for each in ranks]
-        owed = any(not each.log.has_stacks(starts[each]) and _may_write_stacks(each.pid) for each in ranks)
+        owed = any(_may_write_stacks(each.pid, each.log.has_stacks(starts[each])) for each in ranks)
         if sizes == before and not owed:
             break
         time.sleep(timeouts.STACKS_POLL_S)
@@ -135,13 +138,19 @@ def is_stopped(pid: int) -> bool:
     return _read_status(pid).get("State", " ")[0] == "T"
 
 
-def _may_write_stacks(pid: int) -> bool:
-    """Return whether a process may still answer ``STACKS_SIGNAL``."""
+def _may_write_stacks(pid: int, has_begun: bool) -> bool:
+    """Return whether a process is yet to write all stacks; ``has_begun`` is whether it has written some."""
     status = _read_status(pid)
     if not status:
-        return not PROC.is_dir()
+        return not PROC.is_dir() and not has_begun
     # A process mostly waits in the kernel (D) for a moment only.
-    return status["State"][0] not in "TtZ" and not any(_masks(status, field) for field, _ in SIGNAL_MASKS)
+    if status["State"][0] in "TtZ" or _has_signal(status, "SigIgn"):
+        return False
+    is_pending = _has_signal(status, PENDING)
+    if _has_signal(status, "SigBlk"):
+        # The signal is blocked while its handler runs, too, but then it is not pending any more.
+        return not is_pending
+    return is_pending or not has_begun
 
 
 def _explain_missing_stacks(pid: int) -> str:
@@ -155,7 +164,7 @@ def _explain_missing_stacks(pid: int) -> str:
     if state[0] in PROCESS_STATES:
         return f"no stacks: the process {PROCESS_STATES[state[0]]}; state {state[0]}"
     for field, verb in SIGNAL_MASKS:
-        if _masks(status, field):
+        if _has_signal(status, field):
             return f"no stacks: the process {verb} {STACKS_SIGNAL.name}, on which it would write them"
     return f"{unknown}; state {state[0]}"
 
@@ -170,5 +179,5 @@ def _read_status(pid: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def _masks(status: dict[str, str], field: str) -> bool:
+def _has_signal(status: dict[str, str], field: str) -> bool:
     return bool(int(status[field], 16) >> (STACKS_SIGNAL - 1) & 1)

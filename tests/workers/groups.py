@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.start_method import StartMethod
+from pytest_llenergy.workers.timeouts import TimeLimit
 from pytest_llenergy.workers.workload import call_workload
 
 PLAIN = Capabilities(data=True)
@@ -35,6 +37,39 @@ def run(
     workload = call_workload(ranks, function, args, {}, timeout_s)
     workload.run_round()
     return workload.results()
+
+
+class LimitOnceItHangs(TimeLimit):
+    """A time limit that ends as soon as ranks are where they hang, however long that takes them."""
+
+    def __init__(self, seconds: float, hangs: Callable[[], bool]) -> None:
+        super().__init__(seconds)
+        self._hangs = hangs
+
+    def left_s(self) -> float:
+        """Wait for the ranks, then leave no time."""
+        deadline = time.monotonic() + 60
+        while not self._hangs():
+            assert time.monotonic() < deadline, "the ranks do not get to where they hang"
+            time.sleep(0.01)
+        return 0.0
+
+
+def run_until_it_hangs(
+    ranks: RankGroup,
+    function: Callable[..., Any] | str,
+    *args: Any,
+    hangs: Callable[[], bool] | None = None,
+) -> None:
+    """Call what hangs, with a limit of 0.5 s that ends when it does: by default, once all have printed begun."""
+
+    def all_have_begun() -> bool:
+        return all("begun" in rank.log.tail() for rank in ranks._ranks)
+
+    workload = call_workload(ranks, function, args, {}, 60.0)
+    workload.prepare_round()
+    workload._limit = LimitOnceItHangs(0.5, hangs or all_have_begun)
+    workload.work()
 
 
 def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
@@ -63,5 +98,5 @@ def leave_daemon() -> int:
 def hold_the_lock_of_the_interpreter() -> None:
     import ctypes
 
-    print("holding", flush=True)
+    print("begun", flush=True)
     ctypes.PyDLL(None).sleep(300)

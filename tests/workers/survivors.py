@@ -8,7 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
@@ -55,7 +55,9 @@ def marked() -> Iterator[str]:
         else:
             os.environ[MARKER] = before
         for pid in survivors(mark):
-            os.kill(pid, signal.SIGKILL)
+            # It may end by itself meanwhile.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def check_nothing_is_left(mark: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_llenergy.errors import BackendError, WorkerError
@@ -20,12 +21,14 @@ from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST
+from pytest_llenergy.workers.timeouts import TimeLimit
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import (
     TORCH,
     plan,
     run,
+    run_until_it_hangs,
 )
 from .survivors import alive
 
@@ -41,8 +44,9 @@ def forking() -> Iterator[dict[str, Host]]:
 class TestFailures:
     @pytest.fixture(autouse=True)
     def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """On a busy machine the other ranks may report late."""
+        """On a busy machine ranks may report late, and write their stacks late."""
         monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(timeouts, "STACKS_TIMEOUT_S", 30.0)
 
     def test_first_cause_is_reported_with_traceback_and_output(self, pair: RankGroup, tmp_path: Path) -> None:
         formatted = tmp_path / "formatted"
@@ -203,11 +207,14 @@ class TestFailures:
         assert not any(alive(rank.pid) for rank in pair.ranks)
 
     def test_hanging_ranks_are_killed_at_the_time_limit(self, pair: RankGroup) -> None:
-        workload = call_workload(pair, time.sleep, (60,), {}, 0.5)
+        workload = call_workload(pair, time.sleep, (300,), {}, 60.0)
+        workload.prepare_round()
+        # Of the work alone, which neither of them answers.
+        workload._limit = TimeLimit(0.5)
         with pytest.raises(
             WorkerError, match=r"rank 0 of 2 \(cpu\), rank 1 of 2 \(cpu\) did not answer within 0.5 s"
         ):
-            workload.run_round()
+            workload.work()
         assert not any(alive(rank.pid) for rank in pair.ranks)
 
     @pytest.mark.parametrize(
@@ -223,11 +230,22 @@ class TestFailures:
         ],
     )
     def test_missing_stacks_of_a_hanging_rank_are_explained(
-        self, pair: RankGroup, code: str, why: str
+        self, pair: RankGroup, monkeypatch: pytest.MonkeyPatch, code: str, why: str
     ) -> None:
-        hang = f"import os, signal, time\nif os.environ['RANK'] == '0': {code}\ntime.sleep(60)"
+        if "close" in code:
+            # Nothing else shows that this rank writes none.
+            monkeypatch.setattr(timeouts, "STACKS_TIMEOUT_S", 5.0)
+        hang = "import os, signal, time\n"
+        hang += f"if os.environ['RANK'] == '0': {code}\nprint('begun')\ntime.sleep(300)"
+
+        def hangs() -> bool:
+            return all(
+                "begun" in rank.log.tail() or psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED
+                for rank in pair._ranks
+            )
+
         with pytest.raises(WorkerError) as caught:
-            run(pair, exec, hang, timeout_s=0.5)
+            run_until_it_hangs(pair, exec, hang, hangs=hangs)
         outputs = dict(caught.value.sections)
         assert why in outputs["output of rank 0"]
         assert "(most recent call first):" in outputs["output of rank 1"]
@@ -246,15 +264,47 @@ class TestFailures:
                 stacks = os.read(read, 1 << 16)
                 time.sleep(1)
                 os.write(2, stacks)
-                time.sleep(60)
+                time.sleep(300)
             faulthandler.register(signal.SIGUSR2, file=write)
-            time.sleep(60)
+            print("begun")
+            time.sleep(300)
 
         with pytest.raises(WorkerError) as caught:
-            run(pair, work, timeout_s=1.0)
+            run_until_it_hangs(pair, work)
         for _, text in caught.value.sections:
             assert "in work" in text
             assert "wrote none" not in text
+
+    def test_stacks_are_complete_however_slowly_they_are_written(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import faulthandler
+            import fcntl
+            import signal
+            import time
+
+            def dig(depth: int) -> None:
+                if depth:
+                    dig(depth - 1)
+                print("begun")
+                time.sleep(300)
+
+            read, write = os.pipe()
+            # F_SETPIPE_SZ: less than a third of the stacks.
+            fcntl.fcntl(write, 1031, 4096)
+            if os.fork() == 0:
+                os.write(2, os.read(read, 4096))
+                time.sleep(1)
+                while True:
+                    os.write(2, os.read(read, 4096))
+            faulthandler.register(signal.SIGUSR2, file=write, all_threads=True)
+            dig.__code__ = dig.__code__.replace(co_name="dig" * 80)
+            dig(40)
+
+        with pytest.raises(WorkerError) as caught:
+            run_until_it_hangs(pair, work)
+        for _, text in caught.value.sections:
+            # The oldest frame is the last.
+            assert "rank.py" in text.splitlines()[-1]
 
     def test_outcomes_of_pytest_keep_their_meaning(self, pair: RankGroup) -> None:
         with pytest.raises(OutcomeInRank) as caught:
@@ -304,7 +354,7 @@ class TestFailures:
         process.kill()
         process.wait()
         process.stdout.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(alive(pid) for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.02)
