@@ -80,7 +80,7 @@ GROUP_KILL_TIMEOUT_S = 10.0
 KILL_POLL_S, STUCK_POLL_S = 0.002, 0.2
 #: Time limit and polling interval for processes that remove the shared memory of killed ones, such as
 #: multiprocessing's resource tracker.
-CLEANER_TIMEOUT_S, CLEANER_POLL_S = 1.0, 0.01
+CLEANER_TIMEOUT_S, CLEANER_POLL_S = 5.0, 0.01
 #: Time limit for a supervisor to kill all remaining processes and to end. After it the supervisor is killed.
 SUPERVISOR_STOP_TIMEOUT_S = 15.0
 #: Time limit for the guard of a dead supervisor to kill the remaining processes.

@@ -31,7 +31,7 @@ def plan(n: int, capabilities: Capabilities = PLAIN, threads: int | None = 1) ->
 
 
 def run(
-    ranks: RankGroup, function: Callable[..., Any] | str, *args: Any, timeout_s: float = 60.0
+    ranks: RankGroup, function: Callable[..., Any] | str, *args: Any, timeout_s: float = 300.0
 ) -> list[Any]:
     """Return the results of all ranks."""
     workload = call_workload(ranks, function, args, {}, timeout_s)
@@ -61,7 +61,7 @@ def run_until_it_hangs(
     *args: Any,
     hangs: Callable[[], bool] | None = None,
 ) -> None:
-    """Call what hangs, with a limit of 0.5 s that ends when it does: by default, once all have printed begun."""
+    """Call what hangs, with a limit of 0.5 s that ends when it does: by default once all have said so."""
 
     def all_have_begun() -> bool:
         return all("begun" in rank.log.tail() for rank in ranks._ranks)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -129,11 +130,9 @@ if __name__ == "__main__":
             pytest_.wait()
             if how == "forked":
                 (child,) = (pid for pid, line in survivors(mark).items() if str(script) in line)
-                left = survivors(mark)
-                for _ in range(1000):
-                    if set(left) == {child}:
-                        break
-                    left = survivors(mark)
+                deadline = time.monotonic() + 60
+                while set(left := survivors(mark)) != {child} and time.monotonic() < deadline:
+                    time.sleep(0.01)
                 assert set(left) == {child}
                 os.kill(child, signal.SIGKILL)
             assert await_none(mark) == {}

@@ -93,13 +93,20 @@ def test_an_interrupted_clean_up_releases_everything(session: Session, make: Mak
 
     (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
     os.kill(pid, signal.SIGSTOP)
+    group = session.pool.get_ranks(plan_processes(Capabilities(data=True), None, Lease(("a",)), [0], 1))
+
+    def interrupt_while_it_waits() -> None:
+        until(group._busy.locked)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, interrupt)
+    thread = threading.Thread(target=interrupt_while_it_waits)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        thread.start()
         with pytest.raises(Interrupted):
             session.keeper.finish_test()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        thread.join()
         signal.signal(signal.SIGALRM, before)
     make().take("a", wait_s=30.0)
     assert is_gone(pid)
@@ -184,8 +191,8 @@ def test_a_queued_process_goes_before_a_test_that_could_use_warm_ranks(
     waiting = make()
     waiting.ask("a")
     until(lambda: bool(tickets(locks, "waiting")))
-    with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
-        session.keeper.lease(Lease(("a",)), 0.5)
+    with pytest.raises(DeviceError, match=rf"waited 5 s for a: held by process {waiting.pid} "):
+        session.keeper.lease(Lease(("a",)), 5.0)
     assert is_gone(pid)
 
 
@@ -209,8 +216,8 @@ def test_a_queued_process_goes_before_the_next_test(session: Session, make: Make
     until(lambda: bool(tickets(locks, "waiting")))
     session.ranks(Lease(("a",)))
     session.keeper.finish_test()
-    with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
-        session.keeper.lease(Lease(("a",)), 0.5)
+    with pytest.raises(DeviceError, match=rf"waited 5 s for a: held by process {waiting.pid} "):
+        session.keeper.lease(Lease(("a",)), 5.0)
 
 
 def test_a_smaller_test_keeps_some_boards_and_releases_the_rest(session: Session, make: MakeLocker) -> None:

@@ -73,7 +73,7 @@ def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
 def test_a_measurement_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
-        import threading
+        import threading, time
         def test_it(energy, workers):
             workers.run(max, 1, 2)
             over, others = threading.Event(), []
@@ -82,12 +82,14 @@ def test_a_measurement_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
                     others.append(workers.run(lambda: "other"))
             thread = threading.Thread(target=go)
             thread.start()
+            while not others:
+                time.sleep(0.01)
             try:
                 assert energy(workers.call(lambda: "measured")).result == ["measured"]
             finally:
                 over.set()
                 thread.join()
-            assert others and all(each == ["other"] for each in others)
+            assert all(each == ["other"] for each in others)
         """
     )
     without_torch(quick.path)

@@ -343,14 +343,17 @@ def test_a_late_answer_is_not_mistaken_for_the_next(host: LocalHost) -> None:
     def interrupt(*_: object) -> None:
         raise TimeoutError("of the test")
 
+    def ask() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        host.send_signal(ranks._name, 0)
+
     before = signal.signal(signal.SIGALRM, interrupt)
     (supervisor,) = run(ranks, os.getppid)
     assert isinstance(supervisor, int)
     try:
         os.kill(supervisor, signal.SIGSTOP)
         with pytest.raises((TimeoutError, WorkerError)):
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            host.send_signal(ranks._name, 0)
+            ask()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -46,8 +46,8 @@ def test_ranks_are_killed_soon_after_the_limit_even_if_they_print_for_ever(pair:
     start_s = time.monotonic()
     with pytest.raises(WorkerError, match="did not answer within 1 s"):
         run(pair, print_for_ever, timeout_s=1)
-    # Waiting for stacks took five seconds.
-    assert time.monotonic() - start_s < 5.5
+    # Without a limit for their stacks, whose logs never stop growing. The rest is for a busy machine.
+    assert time.monotonic() - start_s < 1 + timeouts.STACKS_TIMEOUT_S + 30
 
 
 def test_work_and_result_share_the_limit(pair: RankGroup) -> None:
@@ -61,7 +61,7 @@ def test_arguments_and_work_share_the_limit(pair: RankGroup) -> None:
 
 
 def test_each_round_has_the_whole_limit(pair: RankGroup) -> None:
-    workload = call_workload(pair, time.sleep, (0.7,), {}, 2.0)
+    workload = call_workload(pair, time.sleep, (2.0,), {}, 7.0)
     for _ in range(4):
         workload.run_round()
         # Such as the meters' waits between rounds.
@@ -97,13 +97,13 @@ LARGE = 1 << 20
 
 
 def test_large_results_move_longer_than_the_limit(pair: RankGroup) -> None:
-    run(pair, slow_down_files, 0.1)
-    assert run(pair, bytes, LARGE, timeout_s=2) == [bytes(LARGE)] * 2
+    run(pair, slow_down_files, 0.2)
+    assert run(pair, bytes, LARGE, timeout_s=6) == [bytes(LARGE)] * 2
 
 
 def test_large_arguments_move_longer_than_the_limit(pair: RankGroup) -> None:
-    run(pair, slow_down_files, 0.1)
-    assert run(pair, len, bytes(LARGE), timeout_s=2) == [LARGE] * 2
+    run(pair, slow_down_files, 0.2)
+    assert run(pair, len, bytes(LARGE), timeout_s=6) == [LARGE] * 2
 
 
 def test_a_transfer_that_is_stuck_ends_at_the_limit(pair: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
