@@ -18,8 +18,9 @@ SERVER_START_TIMEOUT_S = 540.0
 SERVER_START_SHARE = 0.9
 #: Interval of health checks while a server starts, and the limit of one check.
 HEALTH_POLL_S, HEALTH_TIMEOUT_S = 0.1, 5.0
-#: Time to exit after SIGTERM; then, for processes left behind, after SIGTERM and again after SIGKILL.
-TERMINATE_TIMEOUT_S, KILL_TIMEOUT_S = 3.0, 0.5
+#: Time to exit after SIGTERM; then, for processes left behind, after SIGTERM and after SIGKILL, which takes
+#: longer on a busy host or in a driver.
+TERMINATE_TIMEOUT_S, LEFT_BEHIND_TIMEOUT_S, KILLED_TIMEOUT_S = 3.0, 0.5, 5.0
 #: Time until a dying server, which closes its connections first, has exited.
 EXIT_WAIT_S = 1.0
 #: Interval of checks whether a port is still open.

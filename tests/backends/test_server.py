@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -15,8 +15,10 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server import backend as started
 from pytest_llenergy.backends.server import process as attached
 from pytest_llenergy.backends.server.backend import ServerBackend
+from pytest_llenergy.backends.server.client import Stream
 from pytest_llenergy.backends.server.settings import Address, ServerSettings, find_free_port, parse_local_url
 from pytest_llenergy.backends.tasks import (
     Generation,
@@ -66,6 +68,10 @@ def refusal(kind: type[Exception] = BackendError, **options: Any) -> str:
     return str(caught.value)
 
 
+def is_living(process: psutil.Process, pids: set[int]) -> bool:
+    return process.pid in pids and process.info["status"] != psutil.STATUS_ZOMBIE
+
+
 class TestAnswers:
     def test_tokens_are_counted_as_the_server_counts_them(self) -> None:
         with loaded(command=scripted()) as (backend, _):
@@ -83,21 +89,21 @@ class TestAnswers:
             assert str(info.options["command"]).endswith("'{port}' first=0 '--api-key=***'")
 
     def test_timestamps_start_at_the_send_time_and_follow_the_server(self) -> None:
-        """The server sleeps at least this long, so no time can be shorter."""
-        with loaded(command=scripted(first=0.2, step=0.05, chunk=2, owner="vllm")) as (backend, _):
-            made = served(backend, ["abc"], concurrency=1, num_requests=2, max_new_tokens=6)
+        """The server sleeps at least this long, so no token can be earlier. A busy host reads some late."""
+        with loaded(command=scripted(first=0.2, step=0.3, chunk=2, owner="vllm")) as (backend, _):
+            made = served(backend, ["abc"], concurrency=1, num_requests=3, max_new_tokens=6)
         assert not made.exact
         for request in made.requests:
             assert request.start_ns is not None
-            assert request.first_token_ns is not None
-            assert request.first_token_ns - request.start_ns >= 200e6
-            assert request.token_ns[0] == request.token_ns[1]
-            assert len(set(request.token_ns)) == 3
-            assert all(b - a >= 45e6 for a, b in pairwise(sorted(set(request.token_ns))))
+            assert request.first_token_ns == request.token_ns[0] == request.token_ns[1]
+            assert sorted(request.token_ns) == list(request.token_ns)
+            for number, stamp in enumerate(request.token_ns):
+                assert stamp - request.start_ns >= (0.2 + 0.3 * (number // 2)) * 1e9
+        assert 3 in [len(set(request.token_ns)) for request in made.requests]
 
     def test_a_closed_loop_keeps_exactly_its_concurrency_in_flight(self) -> None:
         with loaded(command=scripted(step=0.02)) as (backend, _):
-            made = served(backend, ["abc"], concurrency=2, num_requests=12, max_new_tokens=3)
+            made = served(backend, ["abc"], concurrency=2, num_requests=60, max_new_tokens=3)
         edges = [(each.start_ns or 0, 1) for each in made.requests]
         edges += [(each.last_token_ns or 0, -1) for each in made.requests]
         on_their_way, most = 0, 0
@@ -106,12 +112,12 @@ class TestAnswers:
             most = max(most, on_their_way)
         assert most == 2
         assert [span.name for span in made.spans] == ["ramp-up", "steady", "ramp-down"]
-        assert sum(span.output_tokens or 0 for span in made.spans) == 36
+        assert sum(span.output_tokens or 0 for span in made.spans) == 180
 
     def test_an_open_loop_sends_on_schedule_whatever_the_server_does(self) -> None:
-        """Each request takes a second; the last is sent long before the first is done."""
+        """Each request takes five seconds; the last is sent long before the first is done."""
         offsets_s = [0.0, 0.1, 0.3]
-        with loaded(command=scripted(first=1.0)) as (backend, _):
+        with loaded(command=scripted(first=5.0)) as (backend, _):
             params = ServeParams.parse({"arrivals": "trace", "trace": offsets_s, "max_new_tokens": 1})
             job = backend.prepare_serve(["a", "bc"], params)
             outcome = job.run()
@@ -179,8 +185,8 @@ class TestFaults:
         assert "scripted server" in capfd.readouterr().out
 
     def test_a_server_that_is_never_ready_is_reported_with_its_answer(self) -> None:
-        assert refusal(command=scripted(fault="sick"), timeout_s=3.0) == (
-            "server: not ready after 3 s, GET /health: 503: Loading model; see --energy-server-health and "
+        assert refusal(command=scripted(fault="sick"), timeout_s=8.0) == (
+            "server: not ready after 8 s, GET /health: 503: Loading model; see --energy-server-health and "
             "--energy-timeout"
         )
 
@@ -278,6 +284,25 @@ class TestFaults:
             said = refusal(command="sleep 60", url=url)
             assert said == f"server: port {port} is used by process {process.pid}; choose another"
 
+    @pytest.mark.parametrize("is_seen", [True, False], ids=["before", "while it starts"])
+    def test_a_port_that_another_process_takes_is_replaced(
+        self, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+    ) -> None:
+        with running(scripted()) as (url, process):
+            ports = iter([int(url.rpartition(":")[2]), find_free_port()])
+            missed = [] if is_seen else [url]
+
+            def find_listeners(address: Address) -> set[int]:
+                return set() if address.url in missed and missed.pop() else attached.find_listeners(address)
+
+            monkeypatch.setattr(started, "find_free_port", lambda: next(ports))
+            monkeypatch.setattr(started, "find_listeners", find_listeners)
+            with loaded(command=scripted()) as (backend, _):
+                assert generated(backend, ["abc"], max_new_tokens=2).output_tokens == 2
+                assert backend._process is not None
+                assert backend._process.pid != process.pid
+            assert process.poll() is None
+
     def test_children_of_a_server_are_killed(self) -> None:
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
@@ -286,8 +311,11 @@ class TestFaults:
             assert process is not None
             pids = process.pids()
             assert len(pids) == 2
-        living = [process for process in psutil.process_iter(["pid", "status"]) if process.pid in pids]
-        assert [each.pid for each in living if each.info["status"] != psutil.STATUS_ZOMBIE] == []
+        deadline = time.monotonic() + 30
+        # The child of a killed command is reaped by others.
+        while living := [each.pid for each in psutil.process_iter(["status"]) if is_living(each, pids)]:
+            assert time.monotonic() < deadline, living
+            time.sleep(0.01)
 
 
 class TestAttached:
@@ -323,7 +351,9 @@ class TestAttached:
         assert refusal(url=url).startswith(f"server: GET /health at {url}: no answer (")
 
     @pytest.mark.parametrize("killed", [True, False])
-    def test_a_broken_load_reports_whether_the_server_is_gone(self, killed: bool) -> None:
+    def test_a_broken_load_reports_whether_the_server_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch, killed: bool
+    ) -> None:
         """A server that still listens has dropped the request and is not reported as gone."""
         with (
             running(scripted(step=30 if killed else 0, fault="" if killed else "drops")) as (url, process),
@@ -332,7 +362,17 @@ class TestAttached:
             params = ServeParams.parse({"concurrency": 2, "num_requests": 4, "max_new_tokens": 2})
             job = backend.prepare_serve(["a"], params)
             if killed:
-                job.endpoint.client._loop.call_later(0.3, process.kill)
+                streams: list[Stream] = []
+                monkeypatch.setattr(job, "_watch", streams.append)
+                loop = job.endpoint.client._loop
+
+                def kill_after_the_first_chunks() -> None:
+                    if len(streams) == 2 and all(stream.reads for stream in streams):
+                        process.kill()
+                    else:
+                        loop.call_later(0.05, kill_after_the_first_chunks)
+
+                loop.call_soon(kill_after_the_first_chunks)
             outcome = job.run()
             with pytest.raises(BackendError, match="request 1 of 4: the stream broke off after 1 ") as caught:
                 job.result(outcome)

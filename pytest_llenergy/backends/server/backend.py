@@ -31,6 +31,9 @@ from pytest_llenergy.traffic.texts import Writer
 
 MODELS_PATH = "/v1/models"
 
+#: How many ports are tried if others take them.
+PORT_TRIES = 3
+
 
 class ServerBackend:
     """Text completions of any server with the OpenAI API on this host; each prompt is a streamed request.
@@ -123,12 +126,7 @@ class ServerBackend:
             self._process = None
 
     def _connect(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
-        address = settings.address or Address(HOST, find_free_port())
-        if settings.words:
-            self._process = self._start(model, settings, address, context)
-        client = self._client = Client(address.url)
-        self._await_health(client, settings, model.label)
-        flags = self._verify_owner(address, context)
+        address, client, flags = self._reach(model, settings, context)
         models = self._list_models(client)
         self._dialect = select_dialect(models)
         served = [str(each.get("id")) for each in models.get("data") or ()]
@@ -145,6 +143,27 @@ class ServerBackend:
             precision=self._precision(client),
             options=self._options(settings, context),
         )
+
+    def _reach(
+        self, model: ModelSource, settings: ServerSettings, context: RankContext
+    ) -> tuple[Address, Client, list[Flag]]:
+        """Start or find the server, and wait until it is healthy. Returns flags about its processes, too."""
+        for tries in range(PORT_TRIES):
+            address = settings.address or Address(HOST, find_free_port())
+            try:
+                if settings.words:
+                    self._process = self._start(model, settings, address, context)
+                client = self._client = Client(address.url)
+                self._await_health(client, settings, model.label)
+                return address, client, self._verify_owner(address, context)
+            except BackendError:
+                # Another process may take a free port before the server does.
+                own = self._process.pids() if self._process is not None else set()
+                is_taken = settings.address is None and bool(find_listeners(address) - own)
+                if not is_taken or tries + 1 == PORT_TRIES:
+                    raise
+                self.close()
+        raise AssertionError("unreachable")
 
     def _precision(self, client: Client) -> Precision | None:
         """Return what the server reports: llama.cpp's the file type of its model."""

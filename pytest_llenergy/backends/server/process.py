@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.backends.server.settings import Address
-from pytest_llenergy.backends.timeouts import KILL_TIMEOUT_S, PORT_POLL_S, TERMINATE_TIMEOUT_S
+from pytest_llenergy.backends.timeouts import (
+    KILLED_TIMEOUT_S,
+    LEFT_BEHIND_TIMEOUT_S,
+    PORT_POLL_S,
+    TERMINATE_TIMEOUT_S,
+)
 from pytest_llenergy.errors import BackendError
 
 if TYPE_CHECKING:
@@ -102,12 +107,12 @@ class ServerProcess:
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
-        _, alive = psutil.wait_procs(alive, KILL_TIMEOUT_S if alive else 0)
+        _, alive = psutil.wait_procs(alive, LEFT_BEHIND_TIMEOUT_S if alive else 0)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._child.wait()
-        psutil.wait_procs(alive, KILL_TIMEOUT_S)
+        psutil.wait_procs(alive, KILLED_TIMEOUT_S)
         self._output.close()
 
     def _family(self) -> list[psutil.Process]:
