@@ -28,6 +28,8 @@ from ..measure.test_goodput import load
 
 pytest.importorskip("aiohttp")
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 #: Four slots of 0.05 s: 80 requests per second.

@@ -91,25 +91,26 @@ def test_the_next_load_finds_an_idle_server(backend: ServerBackend) -> None:
     """The server has taken some 80 requests when the first load ends, which it serves in two seconds."""
     outcome, _ = run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
     assert outcome.ended is not None
-    _, result = run(job(backend, 20.0, 5, {"ttft": 5}, allowed=3))
-    assert _longest_wait_s(result) < 0.8
+    _, result = run(job(backend, 20.0, 20, {"ttft": 5}, allowed=3))
+    assert _shortest_wait_s(result) < 0.8
 
 
 def test_a_load_outside_of_a_search_finds_an_idle_server_too(backend: ServerBackend) -> None:
     run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
-    _, result = run(job(backend, 20.0, 5, {"ttft": 5}))
-    assert _longest_wait_s(result) < 0.8
+    _, result = run(job(backend, 20.0, 20, {"ttft": 5}))
+    assert _shortest_wait_s(result) < 0.8
 
 
 def test_a_load_after_one_whose_requests_timed_out_finds_an_idle_server(backend: ServerBackend) -> None:
     _, result = run(job(backend, 800.0, 160, {"ttft": 5}, allowed=160, request_timeout_s=0.3))
     assert [flag.name for flag in result.flags] == ["refused"]
-    _, result = run(job(backend, 20.0, 5, {"ttft": 5}))
-    assert _longest_wait_s(result) < 0.8
+    _, result = run(job(backend, 20.0, 20, {"ttft": 5}))
+    assert _shortest_wait_s(result) < 0.8
 
 
-def _longest_wait_s(result: ServedLoad) -> float:
-    return max((each.first_token_ns or 0) - (each.start_ns or 0) for each in result.requests) / 1e9
+def _shortest_wait_s(result: ServedLoad) -> float:
+    """On a server that is not idle all wait, and on a busy host any may."""
+    return min((each.first_token_ns or 0) - (each.start_ns or 0) for each in result.requests) / 1e9
 
 
 def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
@@ -133,12 +134,12 @@ def test_a_load_that_keeps_its_limits_is_complete(backend: ServerBackend) -> Non
     assert len(result.requests) == 10
 
 
-@pytest.mark.parametrize(("limit_s", "is_missed"), [(1.0, False), (0.25, True)], ids=["kept", "missed"])
+@pytest.mark.parametrize(("limit_s", "is_missed"), [(4.0, False), (0.25, True)], ids=["kept", "missed"])
 def test_a_stream_that_ends_long_after_its_last_token_is_late_only_if_a_token_was(
     limit_s: float, is_missed: bool
 ) -> None:
-    """The last of three tokens arrives after 0.4 s, and the end of the stream 1.2 s later."""
-    with loaded(command=queueing(slots=20, service=0.4, linger=1.2)) as (backend, _):
+    """The last of three tokens arrives after 0.4 s, and the end of the stream four seconds later."""
+    with loaded(command=queueing(slots=20, service=0.4, linger=4.0)) as (backend, _):
         outcome, _ = run(job(backend, 20.0, 10, {"e2e": limit_s}, allowed=2))
     assert (outcome.ended is not None) is is_missed
 
@@ -148,7 +149,7 @@ def test_a_request_without_any_answer_has_missed_the_limit_of_its_end() -> None:
 
     async def watch() -> None:
         counter.watch(Stream(sent_ns=time.monotonic_ns()))
-        await asyncio.wait_for(counter.over.wait(), 5)
+        await asyncio.wait_for(counter.over.wait(), 60)
 
     asyncio.run(watch())
     assert len(counter.missed) == 1

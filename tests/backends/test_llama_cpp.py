@@ -150,15 +150,16 @@ class TestTimes:
 
     def test_no_prefix_is_kept_between_rounds(self, smollm: LoadedRanks) -> None:
         """By default a repeated prompt would cost almost nothing."""
-        prompt = ["one two three four five six seven eight nine ten " * 4]
-        smollm.generate(["another " * 40], max_new_tokens=2)
-        prefills = []
-        for _ in range(3):
-            _, timeline = smollm.generate(prompt, max_new_tokens=2)
+
+        def prefill_ns(words: str) -> int:
+            _, timeline = smollm.generate([f"{words} two three four five six seven eight nine ten " * 4])
             ((start_ns, border_ns),) = timeline.borders_ns
-            prefills.append(border_ns - start_ns)
+            return border_ns - start_ns
+
+        # The shortest, since a busy host may interrupt any.
+        new_ns = min(map(prefill_ns, ("another", "some", "other", "new", "one")))
         assert smollm.info.options["prefix_caching"] is False
-        assert min(prefills[1:]) > prefills[0] / 4
+        assert min(prefill_ns("one") for _ in range(3)) > new_ns / 4
 
 
 class TestProcess:

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import pytest
 
 from pytest_llenergy.backends.base import BackendWorker
+from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.workers.usage import BackendProcesses, cpu_time_used_s
 
 from ..workers.survivors import await_none, marked, survivors
@@ -65,21 +68,28 @@ def test_secrets_of_a_command_are_in_no_file(quick: pytest.Pytester, read_report
 
 
 def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(SERVES)
+    """Three seconds long, so that a busy host that pauses does not make the load too short."""
+    quick.makepyfile(
+        """
+        def test_it(energy, backend):
+            run = energy(
+                backend.serve, ["abc", "hello"], request_rate=20.0, num_requests=60, max_new_tokens=4)
+            assert run.result.output_tokens == 240
+        """
+    )
     command = scripted(first=0.05, step=0.01)
     quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert record["launch"] == "backend"
     assert record["backend"]["task"] == "serve"
     asked = record["backend"]["generation"]
-    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 12, "poisson")
+    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 60, "poisson")
     (rank,) = record["ranks"]
     assert len(rank["workers"]) == 1
     assert rank["workers"] != [rank["pid"]]
     for round_ in record["rounds"]:
-        assert round_["requests"] == 12
-        assert round_["tokens"] == {"input": 48, "output": 48, "cached": 0}
-        assert len(round_["served"]["sent_s"]) == 12
+        assert round_["requests"] == 60
+        assert round_["tokens"] == {"input": 240, "output": 240, "cached": 0}
         assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
         steady = round_["phases"][1]
         # The ten-watt meter ticks at every reading.
@@ -87,10 +97,11 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
         assert steady["energy_j"] == pytest.approx(truth_j, abs=4 * steady["energy_u_j"] + 0.01)
         assert all(each >= 0.05 for each in round_["served"]["time_to_first_token_s"])
         assert all(each >= 0.08 for each in round_["served"]["end_to_end_latency_s"])
-    first, second = (round_["served"]["sent_s"] for round_ in record["rounds"])
-    # The same arrivals in each round, each sent on time.
-    gaps_s = [b - a for a, b in zip(first, second, strict=True)]
-    assert gaps_s == pytest.approx([0.0] * 12, abs=0.2)
+        # The same arrivals in each round, none sent early, and few late.
+        offsets_s = ServeParams(request_rate=20.0, num_requests=60).offsets_s()
+        late_s = [sent - due for sent, due in zip(round_["served"]["sent_s"], offsets_s, strict=True)]
+        assert min(late_s) > -1e-6
+        assert median(late_s) < 0.2
     metrics = record["metrics"]
     per_token = metrics["steady_energy_per_output_token_j"]
     assert per_token["unit"] == "J/token"
@@ -116,9 +127,9 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     result = quick.runpytest(*options)
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"test_it \(failed\) .* J +saturated +saturated$"])
-    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: achieved 1* of 50 requests/s;*"])
+    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: achieved * of 50 requests/s;*"])
     result.stdout.fnmatch_lines(
-        ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: achieved 1*"]
+        ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: achieved *"]
     )
     (record,) = read_report()["records"]
     for round_ in record["rounds"]:
@@ -126,9 +137,12 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
         assert "saturated" in [flag["name"] for flag in round_["flags"]]
     for name in ("steady_energy_per_output_token_j", "steady_output_tokens_per_s"):
         assert record["metrics"][name]["value"] is None
-        assert "saturated: achieved 1" in record["metrics"][name]["reason"]
+        achieved = re.search(r"saturated: achieved ([\d.]+) of 50 ", record["metrics"][name]["reason"])
+        assert achieved is not None
+        # Less on a busy host.
+        assert float(achieved[1]) < 20
     assert record["metrics"]["energy_per_output_token_j"]["value"] > 0
-    assert "saturated: achieved 1" in (quick.path / "page.html").read_text()
+    assert "saturated: achieved " in (quick.path / "page.html").read_text()
 
 
 def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
@@ -163,14 +177,14 @@ def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
 def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
     quick: pytest.Pytester, read_report: Read
 ) -> None:
-    """Every fourth request pauses once for 150 ms: one gap in 76."""
+    """Every fourth request pauses once for half a second: one gap in 76."""
     quick.makepyfile(
         """
         def test_it(energy, backend):
             energy(backend.serve, ["abc"], concurrency=8, num_requests=32, max_new_tokens=20)
         """
     )
-    command = scripted(first=0.01, step=0.01, stall=0.14)
+    command = scripted(first=0.01, step=0.01, stall=0.49)
     quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     metrics = record["metrics"]
@@ -178,7 +192,7 @@ def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
     gaps = {each: metrics[f"inter_token_latency_{each}_s"] for each in ("p50", "p99", "max")}
     # The server sleeps at least this long; on a busy host it sleeps longer.
     assert gaps["p50"]["value"] >= 0.0099
-    assert gaps["max"]["value"] >= gaps["p99"]["value"] >= 0.145
+    assert gaps["max"]["value"] >= gaps["p99"]["value"] >= 0.49
     assert (gaps["p99"]["n"], gaps["p99"]["rounds"]) == (32 * 19 * number, number)
     per_token = metrics["time_per_output_token_p99_s"]
     assert per_token["value"] < gaps["p99"]["value"] / 2
@@ -191,7 +205,7 @@ def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None
     quick.makepyfile(
         """
         import pytest
-        @pytest.mark.parametrize("request_rate", [10.0, 40.0])
+        @pytest.mark.parametrize("request_rate", [2.0, 40.0])
         def test_it(energy, backend, request_rate):
             energy(backend.serve, ["abc"], request_rate=request_rate, num_requests=5, max_new_tokens=2)
         """

@@ -175,15 +175,19 @@ class TestChat:
 
 class TestPace:
     def test_a_cap_holds_requests_back_and_the_wait_is_known(self) -> None:
-        """Three requests are due at once, and each takes 0.2 s: the third waits for two of them."""
+        """Three requests are due at once, and each takes at least 0.2 s: the third waits for two of them."""
         with loaded(first=0.2) as backend:
             made = served(
                 backend, ["a"], arrivals="trace", trace=[0.0, 0.0, 0.0], concurrency=1, max_new_tokens=1
             )
         waits_s = [((each.start_ns or 0) - (each.due_ns or 0)) / 1e9 for each in made.requests]
-        assert waits_s[0] < 0.2 <= waits_s[1] < 0.4 <= waits_s[2]
+        assert waits_s[1] - waits_s[0] >= 0.2
+        assert waits_s[2] - waits_s[1] >= 0.2
         (flag,) = (flag for flag in made.flags if flag.name == "held-back")
-        assert flag.detail.startswith("concurrency=1 held back 2 of 3 requests, for up to 0.4")
+        # A busy host may hold the first back.
+        found = re.match(r"concurrency=1 held back [23] of 3 requests, for up to ([\d.]+) s; ", flag.detail)
+        assert found is not None, flag.detail
+        assert 0.4 <= float(found[1]) <= waits_s[2] * 1.05
         assert "latencies, and an SLO, count from sending" in flag.detail
 
     def test_times_of_requests_are_kept_unless_the_test_gives_others(self) -> None:
@@ -243,9 +247,9 @@ class TestFailures:
                 num_requests=2,
                 max_new_tokens=1,
                 max_failures=1,
-                request_timeout_s=0.5,
+                request_timeout_s=5.0,
             )
-        assert made.failures == ["server: request 2 of 2: no answer (not done after 0.5 s)"]
+        assert made.failures == ["server: request 2 of 2: no answer (not done after 5 s)"]
 
     def test_a_load_without_any_success_fails(self) -> None:
         with loaded() as backend, pytest.raises(BackendError, match=r"out of memory; no request succeeded$"):
@@ -267,6 +271,8 @@ class TestPrefixCache:
         traffic = synthetic(count=4, input_tokens=100, shared_prefix=0.5, output_tokens=1)
         with loaded(cached="prefix") as backend:
             job = prepare(backend, traffic, concurrency=1, prefix_cache=True)
+            # Otherwise by the time of day, and now and then two texts begin alike.
+            job._run = 1000
             runs = [job.result(job.run()) for _ in range(3)]
         for made in runs:
             cached = [each.cached_tokens or 0 for each in made.requests]
