@@ -47,6 +47,25 @@ def test_shared_memory_of_killed_ranks_is_removed(own_host: LocalHost) -> None:
     assert not [name for name in made if (SHM / name).exists()]
 
 
+def start_slow_cleaner(done: str) -> None:
+    """A process by the name of one that cleans up, which takes two seconds once the rank is gone."""
+    import subprocess
+    import sys
+
+    code = "import pathlib, sys, time; sys.stdin.read(); time.sleep(2); pathlib.Path(sys.argv[1]).touch()"
+    command = [sys.executable, "-c", code, done, "multiprocessing.resource_tracker"]
+    kept = subprocess.Popen(command, stdin=subprocess.PIPE)
+    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
+
+
+def test_a_cleaner_that_is_slow_is_waited_for(own_host: LocalHost, tmp_path: Path) -> None:
+    """As on a busy machine."""
+    ranks = start(own_host, 1, PLAIN)
+    run(ranks, start_slow_cleaner, str(tmp_path / "done"))
+    ranks.kill()
+    assert (tmp_path / "done").exists()
+
+
 def map_files(paths: list[str]) -> None:
     """Kept mapped, and nowhere else."""
     import mmap
