@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import math
 import os
 import shlex
@@ -35,6 +36,9 @@ REMEMBERED_INTERVALS = 50
 
 #: Lines that follow one another within this share of the usual interval are a burst.
 BURST_SHARE = 0.2
+
+#: Largest part of the output to read at once.
+CHUNK_BYTES = 1 << 16
 
 #: Linux: include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
@@ -112,23 +116,23 @@ class CommandMeter:
             raise MeterError(reason)
 
     def _read_lines(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert isinstance(self._process.stdout, io.BufferedReader)
+        # In the end, half a number that was cut off.
+        rest = b""
+        while chunk := self._process.stdout.read1(CHUNK_BYTES):
+            # Of all lines that have arrived, however long a busy machine then takes for each.
             now_s = time.monotonic()
-            if not line.endswith(b"\n"):
-                # Half a number, cut off by the program's end.
-                continue
-            watts = _parse_watts(line)
-            with self._changed:
-                if watts is None:
-                    self._fail(
-                        f"printed {line.decode(errors='replace').rstrip()!r}, which is not a number of watts"
-                    )
-                    break
-                self._add(now_s, watts)
-                self._changed.notify()
-        else:
-            self._note_end()
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                watts = _parse_watts(line)
+                with self._changed:
+                    if watts is None:
+                        shown = line.decode(errors="replace").rstrip()
+                        self._fail(f"printed {shown!r}, which is not a number of watts")
+                        return
+                    self._add(now_s, watts)
+                    self._changed.notify()
+        self._note_end()
 
     def _add(self, now_s: float, watts: float) -> None:
         """Add a line: the mean power since the previous line. Lines in a burst share their time evenly.
