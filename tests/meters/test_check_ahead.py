@@ -89,6 +89,7 @@ def test_a_check_that_hangs_is_given_up(boards: World, monkeypatch: pytest.Monke
     # As a driver that never answers.
     monkeypatch.setattr(check_ahead, "PROGRAM", "import time\ntime.sleep(600)")
     monkeypatch.setattr(check_ahead, "CHECK_AHEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(check_ahead, "PROGRAM_END_TIMEOUT_S", 60.0)
     started = check_ahead.CounterCheck(None, os.environ)
     process = started._process
     assert process is not None

@@ -72,10 +72,11 @@ def run_hanging(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World
                 assert process.stdout is not None
                 assert process.stdout.readline() == "measuring\n"
                 world.update(0, call_delay_ns=HANGS_NS)
-                # Wait until the background reader is the thread that hangs in a call.
-                calls = -1
-                while calls != (calls := world.calls(0)):
-                    time.sleep(0.5)
+                # Wait until the background reader is the thread that hangs in a call: the next one, or else
+                # the last one, if it began after the update.
+                calls, end_s = world.calls(0), time.monotonic() + 5
+                while world.calls(0) == calls and time.monotonic() < end_s:
+                    time.sleep(0.01)
                 printed, _ = process.communicate("\n", timeout=60)
             finally:
                 process.kill()
