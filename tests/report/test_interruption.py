@@ -296,14 +296,29 @@ def test_a_hook_that_fails_loses_no_record(quick: pytest.Pytester) -> None:
     check_kept(quick.path, "test_first")
 
 
+#: Source of a conftest that says when the run waits for the reader of its pipe, for as long as it takes.
+PIPE_WAITS = """
+from pathlib import Path
+from pytest_llenergy.model import files
+
+files.READER_TIMEOUT_S = 300.0
+sleep = time.sleep
+
+def there_and_sleep(seconds):
+    if seconds == files.RETRY_S:
+        Path("there").touch()
+    sleep(seconds)
+
+time.sleep = there_and_sleep
+"""
+
+
 def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(quick: pytest.Pytester) -> None:
     os.mkfifo(quick.path / "energy.json")
     quick.makepyfile(test_it=FIRST)
-    conftest = "def pytest_llenergy_report(): Path('there').touch()\n"
-    quick.makeconftest(TEN_WATTS + "from pathlib import Path\n" + conftest)
+    quick.makeconftest(TEN_WATTS + PIPE_WAITS)
     with running() as process:
         wait_for((quick.path / "there").exists, process)
-        time.sleep(0.5)
         stop(process, whole_group=True)
     assert process.returncode == 2
     (journal,) = quick.path.glob("energy.*.journal.jsonl")
@@ -332,9 +347,14 @@ def test_ctrl_c_while_waiting_for_a_lease(quick: pytest.Pytester) -> None:
 
 def test_ctrl_c_while_the_page_is_drawn_keeps_the_report(quick: pytest.Pytester) -> None:
     pytest.importorskip("matplotlib")
+    conftest = f"from pytest_llenergy.report.html import page\ndef render_report(report): {WAIT}\n"
+    quick.makeconftest(
+        f"{TEN_WATTS}\nfrom pathlib import Path\n{conftest}page.render_report = render_report\n"
+    )
     quick.makepyfile(test_it=FIRST)
     with running("--energy-html") as process:
-        wait_for((quick.path / "energy.json").exists, process)
+        wait_for((quick.path / "there").exists, process)
+        assert (quick.path / "energy.json").exists()
         stop(process, whole_group=True)
     assert process.returncode == 2
     report = kept(quick.path)

@@ -145,7 +145,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
+#: Source of a hook that waits until two runs have begun: the later one would replace a report that it found.
+BOTH_BEGIN = """
+import os
+from pathlib import Path
+
+def pytest_collection_modifyitems():
+    Path(f"began-{os.getpid()}").touch()
+    end_s = time.monotonic() + 120
+    while len(list(Path().glob("began-*"))) < 2 and time.monotonic() < end_s:
+        time.sleep(0.01)
+"""
+
+
 def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(conftest.read_text() + BOTH_BEGIN)
     quick.makepyfile("import time\ndef test_it(energy): energy(time.sleep, 0.2)")
     runs = [subprocess.Popen([*COMMAND[:-2]], stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
@@ -243,7 +258,10 @@ def test_a_pipe_without_a_reader_keeps_the_journal(
     assert (quick.path / ".llenergy" / "copy.json").exists()
 
 
-def test_a_pipe_with_a_slow_reader_has_the_whole_report(tmp_path: Path) -> None:
+def test_a_pipe_with_a_slow_reader_has_the_whole_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "READER_TIMEOUT_S", 60.0)
     pipe, data = tmp_path / "energy.json", b"x" * 10**6
     os.mkfifo(pipe)
     script = (
