@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import junitparser
 import pytest
@@ -47,7 +49,8 @@ def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list
     )
     for name in ("test_passes", "test_fails", "test_over_budget"):
         values = properties(quick, name)
-        assert 0.4 < float(values["llenergy.energy_j"]) < 5
+        # Half a joule; a busy machine makes it more, and another unit would make it a thousand times as much.
+        assert 0.4 < float(values["llenergy.energy_j"]) < 100
         assert float(values["llenergy.energy_j.uncertainty"]) >= 0
         assert float(values["llenergy.energy_j.uncertainty_absolute"]) >= 0
         assert values["llenergy.kind"] == "measured"
@@ -55,7 +58,7 @@ def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list
         assert "llenergy.energy_per_output_token_j" not in values
     assert properties(quick, "test_passes")["own"] == "1"
     window = properties(quick, "test_window")
-    assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 5
+    assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 100
     assert window["llenergy.kind"] == "measured"
     assert properties(quick, "test_other") == {}
 
@@ -74,7 +77,9 @@ def test_the_kind_says_that_joules_are_attributed(
         assert properties(quick, name)["llenergy.kind"] == "attributed"
 
 
-def test_a_rerun_leaves_the_properties_of_its_last_attempt(quick: pytest.Pytester) -> None:
+def test_a_rerun_leaves_the_properties_of_its_last_attempt(
+    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
+) -> None:
     conftest = quick.path / "conftest.py"
     conftest.write_text(
         conftest.read_text()
@@ -97,8 +102,11 @@ def pytest_runtest_protocol(item, nextitem):
             energy(lambda: time.sleep(lengths.pop(0)))
         """
     )
-    quick.runpytest("--junitxml=junit.xml").assert_outcomes(passed=1)
-    assert 0.4 < float(properties(quick, "test_it")["llenergy.energy_j"]) < 2
+    quick.runpytest("--junitxml=junit.xml", "--energy-report").assert_outcomes(passed=1)
+    # The report has only the record of the last one.
+    (record,) = read_report()["records"]
+    last_j = record["metrics"]["energy_j"]["value"]
+    assert float(properties(quick, "test_it")["llenergy.energy_j"]) == pytest.approx(last_j, rel=1e-9)
 
 
 def test_text_that_xml_cannot_contain_is_escaped(quick: pytest.Pytester) -> None:
