@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -64,10 +63,10 @@ def stop(waiting: Project, number: signal.Signals) -> tuple[int, str]:
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        # Never there, or gone since the file was opened.
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def check_resumes(waiting: Project) -> None:
