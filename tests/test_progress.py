@@ -368,6 +368,9 @@ def test_closed_terminal_fails_no_test(quick: pytest.Pytester, read_report: Read
     assert read_report()["records"][0]["status"] == "measured"
 
 
+#: Source of a conftest that says at once what a test waits for, so that a busy machine cannot miss it.
+SOON_WAITS = SOON + "from pytest_llenergy.devices import locks\nlocks.WAIT_MESSAGE_FIRST_S = 0.3\n"
+
 HOLDER = """
 import sys, time
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
@@ -380,7 +383,7 @@ held.release()
 
 
 def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> None:
-    quick.makeconftest(SOON)
+    quick.makeconftest(SOON_WAITS)
     quick.makepyfile(test_it=AMONG_OTHERS)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -389,7 +392,7 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
     assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == "held\n"
-        arguments = ("test_it.py", *ONE, "--energy-lease-timeout=1.5")
+        arguments = ("test_it.py", *ONE, "--energy-lease-timeout=4")
         seen = pytest_on_terminal(*arguments, columns=200)
         lines = quick.runpytest_subprocess(*arguments).stdout.str()
         holder.stdin.close()
@@ -404,7 +407,7 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
 def test_a_wait_for_devices_is_shown_even_if_progress_is_silent(
     quick: pytest.Pytester, arguments: list[str]
 ) -> None:
-    quick.makeconftest(SOON)
+    quick.makeconftest(SOON_WAITS)
     quick.makepyfile(test_it=AMONG_OTHERS)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -413,7 +416,7 @@ def test_a_wait_for_devices_is_shown_even_if_progress_is_silent(
     assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == "held\n"
-        result = quick.runpytest_subprocess("test_it.py", *ONE, "--energy-lease-timeout=1.5", *arguments)
+        result = quick.runpytest_subprocess("test_it.py", *ONE, "--energy-lease-timeout=4", *arguments)
         holder.stdin.close()
     message = f"energy: test_it.py::test_measured: waiting for cpu: held by process {holder.pid} of "
     seen = result.stderr if arguments == ["-n1"] else result.stdout

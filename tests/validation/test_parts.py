@@ -76,7 +76,7 @@ def test_part_is_stopped_when_its_time_is_up(tmp_path: Path) -> None:
 
     begin_s = time.monotonic()
     found = run(body, tmp_path, budget_s=0.3)
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < 20
     assert (found.status, found.findings) == ("stopped", ["before"])
 
 
@@ -101,10 +101,10 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_skipped_or_failed_part_has_a_reason_and_the_next_one_runs(tmp_path: Path, here: Machine) -> None:
-    validation = Validation(tmp_path, tmp_path, dry=False, total_s=60.0, here=here)
+    validation = Validation(tmp_path, tmp_path, dry=False, total_s=600.0, here=here)
     # A module that exits without writing a result, then two parts.
     for name in ("results", "workers", "sensor"):
-        validation.run(name, 20.0)
+        validation.run(name, 120.0)
     died, workers, sensor = validation.parts
     assert (died.status, died.reason) == ("failed", "it ended with exit code 0; it printed nothing")
     for found in (workers, sensor):
