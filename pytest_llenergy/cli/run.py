@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -39,6 +40,9 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 #: Added to the number of a signal for the exit code of a command that the signal has ended.
 SIGNALLED = 128
+
+#: Longest time after which a signal is acted on that another thread got.
+LOOK_FOR_SIGNALS_S = 1.0
 
 #: Signals that are passed to the command. A terminal sends those of ``FROM_TERMINAL`` to both.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -197,7 +201,7 @@ class Child:
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         for number in self._pending:
             self._process.send_signal(number)
-        status = self._process.wait()
+        status = _wait(self._process)
         return SIGNALLED - status if status < 0 else status
 
     def _forward(self, number: int, _: FrameType | None) -> None:
@@ -206,6 +210,25 @@ class Child:
         elif not (number in FROM_TERMINAL and _is_in_foreground()):
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process, and act on signals meanwhile, whichever thread gets them.
+
+    One that came while this process was stopped may go to the thread that reads the meters. That does not
+    interrupt a wait of this thread, the only one in which Python acts on signals.
+    """
+    # Not on other systems than Linux, nor in every container.
+    with suppress(AttributeError, OSError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            while not ended.poll(LOOK_FOR_SIGNALS_S * 1000):
+                pass
+        finally:
+            os.close(descriptor)
+    return process.wait()
 
 
 def _is_in_foreground() -> bool:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.cli.run import Child
 from pytest_llenergy.meters.estimate import AVERAGE_W
 from pytest_llenergy.model.record import Window
 
@@ -116,6 +118,20 @@ def test_a_signal_reaches_the_command_and_the_line_is_still_printed(number: int,
     assert process.returncode == (5 if number == signal.SIGINT else 143), err
     assert out == ("interrupted\n" if number == signal.SIGINT else "")
     assert err.startswith("energy: cpu:processes: ")
+
+
+def test_a_signal_that_another_thread_gets_reaches_the_command() -> None:
+    """As one may that comes while the process is stopped: it does not interrupt the wait for the command."""
+
+    def end_this_process() -> None:
+        time.sleep(0.5)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end_this_process)
+    with Child() as child:
+        thread.start()
+        assert child.run(["sleep", "60"]) == 143
+    thread.join()
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
