@@ -21,9 +21,13 @@ import pytest
 #: Takes its user id only after all is imported: others need not be able to read this checkout.
 SCRIPT = """
 import json, os, pwd, sys
+from pytest_llenergy.devices import queue, tickets
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
+
+if sys.argv[2] == "patient":
+    tickets.SUSPENDED_AFTER_S = queue.UNUSED_AFTER_S = queue.PATIENCE_S = 600.0
 
 def locks(given):
     return tuple(DeviceLock(*each) if isinstance(each, list) else DeviceLock(each) for each in given)
@@ -57,12 +61,19 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for
 
 
 class Locker:
-    """A process that asks for devices."""
+    """A process that asks for devices.
 
-    def __init__(self, uid: int | None = None) -> None:
+    Unless ``patient`` is false, it takes no other for suspended and does not lose patience itself: a busy
+    machine may hold up either of them for seconds.
+    """
+
+    def __init__(self, uid: int | None = None, *, patient: bool = True) -> None:
         # Unbuffered, so that select sees every line that was not yet read.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(os.getuid() if uid is None else uid)],
+            [
+                *(sys.executable, "-c", SCRIPT, str(os.getuid() if uid is None else uid)),
+                "patient" if patient else "as it is",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -104,7 +115,7 @@ class Locker:
         self._say("release")
         assert self.answer() == "released"
 
-    def answer(self, seconds: float = 30.0) -> Any:
+    def answer(self, seconds: float = 60.0) -> Any:
         assert not self.is_silent_for(seconds), "no answer"
         return json.loads(self._output.readline())
 
@@ -133,8 +144,8 @@ def lockers() -> Iterator[MakeLocker]:
     """Makes lockers, and ends them."""
     made: list[Locker] = []
 
-    def make(uid: int | None = None) -> Locker:
-        made.append(Locker(uid))
+    def make(uid: int | None = None, *, patient: bool = True) -> Locker:
+        made.append(Locker(uid, patient=patient))
         return made[-1]
 
     try:
@@ -156,7 +167,7 @@ def open_directory() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     deadline_s = time.monotonic() + seconds
     while not condition():

@@ -214,6 +214,11 @@ def refusal(*devices: str) -> str:
     return ""
 
 
+def refreshed_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no ticket for suspended because a busy machine holds up who refreshes it."""
+    monkeypatch.setattr("pytest_llenergy.devices.tickets.SUSPENDED_AFTER_S", 600.0)
+
+
 def describe(locks: Path) -> list[str]:
     """What doctor says of the queue."""
     directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
@@ -274,6 +279,7 @@ def test_a_request_that_takes_nothing_delays_others_for_seconds_once_a_minute(
     locks: Path, maker: Maker, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(queue, "UNUSED_AFTER_S", 0.3)
+    refreshed_late_counts(monkeypatch)
     for state in ("waiting", "firm", "holding"):
         maker.write(PLAUSIBLE[name], state)
     maker.finish()
@@ -291,6 +297,7 @@ def test_a_request_that_waits_for_a_held_device_keeps_its_place(
     make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "UNUSED_AFTER_S", 0.2)
+    refreshed_late_counts(monkeypatch)
     holder, waiting = make(), make()
     holder.take("a")
     waiting.ask("a", "b")

@@ -86,18 +86,24 @@ def test_a_process_that_holds_gets_a_part_at_once_and_never_waits_for_more(make:
 def test_a_forked_child_of_the_holder_does_not_keep_the_lease(make: MakeLocker) -> None:
     """It is no user of the device: a helper that outlives its test must not lock the next one out."""
     held = acquire(LockRequest((DeviceLock(GPU),)), 0.0)
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
         held.release()
-        time.sleep(60)
+        os.write(write, b"1")
+        time.sleep(600)
         os._exit(0)
     try:
+        # It has closed what it inherited.
+        assert os.read(read, 1) == b"1"
         assert make().refused(GPU).startswith("gpus: waited 0 s")
         held.release()
         make().take(GPU, wait_s=0.0)
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
 
 
 class TestMessages:

@@ -18,7 +18,7 @@ from pytest_llenergy.devices.tickets import list_entries
 from .lockers import Locker, MakeLocker, tickets, until
 
 #: Dies at a given line of the code that takes and frees leases, counted from the first; the next one must
-#: then have the device within a second. Prints the last line at which one has died.
+#: then have the device at once. Prints the last line at which one has died.
 LINES = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -46,13 +46,13 @@ def doomed(line, wait_s):
     os._exit(0)
 
 def check():
-    locks.acquire(request, 1.0).release()
+    locks.acquire(request, 0.0).release()
 
 taken = sys.argv[1] == "taken"
 line = reached = 0
 while True:
     line += random.randint(1, 16)
-    held = locks.acquire(request, 1.0) if taken else None
+    held = locks.acquire(request, 0.0) if taken else None
     child = os.fork() or doomed(line, 0.03)
     status = os.waitpid(child, 0)[1]
     if held is not None:
@@ -74,15 +74,13 @@ marks, kills = Path(sys.argv[1]), int(sys.argv[2])
 choices = tuple((DeviceLock(f"GPU-{board}"),) for board in range(4))
 
 def lives(pid):
-    # Who dies loses its files a moment before it is seen to be dead.
-    for _ in range(20):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.005)
-    return True
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    # Who dies loses its files some time before it is seen to be dead, but is marked as ending before that
+    # (PF_EXITING in the ninth field, see proc_pid_stat(5)).
+    return state not in "ZX" and not int(fields[5]) & 4
 
 def child():
     rng = random.Random(os.getpid())
@@ -113,9 +111,7 @@ for _ in range(kills):
     children.append(os.fork() or child())
 killed += [kill(victim) for victim in children]
 assert all(killed), "two holders"
-start = time.monotonic()
-acquire(LockRequest((), 4, choices), 1.0).release()
-print(time.monotonic() - start)
+acquire(LockRequest((), 4, choices), 0.0).release()
 """
 
 #: Holds a board, or the CPU, with a rank on it, as pytest does. The rank starts a process in a
@@ -135,7 +131,7 @@ def daemon(wanted):
     child = os.fork() if wanted else 0
     if wanted and child == 0:
         os.setsid()
-        time.sleep(120)
+        time.sleep(600)
         os._exit(0)
     return child
 
@@ -149,7 +145,7 @@ work.run_round()
 print(group.ranks[0].pid, *work.results(), flush=True)
 if sys.argv[1] == "idle":
     keeper.finish_test()
-time.sleep(120)
+time.sleep(600)
 """
 
 
@@ -172,11 +168,11 @@ def test_a_death_at_any_line_leaves_the_device_free(locks: Path, device: str, le
 
 
 def test_random_deaths_never_make_two_holders_and_leave_all_free(locks: Path, tmp_path: Path) -> None:
-    assert float(run(CHAOS, str(tmp_path), "100")) < 1.0
+    run(CHAOS, str(tmp_path), "100")
 
 
-def answered_in_a_second(waiting: Locker) -> bool:
-    return bool(waiting.answer(1.0) == {"held": ["GPU-a"]})
+def is_answered(waiting: Locker) -> bool:
+    return bool(waiting.answer() == {"held": ["GPU-a"]})
 
 
 def test_a_killed_waiter_blocks_nobody(make: MakeLocker, locks: Path) -> None:
@@ -189,7 +185,7 @@ def test_a_killed_waiter_blocks_nobody(make: MakeLocker, locks: Path) -> None:
     ahead.kill()
     assert waiting.is_silent_for(0.3)
     holder.kill()
-    assert answered_in_a_second(waiting)
+    assert is_answered(waiting)
 
 
 def is_gone(pid: int) -> bool:
@@ -213,8 +209,9 @@ def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: Make
         pytest_.kill()
         if state == "idle":
             waiting.ask("GPU-a")
-        assert answered_in_a_second(waiting)
-        assert is_gone(rank)
+        assert is_answered(waiting)
+        # It loses the lock before it is seen to be dead.
+        until(lambda: is_gone(rank))
 
 
 def parent(pid: int) -> int:
@@ -245,9 +242,9 @@ def test_processes_of_a_rank_end_with_pytest_and_then_free_the_board(make: MakeL
         waiting.ask("GPU-a")
         assert waiting.is_silent_for(0.3)
         pytest_.kill()
-        assert answered_in_a_second(waiting)
-        assert is_gone(rank)
-        assert is_gone(daemon)
+        assert is_answered(waiting)
+        # It loses the lock before it is seen to be dead.
+        until(lambda: is_gone(rank) and is_gone(daemon))
 
 
 def test_a_process_left_after_the_supervisor_was_killed_keeps_its_board(make: MakeLocker) -> None:
@@ -270,7 +267,7 @@ def test_a_process_left_after_the_supervisor_was_killed_keeps_its_board(make: Ma
             assert "left running" not in told
         finally:
             os.kill(daemon, signal.SIGKILL)
-        assert answered_in_a_second(waiting)
+        assert is_answered(waiting)
 
 
 def test_processes_of_a_cpu_rank_keep_nothing(make: MakeLocker) -> None:

@@ -25,6 +25,7 @@ from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World
 from ..nvml_sim.boards import GIB, MIB
+from .lockers import until
 from .test_condition import CONTAINER, FIRST_NAMESPACE, NOBODY, proc_of
 
 Attach = Callable[[World], ModuleType]
@@ -68,7 +69,10 @@ def stranger(tmp_path: Path) -> Iterator[int]:
     start = f"import subprocess; print(subprocess.Popen({train!r}, stdout=2).pid)"
     made = subprocess.run([sys.executable, "-c", start], stdin=read, stdout=subprocess.PIPE, check=True)
     os.close(read)
-    yield int(made.stdout)
+    pid = int(made.stdout)
+    # It has no command until the kernel has made the memory of its program.
+    until(lambda: bool(Path(f"/proc/{pid}/cmdline").read_bytes()))
+    yield pid
     os.close(write)
 
 

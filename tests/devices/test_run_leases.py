@@ -49,7 +49,7 @@ def test_two_workers_lease_one_board_each_at_the_same_time(pytester: pytest.Pyte
         @pytest.mark.parametrize("own, other", [("0", "1"), ("1", "0")])
         def test_it(gpus, own, other):
             pathlib.Path("test-" + own).write_text(gpus.visible_devices)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not (pathlib.Path("test-" + other).exists() and pathlib.Path("test-" + other).read_text()):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -60,14 +60,21 @@ def test_two_workers_lease_one_board_each_at_the_same_time(pytester: pytest.Pyte
     assert leased == {world.board(0).uuid, world.board(1).uuid}
 
 
-def spans(pytester: pytest.Pytester, *args: str) -> list[list[float]]:
-    """Return start and end of two sleeping tests: one on a GPU, one as selected by ``args``."""
+def spans(pytester: pytest.Pytester, *args: str, together: bool = False) -> list[list[float]]:
+    """Return start and end of two sleeping tests: one on a GPU, one as selected by ``args``.
+
+    With ``together``, each goes on until the other has started, whenever the busy machine starts that.
+    """
     pytester.makepyfile(
-        """
+        f"""
         import json, pathlib, time, pytest
         def sleep(name):
             start = time.monotonic()
+            pathlib.Path(name + ".begun").touch()
             time.sleep(0.6)
+            while {together} and len([*pathlib.Path().glob("*.begun")]) < 2:
+                assert time.monotonic() < start + 60
+                time.sleep(0.01)
             pathlib.Path(name).write_text(json.dumps([start, time.monotonic()]))
         @pytest.mark.gpus(1)
         def test_gpu(gpus):
@@ -89,7 +96,7 @@ def test_a_cpu_test_runs_alone_on_the_host(pytester: pytest.Pytester, world: Wor
 
 
 def test_tests_of_gpus_run_concurrently(pytester: pytest.Pytester, world: World) -> None:
-    (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu")
+    (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu", together=True)
     assert start_s < end_s
 
 

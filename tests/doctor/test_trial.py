@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -44,12 +45,23 @@ def failed(made: Trial) -> Step:
     return step
 
 
-def is_gone(pid: int) -> bool:
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
+def comes_true(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Wait until something is so, at most for a while. Returns whether it is."""
+    deadline_s = time.monotonic() + limit_s
+    while not (is_so := condition()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    return False
+    return is_so
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_gone(pid: int) -> bool:
+    return comes_true(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize("device", [None, "GPU-a"])
@@ -155,9 +167,9 @@ class TestImport:
 
     def test_a_hanging_import_is_killed_with_its_children(self, replace_torch: Torch) -> None:
         path = replace_torch(HANGS)
-        made = run_trial(None, timeout_s=3)
+        made = run_trial(None, timeout_s=10)
         assert made.summary == (
-            f"the step 'import torch' failed on the CPU: no answer within 3 s; {PYTHON}; {REINSTALL}"
+            f"the step 'import torch' failed on the CPU: no answer within 10 s; {PYTHON}; {REINSTALL}"
         )
         assert failed(made).name == "import torch"
         assert all(is_gone(int(pid)) for pid in path.with_name("pids").read_text().split())
@@ -199,10 +211,7 @@ class TestImport:
         temporary.mkdir()
         parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
         try:
-            for _ in range(200):
-                if pids.exists() and pids.read_text():
-                    break
-                time.sleep(0.05)
+            assert comes_true(lambda: pids.exists() and bool(pids.read_text()))
             process, child = map(int, pids.read_text().split())
             assert list(temporary.iterdir())
         finally:
@@ -215,11 +224,7 @@ class TestImport:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-        for _ in range(200):
-            if not list(temporary.iterdir()):
-                break
-            time.sleep(0.05)
-        assert list(temporary.iterdir()) == []
+        assert comes_true(lambda: not list(temporary.iterdir()))
 
 
 class TestOnBoards:
