@@ -27,11 +27,17 @@ ROOT = Path(__file__).parents[2]
 #: How far the monotonic clock of another host is ahead (seconds).
 SHIFT_S = 5000
 
+#: How long both sides of a control connection wait for beats in tests of what must not wait for them.
+PATIENCE_S = 120.0
+
 #: Gives an agent the service of tests.
 WITH_TRIAL = """
 from pytest_llenergy.cluster import agent
 agent.SERVICES["trial"] = "tests.cluster.trial:TrialService"
 """
+
+#: The same, and pytest may be silent for long.
+PATIENT = f"from pytest_llenergy.cluster import timeouts\ntimeouts.MISSED_S = {PATIENCE_S}\n{WITH_TRIAL}"
 
 
 def another_host(name: str, shift_s: int = SHIFT_S) -> list[str]:

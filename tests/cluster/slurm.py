@@ -36,7 +36,7 @@ NODES = ("n1", "n2")
 GPUS = 4
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "salloc", "scontrol", "unshare")
 #: Long enough for a machine with many other tests.
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 
 #: The first process of the namespace. It adopts and reaps orphans; when it ends, the kernel kills all others.
 INIT = """
@@ -126,7 +126,7 @@ class Slurm:
         for name in [name for name in self.environment if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))]:
             if name != "SLURM_CONF":
                 del self.environment[name]
-        self._stack = ExitStack()
+        self._stack, self._reserved = ExitStack(), ExitStack()
         for name in ("state", "spool", "log", "munge", "locks", "cache"):
             (root / name).mkdir()
         self.locks = {name: root / "locks" / name for name in NODES}
@@ -141,6 +141,15 @@ class Slurm:
         except BaseException:
             self.close()
             raise
+        self._reserved.close()
+
+    def _reserve_ports(self, count: int) -> Sequence[int]:
+        """Return ports that nobody else gets until the daemons, which share them, listen there."""
+        bound = [self._reserved.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in bound]
 
     def variables(self, node: str) -> dict[str, str]:
         """Return the variables of tasks that differ between the nodes."""
@@ -187,7 +196,7 @@ class Slurm:
         lines = [f'echo "export {name}={value}"' for name, value in variables.items()]
         prolog.write_text("\n".join(["#!/bin/sh", *lines, ""]))
         prolog.chmod(0o755)
-        port, *ports = _free_ports(1 + len(NODES))
+        port, *ports = self._reserve_ports(1 + len(NODES))
         text = CONFIGURATION.format(root=root, host=host, port=port)
         for name, number in zip(NODES, ports, strict=True):
             text += (
@@ -279,6 +288,7 @@ class Slurm:
     def close(self) -> None:
         """Kill everything."""
         self._stack.close()
+        self._reserved.close()
         init: IO[bytes] | None = self._init.stdin
         assert init is not None
         init.close()
@@ -300,11 +310,3 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     slurm = Slurm(tmp_path_factory.mktemp("slurm"), nvml_library)
     yield slurm
     slurm.close()
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    with ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]

@@ -23,13 +23,14 @@ from pytest_llenergy.cluster.wire import Listener
 from pytest_llenergy.errors import WorkerError
 
 from ..workers.survivors import await_none, marked, survivors
-from .agents import ROOT, await_end, gang, start_agent
+from .agents import PATIENCE_S, ROOT, await_end, gang, start_agent
 
-#: Stands in for pytest: holds two agents, each with a process of its own, until it is killed or stopped.
+#: Stands in for pytest: holds two agents, each with a process of its own, until it is killed or stopped. Its
+#: argument is a program of ``agents``.
 HOLDER = """
-import time
-from tests.cluster.agents import gang
-with gang(None, None) as clients:
+import sys, time
+from tests.cluster import agents
+with agents.gang(None, None, program=getattr(agents, sys.argv[1])) as clients:
     for client in clients:
         client.call("trial.start", 60.0)
     print(*(client.facts.pid for client in clients), flush=True)
@@ -47,11 +48,11 @@ def mark() -> Iterator[str]:
         yield value
 
 
-def start_holder() -> tuple[subprocess.Popen[str], list[int]]:
+def start_holder(program: str = "WITH_TRIAL") -> tuple[subprocess.Popen[str], list[int]]:
     """Start the stand-in for pytest. Returns it and the pids of its agents."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", HOLDER, program], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert holder.stdout is not None
     return holder, list(map(int, holder.stdout.readline().split()))
@@ -67,23 +68,27 @@ def seconds_until_nothing_is_left(mark: str, but: int | None = None) -> float:
 
 
 def test_when_pytest_is_killed_its_agents_end_with_all_that_they_started(mark: str) -> None:
-    holder, _ = start_holder()
+    # Not because they miss the beats of pytest.
+    holder, _ = start_holder("PATIENT")
     # Each agent has a guard and has started a process, whose environment can be read soon after its start.
     while len(survivors(mark)) < 7:
         time.sleep(0.01)
     holder.kill()
     passed_s = seconds_until_nothing_is_left(mark)
     print(f"nothing left after {passed_s:.2f} s")
-    assert passed_s < timeouts.MISSED_S
+    assert passed_s < PATIENCE_S / 2
     holder.communicate()
 
 
 def test_when_pytest_is_stopped_its_agents_end_after_three_missed_beats(mark: str) -> None:
     holder, _ = start_holder()
+    begin_s = time.monotonic()
     holder.send_signal(signal.SIGSTOP)
-    passed_s = seconds_until_nothing_is_left(mark, but=holder.pid)
+    seconds_until_nothing_is_left(mark, but=holder.pid)
+    passed_s = time.monotonic() - begin_s
     print(f"nothing left after {passed_s:.2f} s")
-    assert passed_s >= timeouts.MISSED_S - timeouts.BEAT_S - 0.1
+    # The last beat was up to a second ago; on a busy machine it was late.
+    assert passed_s >= timeouts.MISSED_S - 2 * timeouts.BEAT_S
     holder.kill()
     holder.communicate()
 
@@ -94,7 +99,10 @@ def test_kills_at_any_moment_leave_nothing(mark: str) -> None:
     for _ in range(30):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER], stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+            [sys.executable, "-c", HOLDER, "WITH_TRIAL"],
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
         )
         time.sleep(generator.uniform(0.0, 1.0))
         holder.kill()

@@ -128,10 +128,10 @@ def test_hosts_whose_boots_are_unknown_may_be_one_machine(
 
 def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "WAIT_S", 0.3)
-    keeper, _ = hosts.keeper("n1", "n2", lease_timeout=1.0)
+    keeper, _ = hosts.keeper("n1", "n2", lease_timeout=5.0)
     held = hosts.hold_board_of_n2()
     lines: list[str] = []
-    with pytest.raises(LeaseTimeoutError, match=r"test_other.*; 1 s in all \(--energy-lease-timeout\)$"):
+    with pytest.raises(LeaseTimeoutError, match=r"test_other.*; 5 s in all \(--energy-lease-timeout\)$"):
         lease(keeper, GpuRequest(2), on_wait=lines.append)
     assert len(lines) >= 2
     assert all(each.startswith("n2: ") and "test_other" in each for each in lines)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.cluster.client import close_all
+from pytest_llenergy.cluster.timeouts import MISSED_S
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.group import RankGroup
@@ -85,9 +86,9 @@ def test_ranks_that_hang_show_their_stacks_or_why_they_have_none(ranks: RankGrou
     with pytest.raises(
         WorkerError,
         match=r"^rank 1 of 4 on n1 \(cpu\), rank 2 of 4 on n2 \(cpu\), rank 3 of 4 on n2 \(cpu\) did not "
-        "answer within 0.5 s",
+        "answer within 10 s",
     ) as caught:
-        run(ranks, hang_in_the_test, timeout_s=0.5)
+        run(ranks, hang_in_the_test, timeout_s=10.0)
     outputs = dict(caught.value.sections)
     for rank in (1, 2):
         assert "in hang_in_the_test" in outputs[f"output of rank {rank}"]
@@ -177,7 +178,12 @@ def test_a_frozen_agent_is_noticed_after_three_beats(own_gang: tuple[Gang, str])
     assert await_none(mark) == {}
 
 
-def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(own_gang: tuple[Gang, str]) -> None:
+def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(
+    own_gang: tuple[Gang, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert timeouts.OTHER_HOSTS_TIMEOUT_S > MISSED_S
+    # A busy machine may be late with both.
+    monkeypatch.setattr(timeouts, "OTHER_HOSTS_TIMEOUT_S", 60.0)
     gang, _ = own_gang
     group = gang.start()
     pid = gang.clients[1].facts.pid

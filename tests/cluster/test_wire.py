@@ -180,13 +180,14 @@ def test_an_agent_of_another_host_leaves_out_addresses_that_are_its_own(listener
     impostor.close()
 
 
-def test_one_address_that_answers_is_enough(listener: Listener) -> None:
+def test_one_address_that_answers_is_enough(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first swallows packets (RFC 5737).
     addresses = ("192.0.2.1", "127.0.0.1")
+    monkeypatch.setattr(timeouts, "AUTHENTICATION_TIMEOUT_S", 120.0)
     begin_s = time.monotonic()
-    connect(msgspec.structs.replace(listener.invitation, addresses=addresses), AGENT)
+    connect(msgspec.structs.replace(listener.invitation, addresses=addresses), AGENT, 120.0)
     listener.accept(AGENT, 60.0)
-    assert time.monotonic() - begin_s < timeouts.AUTHENTICATION_TIMEOUT_S
+    assert time.monotonic() - begin_s < 60
 
 
 def test_a_closed_listener_accepts_nobody(listener: Listener) -> None:

@@ -27,6 +27,7 @@ class TrialService:
         return {
             "echo": lambda value: value,
             "sleep": lambda seconds: time.sleep(seconds),
+            "await_file": _await_file,
             "fail": _fail,
             "object": object,
             "bytes": lambda count: b"x" * count,
@@ -43,6 +44,12 @@ class TrialService:
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
         connection.send({"rank": rank})
         connection.close()
+
+
+def _await_file(path: str) -> None:
+    """Return once the file exists."""
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 def _fail(how: str) -> None:

@@ -362,7 +362,8 @@ VISITED = """
         with World.open(os.environ["NVML_SIM_WORLD"]) as world:
             others = (Process(1),) if ROUNDS == 2 else ()
             world.update(0, processes=(Process(os.getpid()), *others))
-            time.sleep(1.2)
+            # Boards are looked at every half a second, or later on a busy machine.
+            time.sleep(3.0)
             world.update(0, processes=(Process(os.getpid()),))
 """
 
