@@ -71,7 +71,9 @@ def test_when_pytest_is_killed_its_agents_end_with_all_that_they_started(mark: s
     # Not because they miss the beats of pytest.
     holder, _ = start_holder("PATIENT")
     # Each agent has a guard and has started a process, whose environment can be read soon after its start.
+    deadline_s = time.monotonic() + 60
     while len(survivors(mark)) < 7:
+        assert time.monotonic() < deadline_s
         time.sleep(0.01)
     holder.kill()
     passed_s = seconds_until_nothing_is_left(mark)

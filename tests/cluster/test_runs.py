@@ -214,7 +214,9 @@ def count_covered(runs: ClusterRuns, rounds: int) -> tuple[int, int]:
 @pytest.mark.clock
 def test_the_truth_of_two_hosts_is_covered(cluster_runs: ClusterRuns) -> None:
     covered, known = count_covered(cluster_runs, 6)
-    assert covered >= known - 1 >= 4
+    # Of a hundred, up to two are not covered.
+    assert covered >= known - 2
+    assert known >= 5
 
 
 @pytest.mark.slow

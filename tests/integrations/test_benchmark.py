@@ -149,7 +149,8 @@ class TestMeasured:
         bench(header + suite).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert record["status"] == "measured"
-        assert 0.002 <= seconds(record) < 0.01
+        # Of one call, of which there are more than a hundred.
+        assert 0.002 <= seconds(record) < 0.1
         assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
 
 

@@ -41,7 +41,8 @@ NOTES = """
         benchmark.extra_info["threads"] = sorted(names)
 """
 
-GAP_S = 0.6
+#: Longer than a busy machine holds up a process.
+GAP_S = 1.2
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_no_gap_comes_between_set_up_and_calibration(
     found = notes()
     for name in ("test_first", "test_second"):
         calls: list[float] = found[name]["calls"]  # type: ignore[assignment]
-        assert calls[0] - found[name]["begin"] < GAP_S / 2, name
+        assert calls[0] - found[name]["begin"] < GAP_S, name
 
 
 def test_one_gap_per_benchmark_lies_between_its_rounds_and_its_last_call(
@@ -78,13 +79,13 @@ def test_one_gap_per_benchmark_lies_between_its_rounds_and_its_last_call(
     assert found["test_second"]["begin"] - found["test_first"]["end"] < GAP_S
     for record in by_name(read_report()).values():
         assert record["rounds"][0]["idle_power_w"] == pytest.approx(WATTS, rel=0.05)
-        assert record["times"]["gaps_s"] == pytest.approx(GAP_S, rel=0.2)
+        assert GAP_S <= record["times"]["gaps_s"] < 2 * GAP_S
 
 
 def test_estimate_needs_no_gap_and_no_thread(notes: Callable[..., dict[str, dict[str, float]]]) -> None:
     found = notes("--energy-meter=estimate")
     calls: list[float] = found["test_first"]["calls"]  # type: ignore[assignment]
-    assert calls[-1] - calls[-2] < GAP_S / 2
+    assert calls[-1] - calls[-2] < GAP_S
     threads: list[str] = found["test_threads"]["threads"]  # type: ignore[assignment]
     assert "llenergy-sampler" not in threads
 

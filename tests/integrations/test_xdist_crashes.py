@@ -55,12 +55,14 @@ def test_plain():
     pass
 """
 
-#: Source of a hook that ends a worker after collection, when tests may already be assigned to it.
+#: Source of a hook that ends a worker after collection, once it has tests: the other one has begun with its.
 DIES_COLLECTED = """
-import os
+import os, pathlib
 def pytest_collection_finish():
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
-        time.sleep(1)
+        deadline = time.monotonic() + 120
+        while not pathlib.Path("begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
         os._exit(1)
 """
 
@@ -203,8 +205,8 @@ def test_worker_that_crashes_after_collection_has_a_record(dying: pytest.Pyteste
     with (dying.path / "conftest.py").open("a") as conftest:
         conftest.write(DIES_COLLECTED)
     dying.makepyfile(
-        "import time, pytest\n@pytest.mark.parametrize('i', range(2))\ndef test_it(energy, i):\n"
-        "    energy(time.sleep, 0.01)\n"
+        "import pathlib, time, pytest\n@pytest.mark.parametrize('i', range(2))\ndef test_it(energy, i):\n"
+        "    pathlib.Path('begun').touch()\n    energy(time.sleep, 0.01)\n"
     )
     dying.runpytest_subprocess("--energy-report", "-n2", "--max-worker-restart=0")
     report = read_report()

@@ -16,12 +16,13 @@ pytestmark = pytest.mark.usefixtures("few_plugins")
 
 #: Wide and narrow tests in turn. A wide and a narrow one fit on the boards together, two wide ones do not.
 SUITE = """
-import json, os, time
+import glob, json, os, time
 import pytest
 
+def go_on(is_wide): pass
+
 def log(name, gpus):
-    # A narrow test ends later, so that its worker gets no wide one for want of others.
-    time.sleep(0.1 if len(gpus.uuids) > 1 else 0.4)
+    go_on(len(gpus.uuids) > 1)
     with open("log.jsonl", "a") as file:
         print(json.dumps([os.environ["PYTEST_XDIST_WORKER"], name, len(gpus.uuids)]), file=file)
 
@@ -34,6 +35,25 @@ def test_it(n, gpus): log("it", gpus)
 class TestLater:
     @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.gpus(1))])
     def test_it(self, n, gpus): log("later", gpus)
+"""
+#: Narrow tests end so late that their worker gets no wide one for want of others: the first once the widest
+#: test waits for its boards or has had them, the others once the third wide one has begun, by when its worker
+#: has the last one.
+IN_TURN = """
+def begun(kind): return glob.glob(f"{kind}.*.begun")
+
+def go_on(is_wide):
+    kind = "wide" if is_wide else "narrow"
+    open(f"{kind}.{len(begun(kind))}.begun", "w").close()
+    deadline = time.monotonic() + 120
+    while not is_wide and not may_end():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def may_end():
+    if len(begun("narrow")) > 1:
+        return len(begun("wide")) >= 3
+    return begun("wide") or glob.glob(os.path.join(os.environ["LLENERGY_LOCK_DIR"], "llenergy-waiting-*"))
 """
 #: The scheduler of the project.
 OWN = """
@@ -64,6 +84,7 @@ def run(suite: pytest.Pytester, *args: str) -> tuple[pytest.RunResult, list[tupl
 
 
 def test_a_worker_gets_a_test_that_fits_beside_the_others(suite: pytest.Pytester) -> None:
+    suite.makepyfile(SUITE + IN_TURN)
     _, log = run(suite)
     # In the order of the file, each worker would get wide tests and wait for those of the other.
     assert len({worker for worker, _, boards in log if boards > 1}) == 1
