@@ -151,7 +151,13 @@ class TestMeasured:
         assert record["status"] == "measured"
         # Of one call, of which there are more than a hundred.
         assert 0.002 <= seconds(record) < 0.1
-        assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
+        assert 0.9 * WATTS * 0.002 <= energy(record)["value"] < 0.1 * WATTS
+        known = [each for each in record["rounds"] if each["energy_j"] is not None]
+        assert known
+        # Medians of joules and of seconds may be those of different rounds.
+        for each in known:
+            true_j = WATTS * each["duration_s"]
+            assert abs(each["energy_j"] - true_j) <= 4 * each["energy_u_j"] + 0.02 * true_j
 
 
 @pytest.mark.usefixtures("no_xdist")
