@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,6 +150,15 @@ if sys.argv[1] == "idle":
     keeper.finish_test()
 time.sleep(600)
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hide what a killed pytest leaves from other runs on this machine, which would end it."""
+    path = tempfile.mkdtemp(prefix="llenergy-test-")
+    monkeypatch.setenv("TMPDIR", path)
+    yield
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def run(script: str, *args: str) -> str:
