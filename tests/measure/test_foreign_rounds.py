@@ -181,7 +181,8 @@ class TestJoules:
 
     @pytest.mark.parametrize("cpu_ratio", [None, PACKAGE_RATIO], ids=["board", "package"])
     @pytest.mark.parametrize(
-        ("busy_w", "between_w"), [(400.0, 50.0), (400.0, 200.0), (400.0, 400.0), (400.0, 600.0), (53.0, 100.0)]
+        ("busy_w", "between_w"),
+        [(400.0, 50.0), (400.0, 200.0), (400.0, 400.0), (400.0, 600.0), (53.0, 100.0)],
     )
     def test_energy_between_joined_rounds_is_not_counted(
         self, busy_w: float, between_w: float, cpu_ratio: float | None
