@@ -117,7 +117,7 @@ def test_many_names_are_counted_instead_of_listed() -> None:
     [
         ({"b": [{"token_limit": 5}, {"api_key": "x"}]}, "{'b': [{'token_limit': 5}, {'api_key': '***'}]}"),
         ({"env": {"HF_TOKEN": "x"}, "eos_token": "y"}, "{'env': {'HF_TOKEN': '***'}, 'eos_token': 'y'}"),
-        ('{"access_token": "x"}', '{"access_token": ***}'),
+        ('{"access_token": "x"}', '{"access_token": "***"}'),
     ],
 )
 def test_a_secret_in_the_value_of_an_option_is_refused(value: object, shown: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,8 +57,20 @@ def test_secrets_of_a_command_are_in_no_file(quick: pytest.Pytester, read_report
     quick.makepyfile(
         "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
     )
-    proxy = "PROXY=https://user:hunter2@h/x"
-    words = ["--energy-server-command", f"env HF_TOKEN=hunter2 {proxy} {scripted()} --api-key=hunter2"]
+    variables = [
+        "HF_TOKEN=hunter2,x=hunter2",
+        "PROXY=https://user:hunter2@h/x?token=hunter2",
+        "HEADER=authorization: token hunter2",
+        "ARGS=--api-key hunter2 --n 1",
+        'CONFIG={"token": {"a": {"b": 1}, "c": "hunter2"}}',
+        'LIST=["--api-key", "hunter2", 1]',
+        "MODEL=--model_args=token=hunter2,pretrained=g",
+        'YAML=api_key: "hunter2"',
+    ]
+    words = [
+        "--energy-server-command",
+        f"env {shlex.join(variables)} {scripted()} --api-key=hunter2",
+    ]
     result = quick.runpytest(*QUICK, *words, "--energy-html", "--junit-xml=junit.xml")
     result.assert_outcomes(passed=1)
     assert read_report()["records"][0]["backend"]["options"]["command"].endswith("'--api-key=***'")

@@ -241,7 +241,8 @@ SECRETS = """
     model_loader_extra_config: {access_token: private, token: private}
     extra: [{token: private}]
     env: {HF_TOKEN: private, WANDB_API_KEY: private}
-    arguments: [--api-key, private]
+    arguments: [--api-key, private, --port, 8000]
+    base_url: "https://host/x?token=private&n=1"
     max_num_seqs: "HF_TOKEN=private"
     url: "https://user:private@host/x"
     model_args: "pretrained=g,token=private,dtype=x"
