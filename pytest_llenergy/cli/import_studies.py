@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 #: Tests of one file above which a warning is printed: at a minute each, a working day.
 MANY_CASES = 500
 
-#: Characters of an unreadable value in a message.
-MAX_SHOWN = 40
+#: What YAML takes a value for by its form or its tag.
+KINDS = {
+    "tag:yaml.org,2002:bool": "boolean",
+    "tag:yaml.org,2002:float": "number",
+    "tag:yaml.org,2002:int": "whole number",
+    "tag:yaml.org,2002:timestamp": "date",
+}
 
 
 def add_parser(commands: Commands) -> None:
@@ -91,20 +96,18 @@ def _load(path: Path) -> Any:
         raise PlanError("studies are YAML files: pip install 'pytest-llenergy[import]'") from None
 
     class Loader(yaml.SafeLoader):
-        """Names the line of a value that looks like a date, a number or its tag but cannot be read."""
+        """Names the line and the type of a value that looks like a date or a number but cannot be read."""
 
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 value = super().construct_object(node, deep)
                 if isinstance(value, int):
                     str(value)  # Python refuses to write more than some thousand digits
-            except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
-                text = str(node.value)
-                shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-                why = str(error).partition(";")[0]
+            except (ArithmeticError, AttributeError, LookupError, ValueError):
+                kind = KINDS.get(node.tag, "value of its tag")
                 raise PlanError(
-                    f"{path}, line {node.start_mark.line + 1}: {shown} cannot be read ({why}); correct it, "
-                    "or quote it if it is a text"
+                    f"{path}, line {node.start_mark.line + 1}: the value cannot be read as a {kind}; correct "
+                    "it, or quote it if it is a text"
                 ) from None
             return value
 
@@ -121,5 +124,8 @@ def _explain(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
-    problem = re.sub(" '[^'<]{2,}'", "", getattr(error, "problem", None) or "cannot be read")
+    # Python uses either quotes. Names of tokens, such as '<stream end>', and single characters stay.
+    problem = re.sub(
+        r""" (["'])(?!<[a-z ]+>\1|.\1).*\1""", "", getattr(error, "problem", None) or "cannot be read"
+    )
     return f"{problem}, line {mark.line + 1}"

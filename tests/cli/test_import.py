@@ -222,6 +222,9 @@ def test_a_converted_file_runs(quick: pytest.Pytester, capsys: pytest.CaptureFix
         ("a: [", "is no YAML: expected the node content, but found '<stream end>', line 1"),
         ("a: b\nhf_token: hunter2 : x\n", "is no YAML: mapping values are not allowed here, line 2\n"),
         ("a: b\nhf_token: *hunter2\n", "is no YAML: found undefined alias, line 2\n"),
+        ("a: !x'hunter2 b\n", "is no YAML: could not determine a constructor for the tag, line 1\n"),
+        ("a: &hunter2 b\nc: &hunter2 d\n", "is no YAML: second occurrence, line 2\n"),
+        ("a: @hunter2\n", "is no YAML: found character '@' that cannot start any token, line 1\n"),
         ("model: m\nbackend: ollama\n", 'converted: engine = "ollama": no backend here'),
         ("name: x\n", "converted: model = null: an experiment needs one"),
         ('model: ""\n', 'converted: model = "": an experiment needs one'),
@@ -287,19 +290,20 @@ def test_what_cannot_be_read_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("value", "shown", "reason"),
+    ("value", "kind"),
     [
-        ("2024-13-45", "2024-13-45", "month must be in 1..12"),
-        ("9" * 5000, "9" * 40 + "…", "Exceeds the limit (4300 digits) for integer string conversion"),
-        ("0x" + "f" * 5000, "0x" + "f" * 38 + "…", "Exceeds the limit (4300 digits)"),
-        ("!!int many", "many", "invalid literal for int() with base 10: 'many'"),
-        ("!!bool maybe", "maybe", "'maybe'"),
-        ("!!timestamp today", "today", ""),
+        ("2024-13-45", "date"),
+        ("9" * 5000, "whole number"),
+        ("0x" + "f" * 5000, "whole number"),
+        ("!!int many", "whole number"),
+        ("!!float many", "number"),
+        ("!!bool many", "boolean"),
+        ("!!timestamp many", "date"),
     ],
-    ids=["date", "digits", "hexadecimal", "int", "bool", "timestamp"],
+    ids=["date", "digits", "hexadecimal", "int", "float", "bool", "timestamp"],
 )
 def test_a_value_that_cannot_be_read_leaves_the_other_files(
-    value: str, shown: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    value: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text(f"model: m\nnested:\n  list: [1, {value}]\n")
@@ -307,8 +311,10 @@ def test_a_value_that_cannot_be_read_leaves_the_other_files(
     missing = tmp_path / "missing.yaml"
     assert main(["import", str(bad), str(missing), str(good), "-o", str(tmp_path)]) == 2
     error, absent, *notes = capsys.readouterr().err.splitlines()
-    assert error.startswith(f"llenergy import: {bad}, line 3: {shown} cannot be read ({reason}")
-    assert error.endswith("; correct it, or quote it if it is a text")
+    assert error == (
+        f"llenergy import: {bad}, line 3: the value cannot be read as a {kind}; correct it, or quote it if "
+        "it is a text"
+    )
     assert absent == f"llenergy import: {missing}: No such file or directory"
     assert notes == []
     assert cases_of((tmp_path / "test_good.py").read_text())[0][:2] == ("vllm", "m")
