@@ -447,10 +447,11 @@ class TestSettings:
             ServerSettings.parse({"command": "HF_TOKEN=abc serve --n 1"})
 
     def test_a_password_in_a_wrong_url_is_not_shown(self) -> None:
-        with pytest.raises(BackendError, match=r"url 'http://\*\*\*@h/other', needs a form"):
+        with pytest.raises(BackendError, match="the url has a user or a password") as caught:
             ServerSettings.parse({"url": "http://user:abc@h/other"})
 
     def test_the_recorded_command_hides_secrets_alone(self) -> None:
+        assert "abc" not in str(caught.value)
         for command in (
             "sh -c 'API_KEY=abc exec serve --port {port} --dtype x'",
             "sh -c 'API_KEY=abc;STEP=4;exec serve --port {port} --step=$STEP'",

@@ -161,6 +161,13 @@ class TestServerCommand:
             "--energy-server-url: url 'https://127.0.0.1', needs a form such as http://127.0.0.1:8000"
         )
 
+    @pytest.mark.parametrize("url", ["http://me:se same@127.0.0.1", "http://me:se/same@127.0.0.1:80/v1"])
+    def test_url_with_a_password(self, pytester: pytest.Pytester, url: str) -> None:
+        assert refusal(pytester, f"--energy-server-url={url}") == (
+            "--energy-server-url: the url has a user or a password before its @, which servers would not "
+            "get; leave it out"
+        )
+
 
 class TestBackend:
     def test_named_backend_must_be_installed(self, pytester: pytest.Pytester) -> None:

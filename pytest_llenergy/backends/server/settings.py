@@ -93,8 +93,13 @@ def parse_local_url(url: str) -> Address:
     """Parse a URL.
 
     Raises:
-        BackendError: If it does not point to this host.
+        BackendError: If it does not point to this host, or contains a user or a password.
     """
+    if "@" in url:
+        # Not shown: where a password with special characters ends is a guess.
+        raise BackendError(
+            "server: the url has a user or a password before its @, which servers would not get; leave it out"
+        )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
