@@ -384,13 +384,15 @@ def _describe(error: BaseException) -> dict[str, Any]:
     """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
     kind, now_ns = type(error), time.monotonic_ns()
     text = _text(error)
+    # A module may have its own kind of an error of this package.
+    known = next((each for each in kind.__mro__ if each.__module__ == "pytest_llenergy.errors"), None)
     return {
         "time_ns": now_ns,
         "pid": os.getpid(),
         "outcome": _outcome(kind),
         "reason": text,
         "exit_code": _exit_code(error),
-        "error_class": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
+        "error_class": known.__name__ if known is not None else None,
         "message": f"{kind.__name__}: {text}",
         "traceback": _users_traceback(error),
         "collective": _is_of_collective(error, text),

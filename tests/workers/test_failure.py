@@ -334,6 +334,17 @@ class TestFailures:
         with pytest.raises(BackendError, match=r"^rank 1 of 2 \(cpu, pid \d+\): no such dtype$"):
             run(pair, work)
 
+    def test_an_error_of_a_modules_own_kind_is_that_of_this_package(self, pair: RankGroup) -> None:
+        def work() -> None:
+            class DtypeError(BackendError):
+                pass
+
+            if os.environ["RANK"] == "1":
+                raise DtypeError("no such dtype")
+
+        with pytest.raises(BackendError, match=r"^rank 1 of 2 \(cpu, pid \d+\): no such dtype$"):
+            run(pair, work)
+
     def test_ranks_end_with_a_killed_parent(self) -> None:
         import subprocess
         import sys
