@@ -274,8 +274,9 @@ class TestFaults:
             job = backend.prepare(["a"], GenerationParams.parse({"max_new_tokens": 2}))
             loop = job.endpoint.client._loop
             loop.call_later(0.3, psutil.Process(process.pid).kill)
+            outcome = job.run()
             with pytest.raises(BackendError, match=r"ended with signal SIGKILL: scripted server"):
-                job.run()
+                job.result(outcome)
 
     def test_the_listener_must_be_started_by_the_command(self) -> None:
         """Otherwise another server would answer and be measured."""
@@ -374,9 +375,10 @@ class TestAttached:
 
                 loop.call_soon(kill_after_the_first_chunks)
             outcome = job.run()
-            with pytest.raises(BackendError, match="request 1 of 4: the stream broke off after 1 ") as caught:
+            with pytest.raises(BackendError, match=r"^server: request 1 of 4: ") as caught:
                 job.result(outcome)
-        assert str(caught.value).endswith(f"; nobody listens at {url} anymore)") == killed
+        assert str(caught.value).endswith(f"; nobody listens at {url} anymore") == killed
+        assert ("the stream broke off after 1 chunk" in str(caught.value)) != killed
         assert "\n" not in str(caught.value)
 
     def test_a_server_on_a_gpu_needs_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,9 +451,9 @@ class TestSettings:
     def test_a_password_in_a_wrong_url_is_not_shown(self) -> None:
         with pytest.raises(BackendError, match="the url has a user or a password") as caught:
             ServerSettings.parse({"url": "http://user:abc@h/other"})
+        assert "abc" not in str(caught.value)
 
     def test_the_recorded_command_hides_secrets_alone(self) -> None:
-        assert "abc" not in str(caught.value)
         for command in (
             "sh -c 'API_KEY=abc exec serve --port {port} --dtype x'",
             "sh -c 'API_KEY=abc;STEP=4;exec serve --port {port} --step=$STEP'",

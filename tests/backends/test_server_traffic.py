@@ -13,9 +13,10 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server import endpoint
 from pytest_llenergy.backends.server.backend import ServerBackend
-from pytest_llenergy.backends.server.load import LoadJob
-from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
+from pytest_llenergy.backends.server.load import BatchJob, LoadJob
+from pytest_llenergy.backends.tasks import GenerationParams, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.traffic import Request, synthetic
 from pytest_llenergy.traffic.requests import complete_arguments
@@ -255,14 +256,36 @@ class TestFailures:
         with loaded() as backend, pytest.raises(BackendError, match=r"out of memory; no request succeeded$"):
             served(backend, ["!500"], concurrency=1, num_requests=2, max_failures=9)
 
+    @pytest.mark.parametrize("task", ["generate", "serve"])
+    def test_whether_the_server_has_died_is_found_out_after_the_load(
+        self, task: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To find out takes seconds, which would be measured."""
+        found: list[str] = []
+        monkeypatch.setattr(endpoint, "is_port_closed", lambda *_: found.append("port"))
+        with loaded() as backend:
+            monkeypatch.setattr(backend._endpoint, "check", lambda: found.append("process"))
+            job: BatchJob | LoadJob
+            if task == "serve":
+                job = prepare(backend, self.LOAD, concurrency=1, num_requests=5, max_failures=1)
+            else:
+                job = backend.prepare(self.LOAD, GenerationParams.parse({"max_new_tokens": 3}))
+            job.before_round()
+            outcome: Any = job.run()
+            assert found == []
+            with pytest.raises(BackendError, match="request 2 of 5: 500 "):
+                job.result(outcome)
+        assert found == ["process", "port"]
+
     def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:
         with loaded(step=30) as backend:
             process = backend._process
             assert process is not None
             job = prepare(backend, ["a"], concurrency=2, num_requests=2, max_failures=2, max_new_tokens=2)
             job.endpoint.client._loop.call_later(0.3, process._child.kill)
+            outcome = job.run()
             with pytest.raises(BackendError, match="ended with signal SIGKILL: scripted server"):
-                job.run()
+                job.result(outcome)
 
 
 class TestPrefixCache:

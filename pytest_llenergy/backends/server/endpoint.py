@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pytest_llenergy.backends.server.client import Client, Dialect, Stream
 from pytest_llenergy.backends.server.early_end import SETTLE_S, IdleCheck
@@ -40,6 +39,10 @@ class Exchange:
     ready_ns: int = 0
     talk: int = 0
 
+    def name(self, asked: int) -> str:
+        """Return its name in messages, out of so many."""
+        return f"request {self.talk + 1} of {asked}"
+
 
 @dataclass
 class Endpoint:
@@ -65,29 +68,24 @@ class Endpoint:
         Raises:
             BackendError: It does not answer, or is still busy with a load that ended early.
         """
-        self.client.open_connections(connections, self.health)
+        self.open_connections(connections)
         if not self.idle.is_settled and not self.client.run(self.idle.settle(from_now_ns(SETTLE_S))):
             raise BackendError(
                 f"server: still busy {SETTLE_S:g} s after a search for the maximum load has closed its "
                 "streams; restart it, or use another server for this test"
             )
 
-    def run(self, work: Coroutine[Any, Any, list[Exchange]]) -> tuple[list[Exchange], bool]:
-        """Run the requests. If some broke off, report a server that died meanwhile.
+    def open_connections(self, connections: int) -> None:
+        """Open this many connections.
 
-        Returns:
-            The exchanges, and whether the server is gone.
+        Raises:
+            BackendError: It does not answer, or has died.
         """
-        exchanges = self.client.run(work)
-        broken = [each.stream for each in exchanges if each.stream.broke]
-        if broken:
+        try:
+            self.client.open_connections(connections, self.health)
+        except BackendError:
             self.check()
-            # A server that was not started here has no output, but a closed port shows that it is gone.
-            if is_port_closed(self.address, EXIT_WAIT_S):
-                for stream in broken:
-                    stream.broke = f"{stream.broke}; nobody listens at {self.address.url} anymore"
-                return exchanges, True
-        return exchanges, False
+            raise
 
     def parse_answers(
         self,
@@ -97,7 +95,7 @@ class Endpoint:
         *,
         in_search: bool = False,
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
-        """Parse the streams.
+        """Parse the streams, unless the server has died. Not for measured time: to find out takes a while.
 
         Args:
             exchanges: What was sent.
@@ -109,12 +107,14 @@ class Endpoint:
             The exchanges with an answer, and the messages of the failed ones.
 
         Raises:
-            BackendError: An answer has the wrong length, or a request of a search fails at any load.
+            BackendError: The server has died, an answer has the wrong length, or a request of a search fails
+                at any load.
         """
         answered: list[tuple[Exchange, Answer]] = []
+        self._check_broken(exchanges, asked)
         failures: list[str] = []
         for exchange in exchanges:
-            name = f"request {exchange.talk + 1} of {asked}"
+            name = exchange.name(asked)
             try:
                 answer = read_answer(exchange.stream, self.dialect, name)
             except FailedRequestError as error:
@@ -130,6 +130,19 @@ class Endpoint:
         """Return flags about prefix cache hits, which distort the measured work."""
         hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
         if hits:
+    def _check_broken(self, exchanges: Sequence[Exchange], asked: int) -> None:
+        """Raise ``BackendError`` if streams broke off because the server has died."""
+        broken = next((each for each in exchanges if each.stream.broke), None)
+        if broken is None:
+            return
+        self.check()
+        # A server that was not started here has no output, but a closed port shows that it is gone.
+        if is_port_closed(self.address, EXIT_WAIT_S):
+            raise BackendError(
+                f"server: {broken.name(asked)}: {broken.stream.broke}; nobody listens at {self.address.url} "
+                "anymore"
+            )
+
             detail = (
                 f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
                 "switch the cache off when starting the server, or allow hits (prefix_cache=True)"

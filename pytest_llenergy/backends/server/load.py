@@ -47,7 +47,7 @@ class BatchJob:
         self.endpoint.prepare_round(len(self.bodies))
 
     def run(self) -> list[Exchange]:
-        return self.endpoint.run(self._send())[0]
+        return self.endpoint.client.run(self._send())
 
     async def _send(self) -> list[Exchange]:
         client = self.endpoint.client
@@ -73,13 +73,13 @@ class BatchJob:
 class LoadOutcome:
     """What was sent, and when the load started and ended.
 
-    ``died`` is whether the server is gone, and ``ended`` why a load of a search ended early.
+    ``sent`` is the number of requests sent so far if a load of a search ended early, and ``ended`` why.
     """
 
     exchanges: list[Exchange]
     start_ns: int
     end_ns: int
-    died: bool = False
+    sent: int = 0
     ended: Flag | None = None
 
 
@@ -119,11 +119,7 @@ class LoadJob:
         if probe is None:
             endpoint.prepare_round(connections)
             return
-        try:
-            endpoint.client.open_connections(connections, endpoint.health)
-        except BackendError:
-            endpoint.check()
-            raise
+        endpoint.open_connections(connections)
         self._end_ns = min(probe.end_ns, from_now_ns(probe.longest_s))
         body = self._bodies[id(self.requests[0])]
         endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check)
@@ -136,8 +132,8 @@ class LoadJob:
         if probe is not None:
             return self._run_probe(probe)
         start_ns = time.monotonic_ns()
-        exchanges, died = self.endpoint.run(self._send(self.requests, self.params.offsets_s(), start_ns))
-        return LoadOutcome(exchanges, start_ns, time.monotonic_ns(), died)
+        exchanges = self.endpoint.client.run(self._send(self.requests, self.params.offsets_s(), start_ns))
+        return LoadOutcome(exchanges, start_ns, time.monotonic_ns())
 
     def _run_probe(self, probe: Probe) -> LoadOutcome:
         """Run a load of a search, which may end early."""
@@ -149,14 +145,14 @@ class LoadJob:
         counter = self._counter = MissCounter(self.params.slo, allowed)
         start_ns = time.monotonic_ns()
         sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
-        exchanges, died = self.endpoint.run(self._until_over(sending, counter))
+        exchanges = self.endpoint.client.run(self._until_over(sending, counter))
         end_ns, ended = time.monotonic_ns(), None
         if counter.was_cut or self._failed:
             # It may still work on what was closed or timed out.
             self.endpoint.idle.is_settled = False
         if counter.was_cut:
             ended = end_flag(probe, len(requests), counter)
-        return LoadOutcome(exchanges, start_ns, end_ns, died, ended)
+        return LoadOutcome(exchanges, start_ns, end_ns, counter.sent, ended)
 
     async def _until_over(
         self, sending: Coroutine[Any, Any, list[Exchange]], counter: MissCounter
@@ -257,8 +253,6 @@ class LoadJob:
         answered, failures = self.endpoint.parse_answers(
             outcome.exchanges, self.params, len(self.requests), in_search=in_search
         )
-        if outcome.died:
-            raise BackendError(failures[0])
         if outcome.ended is not None:
             return self._part(outcome.ended)
         refusal = _refusal(failures, len(answered), self.params.max_failures)
