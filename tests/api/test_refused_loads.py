@@ -107,7 +107,8 @@ def test_a_search_whose_first_load_is_refused_fails_with_the_error(search: Any, 
         (", 80", "cache", "BackendError: max_load: the load of 80 request/s: prefix cache hit: "),
         ("maximum load, 80", "cache", "BackendError: max_load: the load of 80 request/s: prefix cache hit: "),
         ("maximum load, 80", "short", "2 tokens instead of 3; the server ignores ignore_eos"),
-        ("maximum load, 80", "bad", " of 20: 400 from /v1/completions: too long"),
+        ("maximum load, 80", "bad", " of 20: 400 from /v1/completions: too long; the server rejects it at "),
+        ("maximum load, 80", "error", " of 20: too long; the server rejects it at "),
         ("maximum load, 80", "exit", "ServerError: server: "),
     ],
 )
@@ -152,3 +153,4 @@ def test_a_server_that_dies_in_the_load_below_the_maximum_leaves_the_maximum(
     assert curve["reason"] == THESE_ARRIVALS
     assert record["metrics"]["max_load_requests_per_s"]["uncertainty"] == pytest.approx((80 - found) / 3**0.5)
     assert curve["points"][-1]["reason"].startswith("ServerError: server: ")
+    assert "Traceback" not in result.stdout.str()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -226,6 +227,27 @@ def test_a_server_that_died_before_a_load_is_reported(allowed: int | None) -> No
         psutil.Process(backend._process.pid).kill()
         with pytest.raises(ServerError, match="ended with signal SIGKILL"):
             load.before_round()
+
+
+@pytest.mark.parametrize("order", ["bad", "error"])
+def test_a_request_that_is_faulty_at_any_load_is_an_error(tmp_path: Path, order: str) -> None:
+    """Whether the server refuses it, or reports the error in its stream."""
+    orders = tmp_path / "orders"
+    orders.write_text("")
+    with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
+        load = job(backend, 400.0, 20, {"ttft": 60}, allowed=20, max_failures=1000)
+        load.before_round()
+        orders.write_text(order)
+        outcome = load.run()
+        with pytest.raises(BackendError) as caught:
+            load.result(outcome)
+    # Subclasses would be shown with a traceback of the plugin.
+    assert type(caught.value) is BackendError
+    assert re.fullmatch(
+        r"server: request \d+ of 20: (400 from /v1/completions: )?too long; the server rejects it at any "
+        "load, not only at 400 request/s, so max_failures does not apply",
+        str(caught.value),
+    )
 
 
 def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
-from pytest_llenergy.backends.server.stream import Answer, has_tokens_after, read_answer
+from pytest_llenergy.backends.server.stream import (
+    Answer,
+    FailedRequestError,
+    has_tokens_after,
+    read_answer,
+)
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.measure.round_statistics import percentile
@@ -300,3 +305,28 @@ class TestStreams:
             read_answer(given, UNKNOWN_DIALECT, "request 1 of 1")
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("status", "is_rejected"),
+        [(400, True), (413, True), (422, True), (408, False), (429, False), (503, False)],
+    )
+    @pytest.mark.parametrize("place", ["status", "stream"])
+    def test_a_fault_of_the_request_is_told_from_a_busy_server(
+        self, status: int, is_rejected: bool, place: str
+    ) -> None:
+        error = json.dumps({"error": {"message": "no", "code": status}}).encode()
+        given = stream((120, error), status=status)
+        if place == "stream":
+            given = stream((120, b"data: " + error + b"\n\n"))
+        with pytest.raises(FailedRequestError) as caught:
+            read_answer(given, UNKNOWN_DIALECT, "request 1 of 1")
+        assert caught.value.is_rejected is is_rejected
+
+    @pytest.mark.parametrize(
+        "error", ['"no"', "null", '{"code": "context_length_exceeded"}', '{"code": true}']
+    )
+    def test_an_error_within_a_stream_may_have_no_status(self, error: str) -> None:
+        given = stream((120, b'data: {"error": %b}\n\n' % error.encode()))
+        with pytest.raises(FailedRequestError) as caught:
+            read_answer(given, UNKNOWN_DIALECT, "request 1 of 1")
+        assert not caught.value.is_rejected

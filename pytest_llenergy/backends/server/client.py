@@ -40,10 +40,6 @@ class NoAnswerError(Exception):
     """A request without an answer; the text is the reason in one line."""
 
 
-#: Client errors of a server that has too much to do: a request that took too long, and too many requests.
-BUSY_STATUSES = (408, 429)
-
-
 @dataclass
 class Stream:
     """The stream of one request: bytes with their arrival times, parsed later."""
@@ -59,11 +55,6 @@ class Stream:
     def failed(self) -> bool:
         """Whether it was refused or broke off, as far as can be seen without parsing it."""
         return self.broke is not None or self.status != 200
-
-    @property
-    def is_rejected(self) -> bool:
-        """Whether the server found fault with the request itself: at no load would it have answered."""
-        return 400 <= self.status < 500 and self.status not in BUSY_STATUSES
 
     def body(self) -> str:
         """Return the whole body as text."""

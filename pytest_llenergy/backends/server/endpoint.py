@@ -93,15 +93,16 @@ class Endpoint:
         params: GenerationParams,
         asked: int,
         *,
-        in_search: bool = False,
+        search_rate: float | None = None,
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
-        """Parse the streams, unless the server has died. Not for measured time: to find out takes a while.
+        """Parse the streams, after measured time: whether the server has died may take seconds to find out.
 
         Args:
             exchanges: What was sent.
             params: Parameters of the call.
             asked: Number of requests to send, of which failures may have prevented some.
-            in_search: Whether failures are a sign of too high a load.
+            search_rate: Request rate of a load of a search, where failures are a sign of too high a load;
+                None elsewhere.
 
         Returns:
             The exchanges with an answer, and the messages of the failed ones.
@@ -110,26 +111,25 @@ class Endpoint:
             BackendError: The server has died, an answer has the wrong length, or a request of a search fails
                 at any load.
         """
-        answered: list[tuple[Exchange, Answer]] = []
         self._check_broken(exchanges, asked)
+        answered: list[tuple[Exchange, Answer]] = []
         failures: list[str] = []
         for exchange in exchanges:
             name = exchange.name(asked)
             try:
                 answer = read_answer(exchange.stream, self.dialect, name)
             except FailedRequestError as error:
-                if in_search and exchange.stream.is_rejected:
-                    raise
+                if search_rate is not None and error.is_rejected:
+                    raise BackendError(
+                        f"{error}; the server rejects it at any load, not only at {search_rate:.3g} "
+                        "request/s, so max_failures does not apply"
+                    ) from None
                 failures.append(str(error))
                 continue
             _check_lengths(exchange, answer, params, name)
             answered.append((exchange, answer))
         return answered, failures
 
-    def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
-        """Return flags about prefix cache hits, which distort the measured work."""
-        hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
-        if hits:
     def _check_broken(self, exchanges: Sequence[Exchange], asked: int) -> None:
         """Raise ``BackendError`` if streams broke off because the server has died."""
         broken = next((each for each in exchanges if each.stream.broke), None)
@@ -143,6 +143,10 @@ class Endpoint:
                 "anymore"
             )
 
+    def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
+        """Return flags about prefix cache hits, which distort the measured work."""
+        hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
+        if hits:
             detail = (
                 f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
                 "switch the cache off when starting the server, or allow hits (prefix_cache=True)"

@@ -251,7 +251,10 @@ class LoadJob:
     def result(self, outcome: LoadOutcome) -> ServedLoad:
         in_search = self.params.probe is not None
         answered, failures = self.endpoint.parse_answers(
-            outcome.exchanges, self.params, len(self.requests), in_search=in_search
+            outcome.exchanges,
+            self.params,
+            len(self.requests),
+            search_rate=self.params.request_rate if in_search else None,
         )
         if outcome.ended is not None:
             return self._part(outcome.ended)

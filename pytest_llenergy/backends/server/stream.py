@@ -20,9 +20,25 @@ if TYPE_CHECKING:
 
 END_OF_STREAM = b"[DONE]"
 
+#: Client errors of a server that has too much to do: a request that took too long, and too many requests.
+BUSY_STATUSES = (408, 429)
+
 
 class FailedRequestError(BackendError):
-    """A request was refused, broke off or gave nothing, while others may succeed."""
+    """A request was refused, broke off or gave nothing, while others may succeed.
+
+    Attributes:
+        status: Status of its answer or of an error within the stream; 0 if the server gave none.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the server found fault with the request itself: at no load would it have answered."""
+        return 400 <= self.status < 500 and self.status not in BUSY_STATUSES
 
 
 @dataclass(frozen=True)
@@ -213,7 +229,7 @@ def _check_status(stream: Stream, name: str) -> None:
     message = error_text(stream.body())
     if stream.status == 404:
         raise ModelError(f"server: {name}: 404 from {stream.path}: {message}; see --energy-server-model")
-    raise FailedRequestError(f"server: {name}: {stream.status} from {stream.path}: {message}")
+    raise FailedRequestError(f"server: {name}: {stream.status} from {stream.path}: {message}", stream.status)
 
 
 def error_text(body: str) -> str:
@@ -242,6 +258,11 @@ def _decode_event(data: bytes, name: str) -> dict[str, Any]:
         event = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise BackendError(f"server: {name}: a chunk cannot be parsed ({error})") from None
-    if not isinstance(event, dict) or "error" in event:
-        raise FailedRequestError(f"server: {name}: {error_text(data.decode(errors='replace'))}")
-    return event
+    if isinstance(event, dict) and "error" not in event:
+        return event
+    what = event["error"] if isinstance(event, dict) else None
+    # vLLM and llama.cpp give the status, others a word.
+    code = what.get("code") if isinstance(what, dict) else None
+    raise FailedRequestError(
+        f"server: {name}: {error_text(data.decode(errors='replace'))}", code if _is_count(code) else 0
+    )

@@ -6,9 +6,9 @@ arrival: the capacity is slots / service requests per second. The first token co
 the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
 does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. A stream ends
 ``linger`` seconds after its tokens. The file ``orders`` may contain what else the server does: ``refuse``
-what is sent while it is busy (``bad``: as faulty), ``close`` for all requests, ``cache`` a token of each
-prompt, leave out a token (``short``), or ``exit``. A line for each start goes to the file ``orders`` +
-``.starts``.
+what is sent while it is busy (``bad``: as faulty; ``error``: the same within a stream), ``close`` for all
+requests, ``cache`` a token of each prompt, leave out a token (``short``), or ``exit``. A line for each start
+goes to the file ``orders`` + ``.starts``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
         os._exit(3)
     if order == "bad" and queue.in_flight:
         return web.Response(status=400, text="too long")
+    if order == "error" and queue.in_flight:
+        answer = await begin_stream(request)
+        await send(answer, {"error": {"message": "too long", "code": 400}})
+        await answer.write_eof()
+        return answer
     if order == "close" or (order == "refuse" and queue.in_flight):
         return web.Response(status=503, text="queue full")
     # The backend's probes ask for one token; they take no slot.
@@ -70,8 +75,7 @@ async def serve(request: web.Request, begin_s: float, total: int, cached: int) -
     if int(SETTINGS["breaks"]) and queue.served > int(SETTINGS["breaks"]):
         assert request.transport is not None
         request.transport.abort()
-    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await answer.prepare(request)
+    answer = await begin_stream(request)
     for made in range(total):
         due_s = begin_s + queue.service_s * made / max(1, total - 1)
         await asyncio.sleep(max(0.0, due_s - loop.time()))
@@ -83,6 +87,12 @@ async def serve(request: web.Request, begin_s: float, total: int, cached: int) -
     await asyncio.sleep(float(SETTINGS["linger"]))
     await answer.write(b"data: [DONE]\n\n")
     await answer.write_eof()
+    return answer
+
+
+async def begin_stream(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
     return answer
 
 
