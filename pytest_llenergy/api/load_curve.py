@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_host_meters
-from pytest_llenergy.api.load_points import add_max_load, explain_cut, make_point
+from pytest_llenergy.api.load_points import add_max_load, describe_failed, explain_cut, make_point
 from pytest_llenergy.backends.load_phases import OUT_OF_TIME, SHORT_LOAD
 from pytest_llenergy.backends.tasks import SERVE, Probe
 from pytest_llenergy.errors import BackendError, LLEnergyError, PlanError
@@ -242,7 +242,10 @@ class LoadMeasurement:
                 point = self.points[-1]
                 out_of_time = any(has_flag(each, OUT_OF_TIME) for each in found)
                 if (point.within_slo is None and not out_of_time) or (point.refused and not search.held):
-                    advice = "; set max_failures, or search lower rates (between=)" if point.refused else ""
+                    more = "raise" if self.params.get("max_failures") else "set"
+                    advice = (
+                        f"; {more} max_failures, or search lower rates (between=)" if point.refused else ""
+                    )
                     raise BackendError(f"max_load: the load of {rate:.3g} request/s: {point.reason}{advice}")
                 if point.within_slo is None and (in_full or time.monotonic_ns() < self._end_ns):
                     return None, (
@@ -340,13 +343,17 @@ class LoadMeasurement:
         assert draft.load_curve is not None
         if search is not None:
             u, u_arrivals = search.uncertainty, self._arrivals_uncertainty(place, search)
+            ended = search.describe_end()
+            failed = describe_failed(experiment.rounds) if search.maximum is None else None
+            if failed is not None:
+                # Which may be why the load of the record, that of the lowest rate, missed the SLO.
+                ended = f"{ended}; at {self.points[place].request_rate:.3g} request/s {failed}"
             draft.load_curve = msgspec.structs.replace(
                 draft.load_curve,
                 max_load_requests_per_s=search.maximum,
                 max_load_u_requests_per_s=math.hypot(u, u_arrivals or 0.0) if u is not None else None,
                 exceeded_at_requests_per_s=search.exceeded if search.maximum is not None else None,
-                reason=search.describe_end()
-                or (THESE_ARRIVALS if u is not None and u_arrivals is None else None),
+                reason=ended or (THESE_ARRIVALS if u is not None and u_arrivals is None else None),
             )
             experiment = add_max_load(experiment, draft.load_curve, u, u_arrivals)
         times = experiment.times

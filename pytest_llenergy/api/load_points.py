@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import CUT_SHORT, REFUSED, SATURATED, SHORT_LOAD
+from pytest_llenergy.backends.load_phases import CUT_SHORT, FAILED, REFUSED, SATURATED, SHORT_LOAD
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.goodput import attainment, good_requests, has_flag, is_mostly
 from pytest_llenergy.measure.load_probe import is_within
@@ -28,8 +28,16 @@ LATENCIES = {
 
 def describe_cut(rounds: Sequence[Round]) -> str | None:
     """Return why a round ended early; None if none did."""
-    flags = (flag for each in rounds for flag in each.flags if flag.name in CUT_SHORT)
-    return next((f"{flag.name}: {flag.detail}" for flag in flags), None)
+    cut = next((each for each in rounds if has_flag(each, *CUT_SHORT)), None)
+    if cut is None:
+        return None
+    # Failed requests may be why so many missed the SLO.
+    return "; ".join(f"{flag.name}: {flag.detail}" for flag in cut.flags if flag.name in (*CUT_SHORT, FAILED))
+
+
+def describe_failed(rounds: Sequence[Round]) -> str | None:
+    """Return how many requests failed in the first round in which some did, and why; None if none did."""
+    return next((flag.detail for each in rounds for flag in each.flags if flag.name == FAILED), None)
 
 
 def explain_cut(experiment: Experiment) -> Experiment:

@@ -32,6 +32,9 @@ SATURATED, SHORT_LOAD = "saturated", "short-load"
 #: may, or because their time was up.
 ENDED_EARLY, REFUSED, OUT_OF_TIME = CUT_SHORT = "ended-early", "refused", "out-of-time"
 
+#: Flag of loads of which requests failed, but not too many.
+FAILED = "failed-request"
+
 #: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
 #: latencies are enough to call it saturated, however they scatter.
 KEEPS_UP, FAR_BEHIND = 0.9, 0.8
@@ -189,7 +192,7 @@ def load_phases(
         paced = concurrency is None and load.asked_s[-1] > load.asked_s[0]
         rate = f", asked for {load.asked_per_s:.3g} {load.name}/s" if paced else ""
         lower = "the rate" if concurrency is None else "concurrency"
-        detail = f"{len(failed)} of {number} {load.name} failed{rate}; lower {lower}, or see failed-request"
+        detail = f"{len(failed)} of {number} {load.name} failed{rate}; lower {lower}, or see {FAILED}"
         return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
     steady = steady_span(requests, concurrency, talks)
     short = _describe_shortness(load, steady, concurrency)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.api.load_curve import THESE_ARRIVALS, LoadMeasurement
+from pytest_llenergy.api.load_points import describe_cut
+from pytest_llenergy.model.record import Flag
 
 from ..backends.servers.start import queueing
+from ..compare.runs import round_of
 
 pytest.importorskip("aiohttp")
 
@@ -91,14 +95,45 @@ def test_a_search_whose_full_measurements_are_all_refused_finds_no_maximum(
     ]  # fmt: skip
 
 
-def test_a_search_whose_first_load_is_refused_fails_with_the_error(search: Any, read_report: Read) -> None:
-    result = search({"56.6": "refuse"})
+@pytest.mark.parametrize(("max_failures", "advice"), [(0, "set max_failures"), (1, "raise max_failures")])
+def test_a_search_whose_first_load_is_refused_fails_with_the_error(
+    search: Any, read_report: Read, max_failures: int, advice: str
+) -> None:
+    result = search({"56.6": "refuse"}, max_failures)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*BackendError: max_load: the load of 56.6 request/s: refused: server: *503*; set max_failures*"]
+        [f"*BackendError: max_load: the load of 56.6 request/s: refused: *503*; {advice}, or search *"]
     )
     (point,) = read_report()["records"][0]["load_curve"]["points"]
     assert point["refused"]
+
+
+def test_a_search_without_a_maximum_says_that_requests_failed(search: Any, read_report: Read) -> None:
+    """Up to max_failures of them miss the SLO, of which the server may be the reason at any rate."""
+    result = search({"": "refuse"}, 1000)
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    curve = record["load_curve"]
+    assert [each["within_slo"] for each in curve["points"]] == [False, False]
+    found = (
+        "even 40 request/s, the lowest rate, is not within the SLO; search lower rates; at 40 request/s "
+        r"\d+ of \d+ requests failed, and their joules count; the first: server: request \d+ of 20: 503 from "
+        r"\S+ queue full"
+    )
+    assert re.fullmatch(found, curve["reason"])
+    assert re.search(found, " ".join(result.stdout.str().split()))
+
+
+def test_the_reason_of_a_load_that_ended_early_names_the_requests_that_failed() -> None:
+    ended, failed, busy = (
+        Flag(name=name, severity="warning", detail=detail)
+        for name, detail in (("ended-early", "7 missed"), ("failed-request", "7 failed: 503"), ("busy", "x"))
+    )
+    assert describe_cut([round_of(1.0, flags=[failed])]) is None
+    rounds = [round_of(1.0, flags=[failed]), round_of(1.0, flags=[busy, ended])]
+    assert describe_cut(rounds) == "ended-early: 7 missed"
+    rounds = [round_of(1.0), round_of(1.0, flags=[busy, ended, failed])]
+    assert describe_cut(rounds) == "ended-early: 7 missed; failed-request: 7 failed: 503"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +155,7 @@ def test_other_faults_are_no_sign_of_too_high_a_load(
     result = search({load: order}, max_failures)
     result.assert_outcomes(failed=1)
     assert message in result.stdout.str()
+    assert "Traceback" not in result.stdout.str()
     curve = read_report()["records"][0]["load_curve"]
     assert (curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]) == (None, None)
     # What held until then is kept.
@@ -153,4 +189,3 @@ def test_a_server_that_dies_in_the_load_below_the_maximum_leaves_the_maximum(
     assert curve["reason"] == THESE_ARRIVALS
     assert record["metrics"]["max_load_requests_per_s"]["uncertainty"] == pytest.approx((80 - found) / 3**0.5)
     assert curve["points"][-1]["reason"].startswith("ServerError: server: ")
-    assert "Traceback" not in result.stdout.str()

@@ -250,6 +250,17 @@ def test_a_request_that_is_faulty_at_any_load_is_an_error(tmp_path: Path, order:
     )
 
 
+def test_a_load_that_ends_early_says_which_of_its_requests_failed(tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    orders.write_text("refuse")
+    with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
+        outcome, result = run(job(backend, 400.0, 200, {"ttft": 60}, allowed=3, max_failures=1000))
+    ended, failed = result.flags
+    assert (ended.name, failed.name, failed.severity) == ("ended-early", "failed-request", "warning")
+    assert failed.detail.startswith(f"{len(outcome.exchanges)} of {outcome.sent} requests failed, ")
+    assert " of 200: 503 from /v1/completions: queue full" in failed.detail
+
+
 def test_a_load_outside_of_a_search_never_ends_early(backend: ServerBackend) -> None:
     outcome, result = run(job(backend, 400.0, 60, {"ttft": 0.01}))
     assert outcome.ended is None

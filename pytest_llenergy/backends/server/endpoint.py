@@ -95,7 +95,7 @@ class Endpoint:
         *,
         search_rate: float | None = None,
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
-        """Parse the streams, after measured time: whether the server has died may take seconds to find out.
+        """Parse the streams, after measured time: a check whether the server has died takes a second.
 
         Args:
             exchanges: What was sent.

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import REFUSED, load_phases
+from pytest_llenergy.backends.load_phases import FAILED, REFUSED, load_phases
 from pytest_llenergy.backends.server.client import Stream
 from pytest_llenergy.backends.server.early_end import MissCounter, end_flag
 from pytest_llenergy.backends.server.encoder import Encoder, Message
@@ -257,7 +257,7 @@ class LoadJob:
             search_rate=self.params.request_rate if in_search else None,
         )
         if outcome.ended is not None:
-            return self._part(outcome.ended)
+            return self._part(outcome.ended, *_failed(failures, outcome.sent))
         refusal = _refusal(failures, len(answered), self.params.max_failures)
         if refusal is not None:
             if not in_search:
@@ -303,9 +303,9 @@ class LoadJob:
             ],
         )
 
-    def _part(self, ended: Flag) -> ServedLoad:
+    def _part(self, *ended: Flag) -> ServedLoad:
         """Return the result of a load of which only a part was sent or answered."""
-        flags = [*self.endpoint.flags, ended]
+        flags = [*self.endpoint.flags, *ended]
         return ServedLoad(texts=[], token_ids=[], requests=[], exact=False, flags=flags)
 
     def _late(self, late_s: float) -> list[Flag]:
@@ -345,7 +345,7 @@ def _failed(failures: Sequence[str], sent: int) -> list[Flag]:
     if not failures:
         return []
     detail = f"{len(failures)} of {sent} requests failed, and their joules count; the first: {failures[0]}"
-    return [Flag(name="failed-request", severity="warning", detail=detail)]
+    return [Flag(name=FAILED, severity="warning", detail=detail)]
 
 
 def _seconds(start_ns: int | None, end_ns: int) -> float:
