@@ -107,7 +107,7 @@ def test_real_pytest_flags_and_widens_a_board_outside_the_table(
             time.sleep(0.35)
             world.set_power(0, 100.0)
 
-        @pytest.mark.energy_options(rounds=6, iterations=1, warmup=1)
+        @pytest.mark.energy_options(rounds=8, iterations=1, warmup=1)
         def test_it(energy):
             energy(work)
         """
@@ -115,8 +115,10 @@ def test_real_pytest_flags_and_widens_a_board_outside_the_table(
     result = pytester.runpytest_subprocess("--energy-report", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
     (record,) = read_report()["records"]
-    assert len(record["rounds"]) >= 6
-    for round_ in record["rounds"]:
+    # On a busy machine, the board may not be read near the edges of a round.
+    known = [round_ for round_ in record["rounds"] if round_["energy_j"] is not None]
+    assert len(known) >= 6
+    for round_ in known:
         assert "coverage-unknown" in [flag["name"] for flag in round_["flags"]]
         # 500 W all the time, unless a busy machine began or ended the work late.
         end_s = round_["start_s"] + round_["duration_s"]
