@@ -20,7 +20,7 @@ TIERS = [
     {"meters", "workers"},
     {"measure", "compare", "cluster"},
     {"report", "doctor", "forges"},
-    {"ab", "export", "history", "study_import"},
+    {"ab", "export", "history"},
     {"stash", "options", "marks", "hookspecs"},
     {
         "plan",
