@@ -59,9 +59,7 @@ HEAVY = {
     "tokenizers",
     "gguf",
     "vllm",
-    "sglang",
     "ray",
-    "tensorrt_llm",
     "aiohttp",
 }
 

@@ -37,19 +37,14 @@ DEGREES: tuple[Degree, ...] = ("data", "tensor", "pipeline", "placement")
 #: Values of the load option ``dtype`` of backends that take torch's names.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-#: Why a backend with tensor and pipeline parallelism of its own has no placement.
-SHARDS_ONLY = "shards a model; it does not put its layers on devices that take turns"
-
 
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can do. Tests that need anything not declared here are refused.
 
     Attributes:
-        launch: ``ranks`` if the plugin starts one process per device; ``backend`` if one process gets all
-            devices and the library starts its own workers.
-        replicas: Who creates data-parallel replicas with ``launch="backend"``. With ``plugin``, each replica
-            is a separate process with its own devices.
+        launch: ``ranks`` if the plugin starts one process per device; ``backend`` if one process gets the
+            devices of a replica and the library starts its own workers.
         opaque: With ``launch="backend"``: one process gets all devices of the test and divides the work in a
             way that cannot be seen from outside, so that the test has no degrees of parallelism.
         hosts: With ``launch="backend"``, whether one model may be spread over several hosts. The plugin then
@@ -81,7 +76,6 @@ class Capabilities:
     """
 
     launch: Literal["ranks", "backend"] = "ranks"
-    replicas: Literal["plugin", "backend"] = "plugin"
     opaque: bool = False
     hosts: Literal["one", "several"] = "one"
     framework: Literal["torch"] | None = None
@@ -162,20 +156,6 @@ class Capabilities:
             if isinstance(value, str):
                 changed |= self.changed_by.get(name, {}).get(value, {})
         return replace(self, **changed) if changed else self
-
-
-#: What inference engines have in common that schedule requests and shard a model by themselves. Each adds the
-#: rest of its row with ``dataclasses.replace``.
-SCHEDULING_ENGINE = Capabilities(
-    launch="backend",
-    data=True,
-    tensor=True,
-    pipeline=True,
-    gpu=True,
-    sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
-    batching=("continuous",),
-    prefix_cache="switched off, unless prefix_cache=True",
-)
 
 
 @dataclass(frozen=True)
@@ -309,7 +289,6 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process id; 0 if unknown.
         rank: From 0 to ``world_size - 1`` within one replica, over all its hosts; the shards of a stage are
             consecutive.
-        replica: Number of the replica within the rank, if the backend makes several.
         attached: The process was already running and is not a child of the rank.
         server: It stands for all processes of a server, of which each leased board must have one.
     """
@@ -317,7 +296,6 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     rank: int
     world_size: int
-    replica: int = 0
     attached: bool = False
     server: bool = False
 

@@ -12,8 +12,6 @@ from pytest_llenergy.backends import (
     onnxruntime,
     openvino,
     server,
-    sglang,
-    tensorrt_llm,
     transformers,
     vllm,
 )
@@ -25,8 +23,8 @@ from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.text import did_you_mean
 
 BUILTIN = (
-    *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC, llama_cpp.SPEC),
-    *(vllm.SPEC, sglang.SPEC, tensorrt_llm.SPEC, server.SPEC),
+    *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC),
+    *(llama_cpp.SPEC, vllm.SPEC, server.SPEC),
 )
 ENTRY_POINTS = "pytest_llenergy.backends"
 

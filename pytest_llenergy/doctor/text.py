@@ -94,9 +94,7 @@ def _launch(row: Capabilities) -> str:
         return "ranks, one a device"
     if row.opaque:
         return "backend, on all devices"
-    if not row.data:
-        return "backend"
-    return f"backend; copies by {'the plugin' if row.replicas == 'plugin' else 'the backend'}"
+    return "backend"
 
 
 def _hosts(row: Capabilities) -> str:

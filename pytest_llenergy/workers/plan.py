@@ -264,9 +264,6 @@ def _device_groups(
         size = n
     elif capabilities.launch == "backend":
         size *= degrees.tensor * degrees.pipeline
-        if capabilities.replicas == "backend" and nodes == 1:
-            # All replicas of a host are made by one rank.
-            size *= max(1, min(degrees.data, len(lease.devices) // size))
     if lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
@@ -367,13 +364,13 @@ def check_backend_workers(
 
 def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
     degrees, nodes = plan.parallel, plan.nodes
-    replicas, size = degrees.data * nodes // len(plan.ranks), degrees.tensor * degrees.pipeline
-    planned = size * replicas // nodes
-    ordered = sorted(workers, key=lambda worker: (worker.replica, worker.rank))
+    size = degrees.tensor * degrees.pipeline
+    planned = size // nodes
+    ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
     actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
-    first, node_rank = divmod(rank.rank, nodes)
+    replica, node_rank = divmod(rank.rank, nodes)
     here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
     misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
     if len(set(pids)) != planned or worlds != [size] or misplaced:
@@ -395,9 +392,7 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     return msgspec.structs.replace(
         rank,
         workers=[worker.pid for worker in known],
-        worker_coordinates=[
-            _locate(degrees, (first * replicas + worker.replica) * size + worker.rank) for worker in known
-        ],
+        worker_coordinates=[_locate(degrees, replica * size + worker.rank) for worker in known],
     )
 
 

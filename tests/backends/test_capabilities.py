@@ -18,7 +18,7 @@ from pytest_llenergy.doctor.text import UNKNOWN, list_facts, render_row
 
 
 def test_everything_that_a_test_can_require_is_shown() -> None:
-    hidden = {"replicas", "framework", "process_group", "preload", "exact", "clock", "reasons", "sources"}
+    hidden = {"framework", "process_group", "preload", "exact", "clock", "reasons", "sources"}
     hidden |= {"changed_by", "off", "opaque"}
     shown = {fact.name for fact in list_facts(Capabilities())} - {"managed_by"}
     assert shown == {field.name for field in fields(Capabilities)} - hidden

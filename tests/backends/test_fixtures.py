@@ -117,7 +117,7 @@ def test_unsupported_parallelism_skips_and_names_capable_backends(quick: pytest.
     result.assert_outcomes(skipped=2)
     text = " ".join(result.stdout.str().split())
     assert "transformers does not offer pipeline parallelism (its pp_size is not used here; " in text
-    assert "openvino does not offer pipeline parallelism; backends that do: vllm, sglang" in text
+    assert "openvino does not offer pipeline parallelism; backends that do: vllm" in text
 
 
 def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_report: Read) -> None:

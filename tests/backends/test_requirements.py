@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from pytest_llenergy.backends import vllm
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
 from pytest_llenergy.model.record import Parallel
 
@@ -134,7 +136,7 @@ def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester)
     result = run(two, TEST.format(marks=marks))
     result.assert_outcomes(skipped=2)
     assert "one does not offer pipeline parallelism" in text_of(result)
-    assert "; backends that do: vllm, sglang" in text_of(result)
+    assert "; backends that do: vllm" in text_of(result)
 
 
 def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> None:
@@ -259,14 +261,15 @@ def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pyteste
 
 
 def test_a_model_over_several_hosts_is_refused_by_backends_of_one_host() -> None:
-    known = {spec.name: spec for spec in BUILTIN}
+    single = replace(vllm.SPEC, name="single", capabilities=replace(vllm.SPEC.capabilities, hosts="one"))
+    known = {spec.name: spec for spec in (*BUILTIN, single)}
     required = Requirements(parallel=Parallel(tensor=8, pipeline=2), per_host=8)
-    reason = explain_unmet(known["tensorrt-llm"], required, known)
+    reason = explain_unmet(single, required, known)
     assert reason is not None
     assert reason.startswith(
-        "tensorrt-llm does not offer one model over several hosts (it needs 16 devices, and a host has 8; "
+        "single does not offer one model over several hosts (it needs 16 devices, and a host has 8)"
     )
-    assert reason.endswith("backends that do: vllm, sglang")
+    assert reason.endswith("backends that do: vllm")
     assert explain_unmet(known["vllm"], required, known) is None
     fits = Requirements(parallel=Parallel(tensor=8, data=2), per_host=8)
-    assert explain_unmet(known["tensorrt-llm"], fits, known) is None
+    assert explain_unmet(single, fits, known) is None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small inference engines whose parts gloo connects. Each token is the sum of ``rank + 1`` over these parts.
 
-``SPEC`` is launched symmetrically, as vLLM and SGLang are: the same on each host, with a worker process for
+``SPEC`` is launched symmetrically, as vLLM is: the same on each host, with a worker process for
 each device. The parts of ``SHARDED`` are ranks of the plugin, as those of transformers are.
 """
 

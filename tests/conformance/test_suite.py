@@ -232,8 +232,8 @@ class Derived(TinyBackend):
         CLOSE
 """
 ENDS = "[(each.kill(), each.wait()) for each in self.started]"
-DEGREES_ASKED = "context.parallel.tensor * context.parallel.data"
-BY_BACKEND = "launch='backend', replicas='backend', tensor=True"
+DEGREES_ASKED = "context.parallel.tensor"
+BY_BACKEND = "launch='backend', tensor=True"
 
 #: Wrong backends: the code, the check that fails, and a part of its message.
 WRONG = {

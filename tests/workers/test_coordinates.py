@@ -65,23 +65,23 @@ def test_ranks_have_the_coordinates_of_torch(degrees: Parallel, host: LocalHost)
 
 
 def test_processes_of_a_backend_have_coordinates() -> None:
-    """As vLLM, SGLang and TensorRT-LLM number them: the shards of a stage are consecutive."""
-    row = Capabilities(launch="backend", replicas="backend", data=True, tensor=True, pipeline=True)
+    """As vLLM numbers them: the shards of a stage are consecutive."""
+    row = Capabilities(launch="backend", data=True, tensor=True, pipeline=True)
     degrees = Parallel(data=2, tensor=2, pipeline=2)
     plan = plan_processes(row, degrees, Lease(devices=("cpu",) * 8), [0], 1)
-    facts = {"pid": 1, "devices": ["cpu"], "threads": 1, "cpus": [0], "world_size": 1}
-    (rank,) = check_placement(plan, [facts])
-    assert rank.coordinates is None
+    facts = [{"pid": n, "devices": ["cpu"], "threads": 1, "cpus": [0], "world_size": 2} for n in (1, 2)]
+    ranks = check_placement(plan, facts)
+    assert {rank.coordinates for rank in ranks} == {None}
     workers = [
-        BackendWorker(
-            pid=100 + 10 * replica + number, rank=number, world_size=4, replica=replica, attached=True
-        )
-        for number in range(4)
-        for replica in (1, 0)
+        [
+            BackendWorker(pid=100 + 10 * replica + number, rank=number, world_size=4, attached=True)
+            for number in (3, 1, 0, 2)
+        ]
+        for replica in range(2)
     ]
-    (rank,) = check_backend_workers(plan, [rank], [workers])
-    assert rank.workers == [100, 101, 102, 103, 110, 111, 112, 113]
-    places = [(each.data, each.pipeline, each.tensor) for each in rank.worker_coordinates]
+    ranks = check_backend_workers(plan, ranks, workers)
+    assert [rank.workers for rank in ranks] == [[100, 101, 102, 103], [110, 111, 112, 113]]
+    places = [(each.data, each.pipeline, each.tensor) for rank in ranks for each in rank.worker_coordinates]
     assert places == [(d, p, t) for d in range(2) for p in range(2) for t in range(2)]
 
 

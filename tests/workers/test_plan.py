@@ -129,12 +129,6 @@ class TestSeveralHosts:
         ):
             plan_on_hosts(row, Parallel(tensor=2, pipeline=3), uneven)
 
-    def test_a_backend_that_makes_its_replicas_makes_those_of_each_host(self) -> None:
-        row = Capabilities(data=True, tensor=True, launch="backend", replicas="backend", hosts="several")
-        for degrees in (Parallel(data=8), Parallel(data=4, tensor=2), Parallel(data=2, tensor=4)):
-            plan = plan_on_hosts(row, degrees, hold("n1", "n2"))
-            assert ([len(rank.devices) for rank in plan.ranks], plan.nodes) == ([4, 4], 1)
-
     @pytest.mark.parametrize("row", ["placement", "backend"])
     def test_a_process_has_devices_of_one_host(self, row: str) -> None:
         rows = {

