@@ -42,9 +42,8 @@ USED_BY_INNER_RUNS = [
     "pytest_llenergy.report_builder",
     *(
         f"pytest_llenergy.meters.{name}"
-        for name in ("amd", "codecarbon", "command", "estimate", "hwmon", "nvml")
+        for name in ("amd", "command", "estimate", "hwmon", "nvml", "perf_events", "rapl", "selfcheck")
     ),
-    *(f"pytest_llenergy.meters.{name}" for name in ("perf_events", "rapl", "selfcheck", "zeus")),
 ]
 
 #: Source of a conftest with a meter that always reads ten watts.

@@ -13,7 +13,7 @@ from pytest_llenergy.meters.base import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.model.entry_points import BrokenEntryPoint, LoadedEntryPoints, load_entry_points
 
 #: Modules of this package, each with a ``SPEC`` of its name.
-BUILTIN = ("nvml", "rapl", "estimate", "amd", "zeus", "codecarbon", "hwmon", "command")
+BUILTIN = ("nvml", "rapl", "estimate", "amd", "hwmon", "command")
 
 ENTRY_POINTS = "pytest_llenergy.meters"
 
