@@ -42,7 +42,7 @@ USED_BY_INNER_RUNS = [
     "pytest_llenergy.report_builder",
     *(
         f"pytest_llenergy.meters.{name}"
-        for name in ("amd", "command", "estimate", "hwmon", "nvml", "perf_events", "rapl", "selfcheck")
+        for name in ("amd", "command", "estimate", "hwmon", "nvml", "rapl", "selfcheck")
     ),
 ]
 

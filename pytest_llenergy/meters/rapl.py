@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU packages and memory: the RAPL counters (running average power limit) of Intel and AMD processors.
 
-Linux offers them in two places. Powercap is tried first, since it shows whether two zones are one counter;
-perf events are for users who may read them but not powercap.
-
 ``enabled`` of a powercap zone is about its power *limit* (kernel:
 drivers/powercap/intel_rapl_common.c, ``get_domain_enable``). Zones whose limit is off, or locked by the
 firmware, count all the same.
@@ -15,10 +12,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters import perf_events
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.meters.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
@@ -31,7 +26,7 @@ ROOT = Path("/sys/class/powercap")
 #: that were equal by chance part sooner or later, so they are compared this many times.
 MIRROR_SHARE, MIRROR_COMPARISONS = 0.25, 10
 
-#: Highest power of a package or its memory whose limits powercap does not show (W). Processors are specified
+#: Highest power of a package or its memory without limits in powercap (W). Processors are specified
 #: for 500 W at most (Intel Xeon 6900, AMD EPYC 9005); this leaves room for later ones.
 HIGHEST_W = 2000.0
 
@@ -135,8 +130,7 @@ def open_zones(
     intel-rapl-mmio repeats the packages.
 
     Raises:
-        MeterError: No package can be read; its ``__cause__`` is a ``PermissionError`` if permission is
-            missing.
+        MeterError: No package can be read.
     """
     zones: list[Zone] = []
     flags: list[Flag] = []
@@ -151,15 +145,15 @@ def open_zones(
                     _add(zones, flags, Zone(part, f"dram:{name}"), pause)
     except PermissionError as error:
         _close(zones)
-        raise MeterError(f"no permission to read {error.filename}") from error
+        raise MeterError(f"rapl: no permission to read {error.filename}; {REMEDY}") from None
     except FileNotFoundError as error:
         _close(zones)
-        raise MeterError(f"{error.filename} does not exist; container runtimes hide it") from error
+        raise MeterError(f"rapl: {error.filename} does not exist; container runtimes hide it") from None
     except (OSError, ValueError) as error:
         _close(zones)
-        raise MeterError(str(error)) from error
+        raise MeterError(f"rapl: {error}") from None
     if not zones:
-        raise MeterError(f"no package counter under {root}")
+        raise MeterError(f"rapl: no package counter under {root}")
     return zones, flags
 
 
@@ -190,37 +184,19 @@ def _mirrors(first: Zone, second: Zone, pause: Callable[[float], None]) -> bool:
     return True
 
 
-class Counter(Protocol):
-    """The counter of one domain, from powercap or perf events, with its power limit if one is known."""
+class _WatchedZone:
+    """A zone, and when its counter last moved."""
 
-    domain: str
-    limit_w: float | None
-
-    def energy_j(self) -> float:
-        """Return joules since it was opened.
-
-        Raises:
-            OSError: If the counter cannot be read.
-            ValueError: If its value is wrong.
-        """
-
-    def close(self) -> None:
-        """Release all resources."""
-
-
-class _WatchedCounter:
-    """A counter, and when it last moved."""
-
-    def __init__(self, counter: Counter) -> None:
-        self.counter = counter
+    def __init__(self, zone: Zone) -> None:
+        self.zone = zone
         self.moved = False
-        self._energy_j = counter.energy_j()
+        self._energy_j = zone.energy_j()
         self._moved_s = time.monotonic()
 
     def read(self, still_s: float) -> float | str:
-        domain = self.counter.domain
+        domain = self.zone.domain
         try:
-            energy_j = self.counter.energy_j()
+            energy_j = self.zone.energy_j()
         except (OSError, ValueError) as error:
             return f"rapl: {domain} cannot be read ({error})"
         now_s = time.monotonic()
@@ -239,48 +215,47 @@ class RaplMeter:
 
     def __init__(
         self,
-        counters: Sequence[Counter],
+        zones: Sequence[Zone],
         flags: Sequence[Flag],
-        source: str,
         *,
         still_s: float = RAPL_STILL_S,
         pause: Callable[[float], None] = time.sleep,
         splits: bool = True,
     ) -> None:
-        """Take ownership of open counters. ``splits`` is whether the processes of the test are known.
+        """Take ownership of open zones. ``splits`` is whether the processes of the test are known.
 
         Raises:
             MeterError: If no counter of a package moves.
         """
         self._still_s = still_s
         try:
-            self._watched = [_WatchedCounter(counter) for counter in counters]
+            self._watched = [_WatchedZone(zone) for zone in zones]
             stood = _select_unmoving(self._watched, still_s, pause)
             if all(each in stood for each in self._watched if _is_package(each)):
-                names = ", ".join(each.counter.domain for each in stood)
+                names = ", ".join(each.zone.domain for each in stood)
                 raise MeterError(f"rapl: no package counter moves ({names} stood still for {still_s:g} s)")
         except (OSError, ValueError) as error:
-            _close(counters)
+            _close(zones)
             raise MeterError(f"rapl: {error}") from None
         except MeterError:
-            _close(counters)
+            _close(zones)
             raise
         notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
         self.domains: tuple[Domain, ...] = tuple(
-            _domain(each.counter, source, tuple(notes) if index == 0 else (), splits=splits)
+            _domain(each.zone, tuple(notes) if index == 0 else (), splits=splits)
             for index, each in enumerate(self._watched)
         )
 
-    def _leave_out(self, still: Sequence[_WatchedCounter]) -> list[Flag]:
+    def _leave_out(self, still: Sequence[_WatchedZone]) -> list[Flag]:
         """Close counters that stand still: a broken memory counter does not disqualify its package."""
         for each in still:
             self._watched.remove(each)
-            each.counter.close()
+            each.zone.close()
         return [
             Flag(
                 name="unmoving",
                 severity="warning",
-                detail=f"the counter of {each.counter.domain} stands still; it is not in the energy",
+                detail=f"the counter of {each.zone.domain} stands still; it is not in the energy",
             )
             for each in still
         ]
@@ -289,16 +264,16 @@ class RaplMeter:
         return [each.read(self._still_s) for each in self._watched]
 
     def close(self) -> None:
-        _close([each.counter for each in self._watched])
+        _close([each.zone for each in self._watched])
 
 
-def _is_package(each: _WatchedCounter) -> bool:
-    return each.counter.domain.startswith("cpu:")
+def _is_package(each: _WatchedZone) -> bool:
+    return each.zone.domain.startswith("cpu:")
 
 
 def _select_unmoving(
-    watched: Sequence[_WatchedCounter], still_s: float, pause: Callable[[float], None]
-) -> list[_WatchedCounter]:
+    watched: Sequence[_WatchedZone], still_s: float, pause: Callable[[float], None]
+) -> list[_WatchedZone]:
     """Return the counters that did not move within ``still_s``."""
     waiting = list(watched)
     for _ in range(round(RAPL_STILL_S / UPDATE_PERIOD_S)):
@@ -311,59 +286,48 @@ def _select_unmoving(
     return waiting
 
 
-def _domain(counter: Counter, source: str, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
-    memory = counter.domain.startswith("dram:")
+def _domain(zone: Zone, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
+    memory = zone.domain.startswith("dram:")
     ratio = MEMORY_RATIO if memory else PACKAGE_RATIO
     return Domain(
-        name=counter.domain,
+        name=zone.domain,
         kind="measured",
-        source=source,
+        source="powercap intel-rapl energy_uj",
         scope="memory" if memory else "package",
         resolution_j=RESOLUTION_J,
         accuracy=f"assumed within {GAIN_LIMIT:.0%} of the reading",
         limits=within(GAIN_LIMIT),
         update_period_s=UPDATE_PERIOD_S,
         max_age_s=MAX_AGE_S,
-        highest_w=counter.limit_w or HIGHEST_W,
+        highest_w=zone.limit_w or HIGHEST_W,
         cpu_ratio=ratio if splits else None,
         flags=flags,
     )
 
 
-def _close(counters: Sequence[Counter]) -> None:
-    for counter in counters:
-        counter.close()
+def _close(zones: Sequence[Zone]) -> None:
+    for zone in zones:
+        zone.close()
 
 
 def open_rapl(
     targets: Targets,
     *,
     powercap_root: Path = ROOT,
-    system_root: Path = perf_events.ROOT,
     still_s: float = RAPL_STILL_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[RaplMeter]:
-    """Open one meter for all packages, from powercap or else from perf events.
+    """Open one meter for all packages.
 
     Raises:
         MeterDoesNotApply: The test uses GPUs.
-        MeterError: Neither can be read (the message has both reasons and a remedy), or no counter moves.
+        MeterError: No counter can be read (the message has a remedy), or none moves.
     """
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")
-    counters: Sequence[Counter]
-    try:
-        counters, flags = open_zones(powercap_root, pause)
-        source = "powercap intel-rapl energy_uj"
-    except MeterError as unreadable:
-        try:
-            counters, flags = perf_events.open_events(system_root)
-        except MeterError as refused:
-            remedy = f"; {REMEDY}" if isinstance(unreadable.__cause__, PermissionError) else ""
-            raise MeterError(f"rapl: {unreadable}; {refused}{remedy}") from None
-        source = "perf_event_open power/energy-pkg/, power/energy-ram/"
+    zones, flags = open_zones(powercap_root, pause)
     splits = targets.unknown_processes is None
-    return [RaplMeter(counters, flags, source, still_s=still_s, pause=pause, splits=splits)]
+    return [RaplMeter(zones, flags, still_s=still_s, pause=pause, splits=splits)]
 
 
 SPEC = MeterSpec(name="rapl", kind="measured", open=open_rapl)

@@ -107,7 +107,7 @@ def test_require_measured_refuses_to_estimate_and_says_why(
         "def pytest_llenergy_meters(config):\n"
         "    from pytest_llenergy.meters.base import MeterSpec\n"
         "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.open_rapl(\n"
-        "        targets, powercap_root=Path('nowhere'), system_root=Path('nowhere')))]\n"
+        "        targets, powercap_root=Path('nowhere')))]\n"
     )
     pytester.makepyfile(SLEEPY)
     result = pytester.runpytest("--energy-report", "--energy-require=measured")

@@ -319,7 +319,7 @@ def test_unreadable_counters_are_listed_with_the_remedy(
         for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000"), ("energy_uj", "5")):
             (zone / name).write_text(text + "\n")
         (zone / "energy_uj").chmod(0o600)
-        defaults = {**(rapl.open_rapl.__kwdefaults__ or {}), "powercap_root": root, "system_root": root}
+        defaults = {**(rapl.open_rapl.__kwdefaults__ or {}), "powercap_root": root}
         monkeypatch.setattr(rapl.open_rapl, "__kwdefaults__", defaults)
         assert root != powercap.ROOT
         with unprivileged():
