@@ -67,7 +67,6 @@ class Controller:
         self._written: list[str] = []
         self._gate_errors: list[str] = []
         self._interrupted = False
-        self._pid = os.getpid()
 
     def pytest_sessionstart(self) -> None:
         if not self._settings.keeps_something:
@@ -87,8 +86,7 @@ class Controller:
     def keep_record(self, report: pytest.TestReport) -> None:
         """Keep the record of a report, if it has one, even during Ctrl-C. Later calls do nothing."""
         primitives = getattr(report, "llenergy", None)
-        # A forked process returns its reports to the one that keeps the records.
-        if primitives is None or hasattr(report, "llenergy_kept") or os.getpid() != self._pid:
+        if primitives is None or hasattr(report, "llenergy_kept"):
             return
         with hold_interrupts():
             self._add_record(primitives, getattr(report, "node", None))

@@ -7,7 +7,6 @@ since other runs may wait for its hosts. A worker of pytest-xdist gives it back 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +144,6 @@ class GangKeeper:
         self._pool = pool
         self._settings = settings
         self._keeps = keeps
-        self._owner = os.getpid()
         self._scratch = ScratchDirectory()
         self._held: _Held | None = None
         #: Why hosts that were lost are not used again, by name.
@@ -227,8 +225,6 @@ class GangKeeper:
 
     def close(self) -> None:
         """Give everything back, after the ranks were closed."""
-        if os.getpid() != self._owner:
-            return
         with self._lock:
             self._stop_timer()
             self._give_back()

@@ -63,10 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", str(mark.__doc__))
     config.stash[ENVIRONMENT] = dict(os.environ)
     manager = config.pluginmanager
-    if manager.has_plugin("pytest_forked") and not config.option.collectonly:
-        from pytest_llenergy.integrations.forked import Forked
-
-        manager.register(Forked(), "llenergy-forked")
     check_settings(config)
     if not is_worker(config) and not config.option.collectonly:
         from pytest_llenergy.controller import Controller

@@ -316,13 +316,6 @@ def deliver_unfinished(item: pytest.Item) -> None:
     deliver_interrupted(item, report)
 
 
-def add_crash_record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Attach a record to the only report of a test whose forked process died."""
-    lines = str(report.longrepr).strip().splitlines()
-    record = build_record(item, "crashed", lines[0] if lines else "its process died")
-    _attach(report, item, record)
-
-
 def to_primitives(record: Record) -> dict[str, Any]:
     """Convert a record to JSON primitives, the only values that pytest-xdist can send with a report."""
     built = msgspec.to_builtins(record)

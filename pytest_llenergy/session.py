@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -57,15 +57,11 @@ Spec = TypeVar("Spec", BackendSpec, MeterSpec)
 class RunState:
     """State of one pytest process during a run: settings, backends, meters, ranks and leases.
 
-    Parts are created on first use. ``parent`` is the state of the process from which this one was forked.
+    Parts are created on first use.
     """
 
-    def __init__(self, config: pytest.Config, settings: Settings, parent: RunState | None = None) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
-        # Kept alive, since collecting it would end its ranks, which belong to the parent process.
-        self._parent = parent
-        #: Process to which this state belongs.
-        self.pid: int = os.getpid()
         self.settings = settings
         #: Environment of the process when the run began.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
@@ -74,7 +70,7 @@ class RunState:
         #: Boards of the tests that have run, by node id: a rerun gets the same model.
         self._boards: dict[str, tuple[Board, ...]] = {}
         self._counter_check: CounterCheck | None = None
-        if is_worker(config) and parent is None:
+        if is_worker(config):
             # Otherwise this process would notice only after five seconds that the controller was killed.
             proctree.die_with_parent(os.getppid())
 
@@ -333,18 +329,12 @@ STATE = pytest.StashKey[RunState]()
 
 
 def state_of(config: pytest.Config) -> RunState:
-    """Return the state of this process, created on first use; a forked process gets a new one."""
-    before = config.stash.get(STATE, None)
-    if before is None or before.pid != os.getpid():
-        config.stash[STATE] = RunState(config, settings_of(config), before)
-    if before is None:
-        config.add_cleanup(partial(_close_state, config))
-    return config.stash[STATE]
-
-
-def _close_state(config: pytest.Config) -> None:
-    # Looked up at the call, which in a fork finds the fork's state.
-    config.stash[STATE].close()
+    """Return the state of this process, created on first use."""
+    state = config.stash.get(STATE, None)
+    if state is None:
+        state = config.stash[STATE] = RunState(config, settings_of(config))
+        config.add_cleanup(state.close)
+    return state
 
 
 @contextmanager

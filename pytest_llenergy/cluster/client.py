@@ -94,7 +94,6 @@ class AgentClient:
         self.unlike_pytest: list[str] = []
         self.clock = ClockLine()
         self.sentinel, self._signal_lost = os.pipe()
-        self._owner = os.getpid()
         self._lost: str | None = None
         self._lock = threading.Lock()
         self._exchange_lock = threading.Lock()
@@ -117,13 +116,8 @@ class AgentClient:
             **arguments: Primitives.
 
         Raises:
-            WorkerError: The host is lost, or this process did not start the agent.
+            WorkerError: The host is lost.
         """
-        if os.getpid() != self._owner:
-            raise WorkerError(
-                f"{self.name}: its agent belongs to process {self._owner}, of which this process "
-                f"({os.getpid()}) is a fork; use hosts only in the process that leased them"
-            )
         number = next(self._numbers)
         pending = Pending(self, number, verb)
         with self._lock:
@@ -192,8 +186,8 @@ class AgentClient:
             self._control.shut_down()
 
     def close(self) -> None:
-        """End the agent, with everything that it runs. A fork of the process that started it does nothing."""
-        if os.getpid() != self._owner or self.sentinel < 0:
+        """End the agent, with everything that it runs."""
+        if self.sentinel < 0:
             return
         self._lose("its agent was ended")
         self._control.shut_down()

@@ -220,7 +220,6 @@ class _Broker:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._buffer = b""
         #: Why agents have ended, by gang and slot.
@@ -229,7 +228,7 @@ class _Broker:
         self._clients: list[AgentClient] = []
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         self._popen: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, guard.PACKAGE_PARENT, str(self._owner), address],
+            [sys.executable, "-c", PROGRAM, guard.PACKAGE_PARENT, str(os.getpid()), address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -313,8 +312,6 @@ class _Broker:
 
     def close(self) -> None:
         """End the broker, and with it everything that it has started in the cluster."""
-        if os.getpid() != self._owner:
-            return
         for each in (self._stdin, self._stdout):
             each.close()
         self._popen.kill()
@@ -322,10 +319,6 @@ class _Broker:
         self._log.close()
 
     def _send(self, verb: str, arguments: Mapping[str, Any]) -> int:
-        if os.getpid() != self._owner:
-            raise WorkerError(
-                f"the Ray cluster {self._address} is that of process {self._owner}, not of its forks"
-            )
         number = next(self._numbers)
         try:
             self._stdin.write(json.dumps({"id": number, "verb": verb, **arguments}).encode() + b"\n")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -12,10 +11,6 @@ from warnings import catch_warnings, simplefilter
 from pytest_llenergy.errors import DeviceError, NoDriverError
 
 T = TypeVar("T")
-
-#: A fork copies the locks of the driver's library as they are at that moment. A lock that another thread
-#: holds is never released in the child, so a session must not be used there.
-FORK_MESSAGE = "NVML was opened before a fork; only the process that opened it can use it"
 
 #: Member of ``nvmlValue_t`` that holds a value, indexed by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -71,9 +66,6 @@ class Quantity(NamedTuple):
 class Session:
     """NVML from construction to ``close``. NVML counts its initialisations, so sessions may overlap.
 
-    A session belongs to the process that opened it. In a forked child, readings give a reason instead of
-    values.
-
     Raises:
         NoDriverError: The host has no driver, or pynvml is missing.
         DeviceError: The driver refuses.
@@ -99,12 +91,9 @@ class Session:
             # If the driver refuses, the host may still have a GPU.
             raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
         self.module: Any = pynvml
-        self._owner = os.getpid()
 
     def close(self) -> None:
         """Shut NVML down."""
-        if os.getpid() != self._owner:
-            return
         with suppress(self.module.NVMLError):
             self.module.nvmlShutdown()
 
@@ -135,8 +124,6 @@ class Session:
 
     def read_fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
         """Read fields, given as (id, scope), in one call: a value or the driver's message for each."""
-        if os.getpid() != self._owner:
-            return [FORK_MESSAGE] * len(codes)
         try:
             values = self.module.nvmlDeviceGetFieldValues(handle, codes)
         except self.module.NVMLError as error:
@@ -164,15 +151,13 @@ class Session:
         """
         if quantity.field is None:
             return lambda: self.read(handle, (quantity,))[0]
-        module, owner = self.module, self._owner
+        module = self.module
         values = (module.c_nvmlFieldValue_t * 1)()
         value = values[0]
         value.fieldId, value.scopeId = quantity.field
         function, union = module.nvmlLib.nvmlDeviceGetFieldValues, value.value
 
         def read() -> float | str:
-            if os.getpid() != owner:
-                return FORK_MESSAGE
             result = function(handle, 1, values) or value.nvmlReturn
             if result:
                 return str(module.NVMLError(result))
@@ -183,8 +168,6 @@ class Session:
     def _read_raw(self, handle: Any, quantity: Quantity) -> float | str:
         if quantity.field is not None:
             return self.read_fields(handle, (quantity.field,))[0]
-        if os.getpid() != self._owner:
-            return FORK_MESSAGE
         try:
             return float(getattr(self.module, quantity.name)(handle))
         except self.module.NVMLError as error:

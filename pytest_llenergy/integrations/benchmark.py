@@ -10,7 +10,6 @@ there the last reading is made.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -72,8 +71,8 @@ class Benchmarks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._meters: ForeignMeters | None = None
-        #: This process, which a fork is not, and what the meters cover.
-        self._metered: tuple[int, Targets] | None = None
+        #: What the meters cover.
+        self._metered: Targets | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -105,7 +104,7 @@ class Benchmarks:
 
     def _open_meters(self, context: TestContext) -> ForeignMeters:
         """Return open meters for the devices of a test; those of the previous test, if they are the same."""
-        metered = os.getpid(), find_targets(context)
+        metered = find_targets(context)
         if self._meters is None or metered != self._metered:
             self._close_meters()
             self._meters, self._metered = ForeignMeters(context.lease, context.settings.gap), metered

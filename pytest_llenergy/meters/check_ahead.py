@@ -41,7 +41,6 @@ class CounterCheck:
 
     def __init__(self, selection: str | None, environment: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid = os.getpid()
         if not _may_have_boards(environment):
             return
         program = PROGRAM.format(path=sys.path, selection=selection)
@@ -56,16 +55,16 @@ class CounterCheck:
             )
 
     def wait(self) -> None:
-        """Wait until the boards are checked, or give up. Does nothing in a fork."""
-        if self._process is not None and self._pid == os.getpid():
+        """Wait until the boards are checked, or give up."""
+        if self._process is not None:
             try:
                 self._process.wait(CHECK_AHEAD_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.stop()
 
     def stop(self) -> None:
-        """End the check, finished or not. Does nothing in a fork."""
-        if self._process is not None and self._pid == os.getpid():
+        """End the check, finished or not."""
+        if self._process is not None:
             self._process.kill()
             # A process within a driver that never answers cannot be killed.
             with suppress(subprocess.TimeoutExpired):

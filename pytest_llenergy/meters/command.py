@@ -80,9 +80,8 @@ class CommandMeter:
         except OSError as error:
             self._stderr.close()
             raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
-        self._owner = os.getpid()
         # Kills the program of a meter that is never closed.
-        self._abandon = weakref.finalize(self, _kill, self._process.pid, self._owner)
+        self._abandon = weakref.finalize(self, _kill, self._process.pid)
         self._thread = threading.Thread(target=self._read_lines, name="llenergy-command", daemon=True)
         self._thread.start()
         self._wait_for_first_line(first_line_s)
@@ -191,9 +190,6 @@ class CommandMeter:
     def close(self) -> None:
         """End the program and everything in its session."""
         self._abandon.detach()
-        if os.getpid() != self._owner:
-            # In a forked child the program belongs to the parent.
-            return
         self._closing = True
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
@@ -219,10 +215,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _kill(pid: int, owner: int) -> None:
-    if os.getpid() == owner:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _split(command: str) -> list[str]:

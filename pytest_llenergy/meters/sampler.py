@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -217,7 +216,6 @@ class Sampler:
         self._wake_up = threading.Lock()
         self._wake_up.acquire()
         self._hangs = False
-        self._owner = os.getpid()
         self._budget = self._reader.budget
         self._thread = threading.Thread(target=self._run, name=READER_THREAD, daemon=True)
 
@@ -240,9 +238,6 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.is_fork():
-            # The meters, and the thread that reads them, belong to the parent.
-            return
         self._stopping = True
         self._wake_thread()
         if self._threaded:
@@ -320,8 +315,6 @@ class Sampler:
             timeout_s: How long to wait, in addition to the time that slow counters need.
             ticks: How many ticks each counter must make.
         """
-        if self.is_fork():
-            return
         wait_s = timeout_s + self.slowest_s(ticks)
         deadline_s = time.monotonic() + wait_s
         with self.reading_closely():
@@ -351,18 +344,12 @@ class Sampler:
         return all(_has_settled(series, after_ns, ticks) for series in self.series)
 
     def _take_lock(self) -> bool:
-        """Take the lock for a reading. Returns False in a fork, and while a meter hangs."""
-        if self.is_fork():
-            return False
+        """Take the lock for a reading. Returns False while a meter hangs."""
         if self._lock.acquire(timeout=0 if self._hangs else READING_TIMEOUT_S):
             self._hangs = False
             return True
         self._note_hanging()
         return False
-
-    def is_fork(self) -> bool:
-        """Return whether this is a forked child, which has no reader thread; its locks may stay locked."""
-        return os.getpid() != self._owner
 
     def _note_hanging(self) -> None:
         """Record an outage for the meter whose driver does not answer, and stop waiting for it."""

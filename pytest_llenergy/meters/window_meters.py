@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pytest_llenergy.meters.window_arithmetic import HostWindow
     from pytest_llenergy.model.record import MeterInfo
 
-FORKED = "this process was forked from the one that reads the meters; open its own with measure()"
-
 
 class WindowMeters(Protocol):
     """The meters of one host. All moments are monotonic nanoseconds of this process.
@@ -104,7 +102,7 @@ class LocalWindows:
         return _done
 
     def prepare(self, window: int) -> Callable[[], object]:
-        if self._splits and not self._sampler.is_fork():
+        if self._splits:
             self._cpu_before[window] = self._read_cpu()
         self._sampler.read_now()
         return _done
@@ -128,7 +126,7 @@ class LocalWindows:
             self._sampler.end_work()
         self._sampler.read_now()
         before = self._cpu_before.pop(window, None)
-        if before is not None and not self._sampler.is_fork():
+        if before is not None:
             self._cpu[window] = before.until(self._read_cpu())
         return _done
 
@@ -146,11 +144,9 @@ class LocalWindows:
         """See ``WindowMeters``. ``clock_u_ns`` is the standard uncertainty of both moments."""
         from pytest_llenergy.meters.window_arithmetic import account_window
 
-        fork = self._sampler.is_fork()
         self._sampler.await_ticks(end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
-        series, reasons = ([], [FORKED]) if fork else (self.series, self.reasons)
         use, marks = self._cpu.get(window), self._sampler.marks
-        return partial(account_window, series, start_ns, end_ns, reasons, marks, use, clock_u_ns)
+        return partial(account_window, self.series, start_ns, end_ns, self.reasons, marks, use, clock_u_ns)
 
     def _read_cpu(self) -> CpuReading:
         # Windows may open and close in several threads.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_llenergy.backends.interpreter import activated_environment
-from pytest_llenergy.errors import PlanError, WorkerError, warn_caller
+from pytest_llenergy.errors import WorkerError, warn_caller
 from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.model.timeline import RankTimeline, convert_times
 from pytest_llenergy.workers import failure, timeouts
@@ -98,7 +98,6 @@ class RankGroup:
         self.alive: bool = True
         #: What an earlier test has left or changed in the ranks that these replace.
         self.leftovers: list[str] = []
-        self._owner = os.getpid()
         self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = {name: hosts[name] for name in plan.hosts}
@@ -156,11 +155,6 @@ class RankGroup:
             OutcomeInRank: A rank raised an outcome of pytest. The group has been killed.
             LLEnergyError: A rank failed, or did not answer in time. The group has been killed.
         """
-        if os.getpid() != self._owner:
-            raise PlanError(
-                f"these ranks belong to the process that started them (pid {self._owner}); a forked child of "
-                "it cannot use them"
-            )
         if not self.alive:
             raise WorkerError("these ranks have been ended; the next call of the fixture starts others")
         if not self._busy.acquire(blocking=False):
@@ -203,8 +197,8 @@ class RankGroup:
         return all(host.has_file(path) for host in self._hosts.values())
 
     def close(self) -> None:
-        """Ask the ranks to stop, then kill the remaining ones. Does nothing in a forked child of pytest."""
-        if not self.alive or os.getpid() != self._owner:
+        """Ask the ranks to stop, then kill the remaining ones."""
+        if not self.alive:
             return
         for rank in self._ranks:
             with suppress(OSError):
@@ -220,9 +214,7 @@ class RankGroup:
         self.kill()
 
     def kill(self) -> None:
-        """Kill every rank and all their descendants. Does nothing in a forked child of pytest."""
-        if os.getpid() != self._owner:
-            return
+        """Kill every rank and all their descendants."""
         self.alive = False
         ranks, self._ranks = self._ranks, []
         nothing: list[int] = []

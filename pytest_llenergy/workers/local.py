@@ -64,7 +64,6 @@ class SupervisorClient:
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
-        self._owner = os.getpid()
         # One thread may kill ranks while another one waits for them.
         self._lock = threading.Lock()
         self.preloads: bool = bool(preload)
@@ -129,13 +128,11 @@ class SupervisorClient:
 
     @property
     def alive(self) -> bool:
-        """Whether this process can use the supervisor; a forked child of pytest cannot."""
-        return os.getpid() == self._owner and not self._broken and self._popen.poll() is None
+        """Whether the supervisor can be used."""
+        return not self._broken and self._popen.poll() is None
 
     def close(self) -> None:
         """Let the supervisor kill its ranks and end; if it does not, kill it and the ranks."""
-        if os.getpid() != self._owner:
-            return
         self._socket.close()
         while self.sentinels:
             os.close(self.sentinels.pop())

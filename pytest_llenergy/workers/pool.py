@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +16,7 @@ import msgspec
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import LLEnergyError, PlanError, WorkerError, warn_caller
+from pytest_llenergy.errors import LLEnergyError, WorkerError, warn_caller
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.workers import timeouts
@@ -159,7 +158,6 @@ class RankPool:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._leftovers: list[str] = []
-        self._owner = os.getpid()
         self.descriptors: tuple[int, ...] = ()
 
     @property
@@ -266,11 +264,6 @@ class RankPool:
                 self._close_group()
 
     def _share_or_start(self, plan: ProcessPlan, load: Load | None) -> _WarmGroup:
-        if os.getpid() != self._owner:
-            raise PlanError(
-                f"the ranks of a test are started by its own process (pid {self._owner}); a forked child "
-                "of it cannot have any"
-            )
         shared, now = self._shared, current_surroundings()
         # Ranks that died since the last test are replaced, without an error for this one.
         if shared is not None and shared.group.alive and not shared.group.has_dead_rank:

@@ -168,26 +168,6 @@ def test_many_threads_may_compare_the_clocks(shared: AgentClient, monkeypatch: p
     assert line.fault(begin_ns, time.monotonic_ns()) is None
 
 
-def test_a_fork_cannot_use_an_agent_and_does_not_end_it(shared: AgentClient) -> None:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            shared.call("trial.echo", 60.0, value=1)
-        except WorkerError as error:
-            os.write(write, str(error).encode())
-        shared.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(write)
-    with os.fdopen(read) as report:
-        assert report.read() == (
-            f"host0: its agent belongs to process {os.getpid()}, of which this process ({pid}) is a fork; "
-            "use hosts only in the process that leased them"
-        )
-    assert shared.call("trial.echo", 60.0, value=1) == 1
-
-
 def test_a_killed_agent_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not because it misses beats.
     monkeypatch.setattr(timeouts, "MISSED_S", PATIENCE_S)

@@ -58,7 +58,7 @@ def test_other():
 IN_RANKS = """
 import time, pytest
 @pytest.mark.gpus(2, fallback="cpu")
-def test_ranks{}(workers, energy):
+def test_ranks(workers, energy):
     assert energy(workers.call(time.sleep, 0.05)).result == [None, None]
 """
 

@@ -16,12 +16,15 @@ def unused():
     return 6
 """
 
-SUITE = """
+SUITE = (
+    """
 import time
 from library import used
 def test_here(energy):
     energy(lambda: time.sleep(used() / 100))
-""" + IN_RANKS.format("")
+"""
+    + IN_RANKS
+)
 
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])

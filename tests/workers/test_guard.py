@@ -138,18 +138,6 @@ if __name__ == "__main__":
             assert await_none(mark) == {}
         assert not Path(directory).exists()
 
-    def test_a_forked_child_of_pytest_stops_no_ranks(self, host: LocalHost) -> None:
-        ranks = start(host)
-        if (child := os.fork()) == 0:
-            try:
-                ranks.close()
-                host.close()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert run(ranks, max, 1, 2) == [2, 2]
-        ranks.close()
-
 
 class TestRestorers:
     """A process that puts back the settings of boards goes on until it is done."""

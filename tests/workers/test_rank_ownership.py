@@ -207,26 +207,3 @@ def test_the_end_of_a_test_does_not_wait_for_threads(pytester: pytest.Pytester) 
     )
     without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "--timeout=60").assert_outcomes(passed=2)
-
-
-def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import os
-        from pathlib import Path
-        def test_it(workers):
-            workers.run(max, 1, 2)
-            child = os.fork()
-            if child == 0:
-                try:
-                    Path("outcome").write_text(str(workers.run(max, 1, 2)))
-                except BaseException as error:
-                    Path("outcome").write_text(f"{type(error).__name__}: {error}")
-                os._exit(0)
-            assert all(workers.run(max, i, 2) == [max(i, 2)] for i in range(50))
-            os.waitpid(child, 0)
-            assert Path("outcome").read_text().startswith("PlanError: the ranks of a test are started by its")
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
