@@ -21,15 +21,8 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import relative_path
 from pytest_llenergy.options.settings import option_source, saved_as, settings_of, usage_error
-from pytest_llenergy.report.remote import is_url
 from pytest_llenergy.report.saved import find_saved, is_saved_name
-from pytest_llenergy.report.store import (
-    Location,
-    decode_report_or_journal,
-    location_name,
-    read_file,
-    read_report,
-)
+from pytest_llenergy.report.store import decode_report_or_journal, read_file, read_report
 from pytest_llenergy.xdist import BaselineFile, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
@@ -44,7 +37,7 @@ class StoredBaseline:
 
     Attributes:
         origin: Its name in messages.
-        path: Its file on this host; None if it came from elsewhere.
+        path: Its file; None in a worker of pytest-xdist.
         report: The decoded report.
         records: The last attempt of each test, by record id.
     """
@@ -117,24 +110,22 @@ def _load_baseline(config: pytest.Config) -> StoredBaseline | None:
         report = decode_report_or_journal(data, name, lean=True)
         return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
     source = option_source(config, "compare")
-    place = _resolve_baseline(config, text)
-    name = text if isinstance(place, Path) else location_name(place)
+    path = _resolve_baseline(config, text)
     try:
-        report = read_report(place, lean=True)
-        records = select_last_attempts(report.records, location_name(place))
+        report = read_report(path, lean=True)
+        records = select_last_attempts(report.records, str(path))
     except ReportError as error:
-        raise usage_error(f"{source}={name}: {str(error).removeprefix(f'{name}: ')}") from None
+        raise usage_error(f"{source}={text}: {str(error).removeprefix(f'{text}: ')}") from None
     # A complete run without tests is the baseline of the first benchmarks.
     if not has_measurements(records) and not (report.run.complete and not report.records):
         statuses = Counter(record.status for record in records.values())
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         found = f" ({counts})" if counts else ""
         raise usage_error(
-            f"{source}={name}: {location_name(place)}: none of its {len(records)} tests can be "
+            f"{source}={text}: {path}: none of its {len(records)} tests can be "
             f"compared with{found}; a baseline needs tests that pass, with measured rounds"
         )
-    path = place if isinstance(place, Path) else None
-    return StoredBaseline(name if path is None else relative_path(path), path, report, records)
+    return StoredBaseline(relative_path(path), path, report, records)
 
 
 def read_baseline_file(config: pytest.Config) -> BaselineFile | None:
@@ -145,10 +136,8 @@ def read_baseline_file(config: pytest.Config) -> BaselineFile | None:
     return stored.origin, read_file(_resolve_baseline(config, text))
 
 
-def _resolve_baseline(config: pytest.Config, text: str) -> Location:
+def _resolve_baseline(config: pytest.Config, text: str) -> Path:
     """Resolve the value of ``--energy-compare``. Raises ``pytest.UsageError`` for an unknown name."""
-    if is_url(text):
-        return text
     if not is_saved_name(text):
         given = config.getoption("energy_compare", None) is not None
         return (config.invocation_params.dir if given else config.rootpath) / text

@@ -23,7 +23,7 @@ from pytest_llenergy.compare.pairing import Work, find_renamed, group_by_work, m
 from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.errors import warn_caller
 from pytest_llenergy.history.spread import StoredEstimator
-from pytest_llenergy.history.store import open_store
+from pytest_llenergy.history.store import Store
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.defaults import HISTORY
@@ -51,7 +51,7 @@ class Gating:
     @cached_property
     def _estimator(self) -> StoredEstimator:
         folder = self._config.rootpath / HISTORY
-        store = open_store(str(folder)) if folder.is_dir() else None
+        store = Store(folder) if folder.is_dir() else None
         return StoredEstimator(store, self._environment, _warn_always)
 
     def compare(

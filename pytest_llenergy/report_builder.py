@@ -18,10 +18,10 @@ from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment, describe_differences
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
+from pytest_llenergy.model.secrets import redact_arguments
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
 from pytest_llenergy.report.provenance import collect_source, find_slurm_job
-from pytest_llenergy.report.remote import redact_arguments
 from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
 
 
@@ -185,8 +185,7 @@ class ReportBuilder:
         assert self.path is not None
         content = encode_report(report)
         succeeded = True
-        # A pipe last, since waiting for its reader may be interrupted.
-        for path in sorted((self.path, *self._copies), key=Path.is_fifo):
+        for path in (self.path, *self._copies):
             try:
                 self.written.append(self.write_file(path, content, "report"))
             except ReportError as error:

@@ -49,7 +49,6 @@ HEAVY = {
     "transformers",
     "pynvml",
     "numpy",
-    "fsspec",
     "openvino",
     "openvino_genai",
     "onnxruntime",

@@ -46,7 +46,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
-from pytest_llenergy.report.remote import redact_arguments
+from pytest_llenergy.model.secrets import redact_arguments
 
 #: Most names of tests in one line.
 MAX_NAMES = 5

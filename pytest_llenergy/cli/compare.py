@@ -132,7 +132,7 @@ def add_parser(commands: Commands) -> None:
     add_report(
         parser,
         "base",
-        "the baseline: a report or journal, as a name given to --energy-save, a file or a URL; or a "
+        "the baseline: a report or journal, as a name given to --energy-save, or a file; or a "
         "file of llenergy ab",
     )
     add_report(parser, "head", "the report to check, likewise", nargs="?")
@@ -140,7 +140,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--history",
         metavar="AT",
-        help="directory or URL of the history that shows how much sessions differ (default: "
+        help="directory of the history that shows how much sessions differ (default: "
         f"{DEFAULT_HISTORY} if it exists)",
     )
     parser.add_argument(
@@ -234,7 +234,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
     from pytest_llenergy.history.spread import StoredEstimator
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import location_name, read_paired_report, read_report
+    from pytest_llenergy.report.store import read_paired_report, read_report
 
     base = locate(args.base)
     if args.head is None:
@@ -250,7 +250,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     # The HTML page shows more than comparisons need.
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
-    origins = location_name(base), location_name(head)
+    origins = str(base), str(head)
     if reports[0].run.id == reports[1].run.id:
         raise PlanError(
             f"{origins[0]} and {origins[1]} are the same run, {reports[0].run.id}, so nothing can differ; "
@@ -273,11 +273,11 @@ def _warn(line: str) -> None:
 
 
 def _open_history(text: str | None) -> Store | None:
-    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.store import Store
 
     if text is None and not Path(DEFAULT_HISTORY).is_dir():
         return None
-    return open_store(text or DEFAULT_HISTORY)
+    return Store(Path(text or DEFAULT_HISTORY))
 
 
 def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> tuple[Inconclusive, Removed]:

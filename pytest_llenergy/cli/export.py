@@ -20,11 +20,7 @@ def add_parser(commands: Commands) -> None:
         help="write a report in the format of another tool",
         description="Write a report in the format of another tool.",
     )
-    add_report(
-        parser,
-        "file",
-        "a report, a journal or a file of llenergy ab: a saved name, a file or a URL",
-    )
+    add_report(parser, "file", "a report, a journal or a file of llenergy ab: a saved name or a file")
     parser.add_argument(
         "--side",
         choices=("base", "head"),
@@ -40,22 +36,18 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.export import DIRECTIONS, ExportSide, export_report, list_omitted_metrics
     from pytest_llenergy.model.report import PairedReport
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import (
-        check_not_overwritten,
-        location_name,
-        read_report_or_paired,
-    )
+    from pytest_llenergy.report.store import check_not_overwritten, read_report_or_paired
 
-    location = locate(args.file)
+    path = locate(args.file)
     if args.output is not None:
-        check_not_overwritten(args.output, [location])
-    report = read_report_or_paired(location)
+        check_not_overwritten(args.output, [path])
+    report = read_report_or_paired(path)
     if isinstance(report, PairedReport):
         sides = [ExportSide("base", report.base), ExportSide("head", report.head)]
         wanted = args.side or (None if args.format in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
-        raise PlanError(f"--side={args.side}: {location_name(location)} holds one run, without sides")
+        raise PlanError(f"--side={args.side}: {path} holds one run, without sides")
     else:
         sides = [ExportSide("", report)]
     omitted = list_omitted_metrics(sides, args.format)

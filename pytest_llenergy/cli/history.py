@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_output, add_report
@@ -25,7 +26,7 @@ def add_parser(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add runs; those already added are skipped")
-    add_report(adding, "reports", "reports: saved names, files or URLs", nargs="+")
+    add_report(adding, "reports", "reports: saved names or files", nargs="+")
     adding.add_argument(
         "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )
@@ -56,9 +57,10 @@ def add_parser(commands: Commands) -> None:
     for action in (adding, showing, accepting):
         action.add_argument(
             "--at",
-            default=HISTORY,
-            metavar="PLACE",
-            help=f"a directory or a URL, such as s3://bucket/history (default: {HISTORY})",
+            type=Path,
+            default=Path(HISTORY),
+            metavar="DIR",
+            help=f"the directory of the history (default: {HISTORY})",
         )
 
 
@@ -67,27 +69,27 @@ def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add_run
-    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.store import Store
     from pytest_llenergy.model.text import count_tests
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import location_name, read_report
+    from pytest_llenergy.report.store import read_report
 
-    store = open_store(args.at)
+    store = Store(args.at)
     refused = 0
     for text in args.reports:
         try:
-            report_at = locate(text)
-            report = read_report(report_at)
-            added = add_run(report, location_name(report_at), store, allow_dirty=args.allow_dirty)
+            path = locate(text)
+            report = read_report(path)
+            added = add_run(report, str(path), store, allow_dirty=args.allow_dirty)
         except ReportError as error:
             print_message("history", error)
             refused += 1
             continue
         if not added.new:
-            print_line(f"{location_name(report_at)}: run {report.run.id} is already in {store.name}")
+            print_line(f"{path}: run {report.run.id} is already in {store.name}")
             continue
         rest = f", {added.unmeasured} without values left out" if added.unmeasured else ""
-        print_line(f"{location_name(report_at)}: {count_tests(added.tests)} added to {store.name}{rest}")
+        print_line(f"{path}: {count_tests(added.tests)} added to {store.name}{rest}")
     return USAGE if refused else 0
 
 
@@ -95,11 +97,11 @@ def _show(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_data, print_encodable, write_output
     from pytest_llenergy.compare.gate import check_metric
     from pytest_llenergy.history.add import load_accepted_steps
-    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.store import Store
     from pytest_llenergy.history.trend import select_series
 
     metric = check_metric(args.metric) if args.metric is not None else None
-    store = open_store(args.at)
+    store = Store(args.at)
     series = select_series(store, test=args.test, metric=metric, device_key=args.device)
     text = _render(args, store.name, series, load_accepted_steps(store))
     if args.output is not None:
@@ -136,10 +138,10 @@ def _render(
 def _accept(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line
     from pytest_llenergy.history.add import accept_step
-    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.store import Store
     from pytest_llenergy.model.text import count_tests
 
-    store = open_store(args.at)
+    store = Store(args.at)
     accepted = accept_step(store, args.commit, args.reason, args.test)
     tests = f" for {count_tests(len(accepted.tests))}" if accepted.tests else ""
     print_line(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")

@@ -22,7 +22,7 @@ def add_parser(commands: Commands) -> None:
         description="Merge reports of shards, interrupted runs or several hosts, all of one commit and one "
         "kind of machine.",
     )
-    add_report(parser, "files", "reports or journals: saved names, files or URLs", nargs="+")
+    add_report(parser, "files", "reports or journals: saved names or files", nargs="+")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )
@@ -33,20 +33,15 @@ def run(args: argparse.Namespace) -> int:
     """Merge the reports and write the result. Returns 0."""
     from pytest_llenergy.report.merge import NamedReport, merge_reports
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import (
-        check_not_overwritten,
-        location_name,
-        read_report,
-        write_report,
-    )
+    from pytest_llenergy.report.store import check_not_overwritten, read_report, write_report
 
     if args.output.suffix != ".json" and not args.output.is_dir():
         raise PlanError(
             f"--output={args.output}: the report's name must end in .json; did you mean {args.output}.json?"
         )
-    places = [locate(text) for text in args.files]
-    check_not_overwritten(args.output, places)
-    report = merge_reports([NamedReport(location_name(place), read_report(place)) for place in places])
+    paths = [locate(text) for text in args.files]
+    check_not_overwritten(args.output, paths)
+    report = merge_reports([NamedReport(str(path), read_report(path)) for path in paths])
     write_report(report, args.output)
     state = "complete" if report.run.complete else "incomplete"
     print_line(f"{args.output}: {len(report.records)} records, {state}")

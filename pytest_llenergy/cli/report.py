@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytest_llenergy.cli.console import add_output, add_report
@@ -33,11 +34,12 @@ def add_parser(commands: Commands) -> None:
         description="Print the table that pytest printed at the end of the run, also as Markdown or as an "
         "HTML page with figures (needs the extra html).",
     )
-    add_report(parser, "file", "a report or a journal: a saved name, a file or a URL")
+    add_report(parser, "file", "a report or a journal: a saved name or a file")
     add_output(parser, get_args(Format))
     parser.add_argument(
         "--history",
-        metavar="PLACE",
+        type=Path,
+        metavar="DIR",
         help="show trends from llenergy history on the HTML page",
     )
     for name in (*LAYOUT_OPTIONS, "carbon", "price"):
@@ -61,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.history is not None and args.format != "html":
         raise PlanError("--history shows trends on a page; give --format=html too")
-    location = locate(args.file)
+    path = locate(args.file)
     if args.output is not None:
-        check_not_overwritten(args.output, [location])
-    report = _with_rates(read_report(location), args)
+        check_not_overwritten(args.output, [path])
+    report = _with_rates(read_report(path), args)
     text = _render(report, args)
     if args.output is not None:
         write_output(args.output, f"{text}\n")
@@ -119,10 +121,10 @@ def _parse_layout(args: argparse.Namespace) -> Layout:
     return replace(DEFAULT_LAYOUT, **layout)
 
 
-def _load_report_trends(report: Report, location: str) -> list[Trend]:
+def _load_report_trends(report: Report, history: Path) -> list[Trend]:
     """Load the trend of each test in the report, on the devices of its last session."""
-    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.store import Store
     from pytest_llenergy.history.trend import load_trends
 
     names = {record.id for record in report.records}
-    return [each for each in load_trends(open_store(location)) if each.id in names]
+    return [each for each in load_trends(Store(history)) if each.id in names]

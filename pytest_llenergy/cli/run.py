@@ -317,8 +317,9 @@ def _check_output(path: Path) -> None:
     try:
         if not path.parent.is_dir():
             raise PlanError(f"--output={path}: no directory {path.parent}; create it first")
-        if path.is_file() or not path.exists():
-            check_creatable(path)
+        if path.exists() and not path.is_file():
+            raise PlanError(f"--output={path}: not a file; name a file")
+        check_creatable(path)
     except OSError as error:
         raise PlanError(f"--output={path}: {error.strerror}") from None
 

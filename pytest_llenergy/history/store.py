@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write a history of runs, in a directory or at any URL that fsspec supports.
+"""Read and write a history of runs, in a directory.
 
 Each run has one file per kind of device, with a line for each metric of each test. Files are written once and
-never changed, and adding a run reads nothing. Any number of machines may therefore add runs at the same time,
-and an object store that cannot append is enough.
+never changed, and adding a run reads nothing. Any number of machines may therefore add runs at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
@@ -20,13 +19,6 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, Direction, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
 from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.report.remote import (
-    is_url,
-    open_file_system,
-    read_remote,
-    redact_url,
-    run_with_timeout,
-)
 from pytest_llenergy.report.store import replace_file
 
 #: 1: first format (0.1.0).
@@ -89,50 +81,23 @@ class Acceptance(StoredStruct, frozen=True):
     time: str
 
 
-class Store(Protocol):
-    """Folders of files, one level deep. Methods raise ``ReportError``."""
-
-    name: str
-
-    def folders(self) -> list[str]:
-        """Return the names of all folders; empty for a new history."""
-
-    def files(self, folder: str) -> list[str]:
-        """Return the sorted names of the history's files in a folder."""
-
-    def read(self, folder: str, file: str) -> bytes:
-        """Return the content of a file."""
-
-    def create(self, folder: str, file: str, data: bytes) -> bool:
-        """Write a file unless it exists. Returns whether it was written."""
-
-
-def open_store(text: str) -> Store:
-    """Open a directory or a URL.
-
-    Raises:
-        ReportError: If it cannot be reached.
-    """
-    return RemoteStore(text) if is_url(text) else LocalStore(Path(text))
-
-
-class LocalStore:
-    """A history in a directory."""
+class Store:
+    """A history in a directory, with folders of files. Methods raise ``ReportError``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.name: str = str(root)
 
     def folders(self) -> list[str]:
-        """See ``Store.folders``."""
+        """Return the names of all folders; none for a new history."""
         return self._names(self._root, directories=True)
 
     def files(self, folder: str) -> list[str]:
-        """See ``Store.files``."""
+        """Return the sorted names of the history's files in a folder."""
         return [name for name in self._names(self._root / folder, directories=False) if name.endswith(SUFFIX)]
 
     def read(self, folder: str, file: str) -> bytes:
-        """See ``Store.read``."""
+        """Return the content of a file."""
         path = self._root / folder / file
         try:
             return read_limited(path)
@@ -140,7 +105,10 @@ class LocalStore:
             raise ReportError(f"{path}: {error.strerror}") from None
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """See ``Store.create``. Writers of one file write the same content, so races are harmless."""
+        """Write a file unless it exists. Returns whether it was written.
+
+        Writers of one file write the same content, so races are harmless.
+        """
         path = self._root / folder / file
         try:
             if path.exists():
@@ -162,56 +130,6 @@ class LocalStore:
             return []
         except OSError as error:
             raise ReportError(f"{path}: {error.strerror}") from None
-
-
-class RemoteStore:
-    """A history at a URL that fsspec supports."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.name: str = redact_url(address)
-        # Some protocols connect when the file system is created.
-        self._system, root = run_with_timeout(address, lambda: open_file_system(address))
-        self._root = root.rstrip("/")
-
-    def folders(self) -> list[str]:
-        """See ``Store.folders``."""
-        return self._names(self._root, "directory")
-
-    def files(self, folder: str) -> list[str]:
-        """See ``Store.files``."""
-        return [name for name in self._names(f"{self._root}/{folder}", "file") if name.endswith(SUFFIX)]
-
-    def read(self, folder: str, file: str) -> bytes:
-        """See ``Store.read``."""
-        path = f"{self._root}/{folder}/{file}"
-        return read_remote(f"{self.name}/{folder}/{file}", lambda: (self._system, path))
-
-    def create(self, folder: str, file: str, data: bytes) -> bool:
-        """See ``Store.create``."""
-        path = f"{self._root}/{folder}/{file}"
-
-        def write() -> bool:
-            if self._system.exists(path):
-                return False
-            self._system.makedirs(f"{self._root}/{folder}", exist_ok=True)
-            self._system.pipe_file(path, data)
-            return True
-
-        return run_with_timeout(self._address, write)
-
-    def _names(self, path: str, kind: str) -> list[str]:
-        def names() -> list[str]:
-            self._system.invalidate_cache()
-            try:
-                found = self._system.ls(path, detail=True)
-            except FileNotFoundError:
-                return []
-            return sorted(
-                each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == kind
-            )
-
-        return run_with_timeout(self._address, names)
 
 
 class _Versioned(msgspec.Struct):

@@ -250,3 +250,14 @@ def _unquote(raw: str) -> str:
     except ValueError:
         # A quote that is not closed, such as an apostrophe.
         return re.sub("[\"'\\\\]", " ", raw)
+
+
+def redact_arguments(words: Iterable[str]) -> list[str]:
+    """Redact the arguments of a command line: every secret, and user, password and query of every URL."""
+    return redact_secrets(re.sub(r"://\S*", lambda found: _redact_url(found[0]), word) for word in words)
+
+
+def _redact_url(url: str) -> str:
+    # The user comes first, since a password may contain any character.
+    url = re.sub("://[^/]*@", "://", url)
+    return re.split("[?#]", url, maxsplit=1)[0]

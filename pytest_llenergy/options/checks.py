@@ -87,13 +87,15 @@ def _check_writable(path: Path, option: str) -> None:
 
 
 def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
+    if path is not None and path.exists() and not path.is_file():
+        raise usage_error(f"{source}: {path} is not a file; name a file")
     if path is not None and path.exists() and not os.access(path, os.W_OK):
         raise usage_error(f"{source}: {path} exists and cannot be written")
     if not directory.is_dir():
         raise usage_error(f"{source}: {directory} exists and is no directory")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise usage_error(f"{source}: no permission to write in {directory}")
-    if path is not None and (path.is_file() or not path.exists()):
+    if path is not None:
         from pytest_llenergy.report.store import check_creatable
 
         check_creatable(directory / path.name)

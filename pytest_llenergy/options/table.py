@@ -278,7 +278,7 @@ class Settings:
         None,
         str.strip,
         "BASELINE",
-        "Compare with this report: a file, a URL, or a name given to --energy-save",
+        "Compare with this report: a file, or a name given to --energy-save",
     )
     fail_on: tuple[Threshold, ...] = option(
         "",

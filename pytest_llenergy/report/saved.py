@@ -11,13 +11,7 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.defaults import SAVED
 from pytest_llenergy.model.report import PairedReport, Report
 from pytest_llenergy.model.text import did_you_mean, relative_path
-from pytest_llenergy.report.store import (
-    JOURNAL_SUFFIX,
-    Location,
-    find_journals,
-    parse_location,
-    read_report_or_paired,
-)
+from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report_or_paired
 
 
 def is_saved_name(text: str) -> bool:
@@ -72,18 +66,17 @@ def find_saved(directory: Path, name: str) -> Path:
     )
 
 
-def locate(text: str) -> Location:
-    """Return the URL or the file that an argument of a command names: a URL, a file, or a saved name.
+def locate(text: str) -> Path:
+    """Return the file that an argument of a command names: by its path or a saved name.
 
     Raises:
         ReportError: It is neither a file nor a saved name.
     """
     if not text:
         raise ReportError("the name of the report is empty")
-    location = parse_location(text)
     # ``Path.exists`` raises for a name that is too long for a file; ``os.path.exists`` returns False.
-    if isinstance(location, str) or not is_saved_name(text) or os.path.exists(location):  # noqa: PTH110
-        return location
+    if not is_saved_name(text) or os.path.exists(text):  # noqa: PTH110
+        return Path(text)
     try:
         return find_saved(saved_directory(), text)
     except ReportError as error:

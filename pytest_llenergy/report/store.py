@@ -16,13 +16,13 @@ from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited, write_pipe
+from pytest_llenergy.model.files import read_limited
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -34,13 +34,6 @@ from pytest_llenergy.model.report import (
     encode_report,
     is_paired_report,
 )
-from pytest_llenergy.report.remote import fetch_url, is_url, redact_url
-
-#: A path, or a URL as text.
-Location: TypeAlias = Path | str
-
-#: Schemes of URLs that name files on this host.
-LOCAL_SCHEMES = ("file://", "local://")
 
 JOURNAL_SUFFIX = ".journal.jsonl"
 
@@ -145,7 +138,7 @@ class FileVersion(NamedTuple):
 
 
 def version_of(path: Path) -> FileVersion | None:
-    """Return the version of a file; None if there is no file, or it is a device or a pipe."""
+    """Return the version of a file; None if there is no such file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -184,20 +177,15 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Links are followed; a device or a pipe is written, never replaced.
+    """Replace a file atomically. Links are followed.
 
     Raises:
-        ReportError: If it cannot be written, or is a pipe that no program reads; an old file then remains.
+        ReportError: If it cannot be written, or something else than a file has this name, which then remains.
     """
     try:
-        if path.is_dir():
-            raise ReportError(f"{path}: could not be written (Is a directory)")
-        if path.is_fifo():
-            write_pipe(path, content)
-            return
         if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
+            what = "Is a directory" if path.is_dir() else "a device, pipe or socket; name a file"
+            raise ReportError(f"{path}: could not be written ({what})")
         target = path.resolve()
         scratch = target.with_name(f".{target.name}-{token_hex(4)}")
         try:
@@ -214,7 +202,7 @@ def replace_file(path: Path, content: bytes) -> None:
         raise ReportError(f"{path}: could not be written ({error.strerror})") from error
 
 
-def read_report(location: Location, *, lean: bool = False) -> Report:
+def read_report(path: Path, *, lean: bool = False) -> Report:
     """Read a report or a journal.
 
     Args:
@@ -223,7 +211,7 @@ def read_report(location: Location, *, lean: bool = False) -> Report:
     Raises:
         ReportError: If the file cannot be read or is neither.
     """
-    return decode_report_or_journal(read_file(location), location_name(location), lean=lean)
+    return decode_report_or_journal(read_file(path), str(path), lean=lean)
 
 
 def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
@@ -242,59 +230,42 @@ def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> R
     return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
-def read_paired_report(location: Location) -> PairedReport:
+def read_paired_report(path: Path) -> PairedReport:
     """Read a file of ``llenergy ab``.
 
     Raises:
         ReportError: If the file cannot be read or is not one.
     """
-    return decode_paired_report(read_file(location), location_name(location))
+    return decode_paired_report(read_file(path), str(path))
 
 
-def read_report_or_paired(location: Location) -> Report | PairedReport:
+def read_report_or_paired(path: Path) -> Report | PairedReport:
     """Read a report, a journal, or a file of ``llenergy ab``.
 
     Raises:
         ReportError: If the file cannot be read or is none of these.
     """
-    name, data = location_name(location), read_file(location)
+    name, data = str(path), read_file(path)
     if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
     return decode_paired_report(data, name) if is_paired_report(data) else decode_report(data, name)
 
 
-def read_file(location: Location) -> bytes:
-    """Read a local or remote file.
+def read_file(path: Path) -> bytes:
+    """Read a file.
 
     Raises:
         ReportError: If it cannot be read.
     """
-    if isinstance(location, str):
-        return fetch_url(location)
     try:
-        return read_limited(location)
+        return read_limited(path)
     except OSError as error:
-        raise ReportError(f"{location}: {error.strerror}") from None
+        raise ReportError(f"{path}: {error.strerror}") from None
 
 
-def check_not_overwritten(output: Path, locations: Iterable[Location]) -> None:
+def check_not_overwritten(output: Path, inputs: Iterable[Path]) -> None:
     """Raise ``ReportError`` if the output is one of the files to read, even under another name or link."""
-    for location in locations:
-        if isinstance(location, str) and not location.startswith(LOCAL_SCHEMES):
-            continue
-        path = Path(location.partition("://")[2]) if isinstance(location, str) else location
+    for path in inputs:
         with suppress(OSError):  # one of the files does not exist
             if path.samefile(output):
-                raise ReportError(
-                    f"{output}: the same file as the input {location_name(location)}; choose another output"
-                )
-
-
-def parse_location(text: str) -> Location:
-    """Return a URL unchanged, and anything else as a path."""
-    return text if is_url(text) else Path(text)
-
-
-def location_name(location: Location) -> str:
-    """Return the name of a location in messages and reports."""
-    return redact_url(location) if isinstance(location, str) else str(location)
+                raise ReportError(f"{output}: the same file as the input {path}; choose another output")

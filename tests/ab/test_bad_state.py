@@ -16,7 +16,6 @@ from pytest_llenergy.ab.floors import LearnedFloor, device_key, load_floors, sav
 from pytest_llenergy.ab.imported_code import _read_imports
 from pytest_llenergy.ab.state import State
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model import files
 from pytest_llenergy.model.report import encode_report
 
 from ..cli.bad_files import FUZZ, WHOLE, spoiled
@@ -105,10 +104,7 @@ def test_damaged_files_are_one_line_or_measured_again(comparison: Comparison, ex
 
 
 @pytest.mark.parametrize("name", ["end", "summary", "report", "imports", "floors"])
-def test_special_files_do_not_hang_a_comparison(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(files, "WRITER_TIMEOUT_S", 0.01)
+def test_special_files_do_not_hang_a_comparison(comparison: Comparison, name: str) -> None:
     path = comparison.paths[name]
     kinds: list[Callable[[], object]] = [
         lambda: os.mkfifo(path),

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import open_store, read_entries
+from pytest_llenergy.history.store import Store, read_entries
 from pytest_llenergy.model.report import json_schema
 from pytest_llenergy.report.store import read_report as load_report
 
@@ -258,7 +259,7 @@ def test_commands_compare_them(
 
 def test_the_history_has_them(suite: pytest.Pytester) -> None:
     suite.runpytest("--energy-report").assert_outcomes(passed=2)
-    store = open_store("history")
+    store = Store(Path("history"))
     add_run(load_report(suite.path / "energy.json"), "energy.json", store, allow_dirty=True)
     entries = {each.metric: each for each in read_entries(store) if each.id.endswith("test_it")}
     assert (entries["wer"].value, entries["wer"].unit, entries["wer"].better) == (0.2, "err", "less")

@@ -22,7 +22,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import LocalStore
+from pytest_llenergy.history.store import Store
 from pytest_llenergy.model.record import Terms
 from pytest_llenergy.model.report import (
     PairedReport,
@@ -196,7 +196,7 @@ def build_project(root: Path) -> dict[str, bytes]:
     commits = [
         msgspec.structs.replace(REPORT.source, commit=f"abc{number}", dirty=False) for number in range(5)
     ]
-    store = LocalStore(root / "history")
+    store = Store(root / "history")
     for number, source in enumerate(commits):
         run = msgspec.structs.replace(
             base.run, id=f"run{number}", started_at=f"2026-01-0{number + 2}T03:04:05Z"

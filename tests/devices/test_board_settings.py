@@ -27,7 +27,6 @@ from pytest_llenergy.devices.board_settings import parse_settings
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.store import parse_location
 from pytest_llenergy.report.store import read_report as read_report_file
 
 from ..nvml_sim.boards import MigInstance
@@ -97,7 +96,7 @@ def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
 
 
 def load(path: str) -> Report:
-    return read_report_file(parse_location(path))
+    return read_report_file(Path(path))
 
 
 def set_on(world: World, *indices: int) -> list[tuple[float, tuple[int, int]]]:

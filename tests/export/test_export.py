@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import jsonschema
 import msgspec
 import pytest
@@ -260,13 +259,6 @@ class TestFiles:
         assert (
             capsys.readouterr().err == "llenergy export: --side=base: in.json holds one run, without sides\n"
         )
-
-    def test_secrets_of_a_url_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
-        place = "bob:hunter2@host/in.json?token=s3cret"
-        fsspec.filesystem("memory").pipe_file(f"/{place}", encode_report(report_of(record_of())))
-        assert main(["export", f"memory://{place}", "--format=csv", "--side=base"]) == 2
-        message = "llenergy export: --side=base: memory://host/in.json holds one run, without sides\n"
-        assert capsys.readouterr().err == message
 
     def test_a_duplicate_test_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode_report(report_of(record_of(), record_of())))

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from .inner import COMPARE, FAIL, ONE, edit, usage_error
@@ -105,37 +103,12 @@ class TestUsage:
         message = "--energy-inconclusive=ignore: must be warn, fail or pass"
         assert usage_error(suite, "--energy-inconclusive=ignore") == message
 
-    @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-    def test_address_without_a_report_is_a_usage_error(
-        self, suite: pytest.Pytester, extra: list[str]
-    ) -> None:
-        address = f"file://{suite.path}/none.json"
-        message = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
-        assert message == f"--energy-compare={address}: no such file"
-
     def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
         message = usage_error(base, COMPARE, "--energy-report=base.json")
         assert message.startswith("--energy-report=")
         assert message.endswith("that --energy-compare reads; write to another name")
         assert Path("base.json").read_bytes() == before
-
-
-class TestAddress:
-    def test_baseline_is_read_from_an_address(
-        self, base: pytest.Pytester, read_report: Callable[..., Any]
-    ) -> None:
-        fsspec.filesystem("memory").pipe_file("/base.json", Path("base.json").read_bytes())
-        result = base.runpytest("--energy-compare=memory://base.json", FAIL, "--energy-report=base.json")
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*= energy, compared with memory://base.json =*"])
-        assert read_report("base.json")["baseline"]["side"]["origin"] == "memory://base.json"
-
-    def test_every_worker_reads_the_baseline(self, base: pytest.Pytester) -> None:
-        result = base.runpytest(f"--energy-compare=file://{base.path}/base.json", FAIL, "-n1")
-        # The baseline has the meter of ``fake_measure``; only a worker measures with the real one.
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*different devices (meter.name: nvml -> ten-watts; *"])
 
 
 class TestSave:

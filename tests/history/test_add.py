@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import LocalStore, open_store, read_entries
+from pytest_llenergy.history.store import Store, read_entries
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode_report
 
@@ -134,13 +132,13 @@ def test_kinds_of_devices_have_separate_folders() -> None:
     on_cpu = record_of("t.py::cpu", devices=["cpu"])
     run(session(0, record_of(), on_cpu))
     assert len({path.parent.name for path in files()}) == 2
-    assert {entry.id for entry in read_entries(LocalStore(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
+    assert {entry.id for entry in read_entries(Store(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
 
 
 def test_a_single_round_and_negative_values_are_stored() -> None:
     rounds = [round_of(10.0, idle_power_w=9.0, idle_power_u_w=0.1)]
-    add_run(session(0, record_of(rounds=rounds)), "x", LocalStore(Path("h")))
-    found = {entry.metric: entry for entry in read_entries(LocalStore(Path("h")))}
+    add_run(session(0, record_of(rounds=rounds)), "x", Store(Path("h")))
+    found = {entry.metric: entry for entry in read_entries(Store(Path("h")))}
     assert (found["energy_j"].low, found["energy_j"].noise, found["energy_j"].n) == (None, None, 1)
     assert found["net_energy_j"].value == pytest.approx(-4.0)
 
@@ -148,24 +146,21 @@ def test_a_single_round_and_negative_values_are_stored() -> None:
 def test_run_id_is_not_used_as_a_path() -> None:
     report = day_of(0)
     run_info = msgspec.structs.replace(report.run, id="../../x/y")
-    add_run(msgspec.structs.replace(report, run=run_info), "x", LocalStore(Path("deep/h")))
+    add_run(msgspec.structs.replace(report, run=run_info), "x", Store(Path("deep/h")))
     (path,) = Path().rglob("*.jsonl")
     assert path.parent.parent == Path("deep/h")
 
 
-@pytest.mark.parametrize("place", ["here", "file://{}/there", "memory://history-{}"])
-def test_every_kind_of_store_keeps_the_same_runs(place: str, tmp_path: Path) -> None:
-    at = open_store(place.format(tmp_path if place.startswith("file") else tmp_path.name))
-    assert at.folders() == []
+def test_a_run_is_added_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "here")
+    assert store.folders() == []
     reports = [day_of(day) for day in (1, 0)]
-    assert [add_run(report, "x", at).new for report in (*reports, *reports)] == [True, True, False, False]
-    assert [entry.run_id for entry in read_entries(at) if entry.metric == "energy_j"] == ["run-0", "run-1"]
-    if place.startswith("memory"):
-        names = fsspec.filesystem("memory").find(f"/history-{tmp_path.name}")
-        assert [name.rpartition("/")[2] for name in names] == [
-            "20260101T030405Z-run-0.jsonl",
-            "20260102T030405Z-run-1.jsonl",
-        ]
+    assert [add_run(report, "x", store).new for report in (*reports, *reports)] == [True, True, False, False]
+    assert [each.run_id for each in read_entries(store) if each.metric == "energy_j"] == ["run-0", "run-1"]
+    assert sorted(each.name for each in (tmp_path / "here").rglob("*.jsonl")) == [
+        "20260101T030405Z-run-0.jsonl",
+        "20260102T030405Z-run-1.jsonl",
+    ]
 
 
 def test_concurrent_additions_lose_nothing(tmp_path: Path) -> None:
@@ -174,8 +169,8 @@ def test_concurrent_additions_lose_nothing(tmp_path: Path) -> None:
 
     def work(day: int) -> None:
         try:
-            add_run(day_of(day), "x", LocalStore(tmp_path / "h"))
-            add_run(day_of(0), "x", LocalStore(tmp_path / "h"))
+            add_run(day_of(day), "x", Store(tmp_path / "h"))
+            add_run(day_of(0), "x", Store(tmp_path / "h"))
         except Exception as error:
             failed.append(error)
 
@@ -185,7 +180,7 @@ def test_concurrent_additions_lose_nothing(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    entries = [entry for entry in read_entries(LocalStore(tmp_path / "h")) if entry.metric == "energy_j"]
+    entries = [entry for entry in read_entries(Store(tmp_path / "h")) if entry.metric == "energy_j"]
     assert [entry.run_id for entry in entries] == [f"run-{day}" for day in range(12)]
 
 
@@ -195,32 +190,7 @@ def test_unrelated_files_are_ignored() -> None:
     (path.parent / "README.md").write_text("notes")
     Path(".llenergy/history/notes").mkdir()
     Path(".llenergy/history/notes/x.jsonl").write_text("not ours")
-    assert read_entries(LocalStore(Path(".llenergy/history")))
-
-
-def test_unreachable_store_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}/history"
-        assert run(day_of(0), f"--at={address}") == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"llenergy history: {address}: ")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("action", [["add", "energy.json"], ["show"], ["accept", "0000", "--reason=x"]])
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [("ftp://", "names no host; expected ftp://host/path"), ("ftp://127.0.0.1:1/h", "cannot be reached (")],
-)
-def test_invalid_address_is_one_error_line(
-    action: list[str], address: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("energy.json").write_bytes(encode_report(day_of(0)))
-    assert main(["history", *action, f"--at={address}"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"llenergy history: {address}: {message}")
-    assert err.count("\n") == 1
+    assert read_entries(Store(Path(".llenergy/history")))
 
 
 def test_a_store_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from pytest_llenergy.history.spread import (
     session_spread,
     session_spreads,
 )
-from pytest_llenergy.history.store import Acceptance, LocalStore, Store, read_entries
+from pytest_llenergy.history.store import Acceptance, Store, read_entries
 from pytest_llenergy.model.defaults import HISTORY
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode_report
@@ -96,7 +96,7 @@ def test_a_step_in_a_history_does_not_hide_a_regression(
 ) -> None:
     """Six to ten sessions, of which the first half used 25 % more."""
     monkeypatch.chdir(tmp_path)
-    store = LocalStore(Path(".llenergy/history"))
+    store = Store(Path(".llenergy/history"))
     for day in range(2 * before):
         add_run(day_of(day, 1.25 if day < before else 1.0), "main.json", store)
     Path("base.json").write_bytes(encode_report(day_of(40)))
@@ -109,7 +109,7 @@ def test_sessions_that_differ_widely_do_not_open_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    store = LocalStore(Path(".llenergy/history"))
+    store = Store(Path(".llenergy/history"))
     for day in range(8):
         add_run(day_of(day, 1.25 ** (day % 3)), "main.json", store)
     changes = {1.5: "regressed", 0.7: "improved", 0.9: "unchanged", 1.0: "inconclusive"}
@@ -124,7 +124,7 @@ def test_sessions_that_differ_widely_do_not_open_the_gate(
 
 
 def test_spreads_of_a_history_are_by_test(tmp_path: Path) -> None:
-    store, random = LocalStore(tmp_path), Random(5)
+    store, random = Store(tmp_path), Random(5)
     for day in range(30):
         records = [record_of("t.py::a", scaled(exp(random.gauss(0, 0.02))))]
         records += [record_of("t.py::b", scaled(exp(random.gauss(0, 0.04) + 0.7 * (day > 14))))]
@@ -141,7 +141,7 @@ def test_spreads_of_a_history_are_by_test(tmp_path: Path) -> None:
 
 
 def write_history(place: Path, spread: float, sessions: int = 12) -> Store:
-    store = LocalStore(place)
+    store = Store(place)
     for day, factor in enumerate(drawn(Random(5), sessions, spread)):
         add_run(day_of(day, factor), "main.json", store)
     return store
@@ -192,7 +192,7 @@ def test_a_gate_learns_from_sessions_on_the_hosts_of_each_test(pytester: pytest.
     def run_of(day: int, *records: Record) -> Report:
         return session(day, *records, environment=login.with_hosts(hosts))
 
-    store = LocalStore(pytester.path / HISTORY)
+    store = Store(pytester.path / HISTORY)
     factors = {name: drawn(Random(5), 12, spread) for name, spread in (("n1", 0.006), ("n2", 0.03))}
     for day in range(12):
         add_run(run_of(day, *(on(name, each[day]) for name, each in factors.items())), "main.json", store)

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import LocalStore
+from pytest_llenergy.history.store import Store
 from pytest_llenergy.history.trend import load_trends
 from pytest_llenergy.model.environment import environment_key
 from pytest_llenergy.model.report import Report, encode_report
@@ -24,7 +24,7 @@ from ..compare.runs import TEST, record_of, scaled
 from ..model.reports import BOARD, HOST, REPORT
 from .sessions import commit, day_of, session
 
-PLACE = LocalStore(Path(".llenergy/history"))
+PLACE = Store(Path(".llenergy/history"))
 
 
 @pytest.fixture(autouse=True)

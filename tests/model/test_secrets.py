@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_llenergy.model.secrets import hide_secrets, is_secret, redact_secrets, redact_text
+from pytest_llenergy.model.secrets import (
+    hide_secrets,
+    is_secret,
+    redact_arguments,
+    redact_secrets,
+    redact_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -210,3 +216,17 @@ def test_values_without_secrets_stay_the_same_objects() -> None:
 def test_a_list_that_is_not_closed_is_hidden_to_the_end(opening: str) -> None:
     """The time grows with the length alone: this text took a minute."""
     assert redact_text(f'x "token": {opening} ' + f'"token": {opening} ' * 20_000) == 'x "token": ***'
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("--url=https://x/base.json?X-Amz-Signature=secret", "--url=https://x/base.json"),
+        ("https://user:pass@word@x/a@b.json#f", "https://x/a@b.json"),
+        ("s3://bucket/base.json", "s3://bucket/base.json"),
+        ("http://bob:hu#nter2@h/x.json", "http://h/x.json"),
+        ("-o=a http://bob:hu?nter2@h/x.json -q", "-o=a http://h/x.json -q"),
+    ],
+)
+def test_user_password_and_query_of_a_url_are_hidden(word: str, shown: str) -> None:
+    assert redact_arguments([word]) == [shown]

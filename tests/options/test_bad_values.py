@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.model import files
 from pytest_llenergy.options.table import OPTIONS
 
 from ..cli.bad_files import WHOLE
@@ -94,10 +93,7 @@ def test_any_content_of_a_file_is_one_line(pytester: pytest.Pytester, flag: str)
 
 
 @pytest.mark.parametrize("flag", ["--energy-compare", "--energy-prompts", "--energy-model"])
-def test_special_files_are_one_line(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, flag: str
-) -> None:
-    monkeypatch.setattr(files, "WRITER_TIMEOUT_S", 0.05)
+def test_special_files_are_one_line(pytester: pytest.Pytester, flag: str) -> None:
     pytester.makepyfile("def test_it(backend): pass")
     path = Path("some.json")
     kinds: dict[str, Callable[[], object]] = {

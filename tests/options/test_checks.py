@@ -459,13 +459,6 @@ class TestLauncher:
         assert run().count("1 passed") == 2
 
 
-def test_baseline_at_a_url_is_named_once(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("fsspec")
-    assert refusal(pytester, "--energy-compare=file:///none.json") == (
-        "--energy-compare=file:///none.json: no such file"
-    )
-
-
 def test_idle_run_does_not_import_the_checks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import sys\ndef test_it():\n    assert 'pytest_llenergy.options.checks' not in sys.modules\n"

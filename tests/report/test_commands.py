@@ -60,7 +60,6 @@ WRITING = {
     "export": ["export", "a.json", "--format=csv", "-o", "OUT"],
     "compare to head": ["compare", "b.json", "a.json", "-o", "OUT"],
     "compare to base": ["compare", "a.json", "b.json", "-o", "OUT"],
-    "by address": ["export", "file://HERE/a.json", "--format=csv", "-o", "OUT"],
 }
 
 
@@ -72,7 +71,7 @@ def test_the_input_file_is_not_overwritten(
     Path("x").mkdir()
     Path("link.json").symlink_to("a.json")
     Path("hard.json").hardlink_to("a.json")
-    assert main([each.replace("OUT", output).replace("HERE", str(Path.cwd())) for each in arguments]) == 2
+    assert main([each.replace("OUT", output) for each in arguments]) == 2
     message = capsys.readouterr().err
     assert f"{Path(output)}: the same file as the input " in message
     assert message.endswith("a.json; choose another output\n")
@@ -166,28 +165,17 @@ def test_a_merged_report_needs_the_suffix_of_a_report(capsys: pytest.CaptureFixt
     assert not Path("whole.txt").exists()
 
 
-def test_report_takes_a_url(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "file://" + str(Path("a.json").absolute())]) == 0
-    assert main(["report", "http://127.0.0.1:1/x.json"]) == 2
-    assert capsys.readouterr().err.startswith("llenergy report: http://127.0.0.1:1/x.json: ")
-
-
-@pytest.mark.parametrize("link", [False, True])
-def test_a_pipe_or_device_is_written_and_not_replaced(link: bool) -> None:
+def test_what_is_no_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     """As root, a replaced /dev/null would break the machine."""
     os.mkfifo("pipe")
-    output = Path("pipe")
-    if link:
-        output = Path("link")
-        output.symlink_to("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert main(["export", "a.json", "--format=csv", "-o", str(output)]) == 0
-        assert os.read(reader, 1 << 16).startswith(b"id,")
-    finally:
-        os.close(reader)
+    Path("link").symlink_to("pipe")
+    for output in ("pipe", "link"):
+        assert main(["export", "a.json", "--format=csv", "-o", output]) == 2
+        assert capsys.readouterr().err == (
+            f"llenergy export: {output}: could not be written (a device, pipe or socket; name a file)\n"
+        )
     assert Path("pipe").is_fifo()
-    assert output.is_symlink() == link
+    assert Path("link").is_symlink()
 
 
 def test_a_link_is_followed() -> None:

@@ -296,35 +296,6 @@ def test_a_hook_that_fails_loses_no_record(quick: pytest.Pytester) -> None:
     check_kept(quick.path, "test_first")
 
 
-#: Source of a conftest that says when the run waits for the reader of its pipe, for as long as it takes.
-PIPE_WAITS = """
-from pathlib import Path
-from pytest_llenergy.model import files
-
-files.READER_TIMEOUT_S = 300.0
-sleep = time.sleep
-
-def there_and_sleep(seconds):
-    if seconds == files.RETRY_S:
-        Path("there").touch()
-    sleep(seconds)
-
-time.sleep = there_and_sleep
-"""
-
-
-def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(quick: pytest.Pytester) -> None:
-    os.mkfifo(quick.path / "energy.json")
-    quick.makepyfile(test_it=FIRST)
-    quick.makeconftest(TEN_WATTS + PIPE_WAITS)
-    with running() as process:
-        wait_for((quick.path / "there").exists, process)
-        stop(process, whole_group=True)
-    assert process.returncode == 2
-    (journal,) = quick.path.glob("energy.*.journal.jsonl")
-    assert [record.status for record in read_report(journal).records] == ["measured"]
-
-
 def test_ctrl_c_while_waiting_for_a_lease(quick: pytest.Pytester) -> None:
     quick.makeconftest(
         TEN_WATTS

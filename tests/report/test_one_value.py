@@ -14,7 +14,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import LocalStore, read_entries
+from pytest_llenergy.history.store import Store, read_entries
 from pytest_llenergy.measure.quality import outlier_flags
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Record, Round, Tokens
@@ -84,7 +84,7 @@ def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path:
         assert COLUMNS[name].cell(made) == format_quantity(value, metric.uncertainty_absolute, "J")
     elif name != "mean_power_w":
         assert COLUMNS[name].cell(made) == f"{value:.3g}"
-    store = LocalStore(tmp_path / "history")
+    store = Store(tmp_path / "history")
     add_run(report, "a.json", store, allow_dirty=True)
     assert [entry.value for entry in read_entries(store) if entry.metric == name] == [value]
 

@@ -20,9 +20,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model import files
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.report.store import read_report, replace_file
+from pytest_llenergy.report.store import read_report
 from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
@@ -240,36 +239,6 @@ def test_a_journal_has_the_hosts_of_a_cluster_as_soon_as_a_test_used_them(tmp_pa
     assert report is not None
     assert report.environment == environment
     assert builder.write(report)
-
-
-def test_a_pipe_without_a_reader_keeps_the_journal(
-    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "READER_TIMEOUT_S", 0.1)
-    os.mkfifo(quick.path / "energy.json")
-    quick.makepyfile("def test_it(energy): energy(sum, [1])")
-    result = quick.runpytest("--energy-report", "--energy-save=copy")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["ERROR: *energy.json: could not be written (no program has opened this pipe within *kept*merge"]
-    )
-    (journal,) = quick.path.glob("energy.*.journal.jsonl")
-    assert len(read_report(journal).records) == 1
-    assert (quick.path / ".llenergy" / "copy.json").exists()
-
-
-def test_a_pipe_with_a_slow_reader_has_the_whole_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "READER_TIMEOUT_S", 60.0)
-    pipe, data = tmp_path / "energy.json", b"x" * 10**6
-    os.mkfifo(pipe)
-    script = (
-        f"import time; time.sleep(0.3); f = open({str(pipe)!r}, 'rb'); time.sleep(0.3); print(len(f.read()))"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as reader:
-        replace_file(pipe, data)
-        assert reader.communicate()[0] == b"1000000\n"
 
 
 def test_no_journal_is_promised_that_is_gone(quick: pytest.Pytester) -> None:

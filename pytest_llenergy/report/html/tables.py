@@ -14,13 +14,13 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board, Environment, describe_unlike
 from pytest_llenergy.model.quantity import format_quantity, shown_unit
 from pytest_llenergy.model.record import MeterInfo, Round
+from pytest_llenergy.model.secrets import redact_arguments
 from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import COLUMNS, column_of, default_column
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.header import describe_machine
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
-from pytest_llenergy.report.remote import redact_arguments
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
