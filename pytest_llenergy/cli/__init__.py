@@ -57,11 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     use_encodable_streams()
     parser = build_parser()
-    if "_ARGCOMPLETE" in os.environ:
-        # The shell asks for the possible next words, which ends the process.
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
     try:
         args = parser.parse_args(argv)
     except SystemExit:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_report, print_data, print_message
+from pytest_llenergy.cli.console import print_data, print_message
 from pytest_llenergy.errors import ForgeError, OutdatedRunError, ReportError
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def add_parser(commands: Commands) -> None:
         "read from GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the pull request's number from the "
         "CI variables.",
     )
-    add_report(
-        parser,
+    parser.add_argument(
         "file",
-        f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; the "
+        metavar="FILE",
+        help=f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; the "
         "comments of jobs whose file is missing say that there is no comparison",
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.cli.console import add_output, add_report, print_message
+from pytest_llenergy.cli.console import add_output, print_message
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.defaults import HISTORY as DEFAULT_HISTORY
 from pytest_llenergy.options.table import option_row
@@ -129,13 +129,13 @@ def add_parser(commands: Commands) -> None:
         "unreadable report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid "
         "measurement.",
     )
-    add_report(
-        parser,
+    parser.add_argument(
         "base",
-        "the baseline: a report or journal, as a name given to --energy-save, or a file; or a "
+        metavar="BASE",
+        help="the baseline: a report or journal, as a name given to --energy-save, or a file; or a "
         "file of llenergy ab",
     )
-    add_report(parser, "head", "the report to check, likewise", nargs="?")
+    parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check, likewise")
     add_comparison_options(parser)
     parser.add_argument(
         "--history",

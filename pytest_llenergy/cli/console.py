@@ -23,22 +23,6 @@ class HelpFormatter(argparse.HelpFormatter):
         return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
 
 
-def add_report(parser: argparse.ArgumentParser, name: str, text: str, **details: Any) -> None:
-    """Add a positional argument that names a report, which shells complete with files and saved names."""
-    action = parser.add_argument(name, metavar=name.rstrip("s").upper(), help=text, **details)
-    # Read by argcomplete.
-    action.completer = _complete_report  # type: ignore[attr-defined]
-
-
-def _complete_report(prefix: str, **_: object) -> list[str]:
-    from argcomplete.completers import FilesCompleter
-
-    from pytest_llenergy.report.saved import list_names, saved_directory
-
-    names = [name for name in list_names(saved_directory()) if name.startswith(prefix)]
-    return [*names, *FilesCompleter()(prefix)]
-
-
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str], default: str | None = "text") -> None:
     """Add the option ``--format``, which every command with several formats has.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output, add_report, print_data, print_message, write_output
+from pytest_llenergy.cli.console import add_output, print_data, print_message, write_output
 from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ def add_parser(commands: Commands) -> None:
         help="write a report in the format of another tool",
         description="Write a report in the format of another tool.",
     )
-    add_report(parser, "file", "a report, a journal or a file of llenergy ab: a saved name or a file")
+    parser.add_argument(
+        "file", metavar="FILE", help="a report, a journal or a file of llenergy ab: a saved name or a file"
+    )
     parser.add_argument(
         "--side",
         choices=("base", "head"),

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output, add_report
+from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.model.defaults import HISTORY
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add runs; those already added are skipped")
-    add_report(adding, "reports", "reports: saved names or files", nargs="+")
+    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: saved names or files")
     adding.add_argument(
         "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_report, print_line
+from pytest_llenergy.cli.console import print_line
 from pytest_llenergy.errors import PlanError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add_parser(commands: Commands) -> None:
         description="Merge reports of shards, interrupted runs or several hosts, all of one commit and one "
         "kind of machine.",
     )
-    add_report(parser, "files", "reports or journals: saved names or files", nargs="+")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="reports or journals: saved names or files")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )

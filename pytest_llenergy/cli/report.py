@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pytest_llenergy.cli.console import add_output, add_report
+from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
         description="Print the table that pytest printed at the end of the run, also as Markdown or as an "
         "HTML page with figures (needs the extra html).",
     )
-    add_report(parser, "file", "a report or a journal: a saved name or a file")
+    parser.add_argument("file", metavar="FILE", help="a report or a journal: a saved name or a file")
     add_output(parser, get_args(Format))
     parser.add_argument(
         "--history",

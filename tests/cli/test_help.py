@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Help that fits the terminal, and completion of commands, options and saved names."""
+"""Help that fits the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -44,33 +43,6 @@ def test_a_choice_of_formats_is_called_format_everywhere() -> None:
     options = {name for parser in parsers(build_parser()) for name in parser._option_string_actions}
     assert "--format" in options
     assert not options & {"--json", "--html", "--markdown", "--to", "--output-format"}
-
-
-def complete(line: str, directory: Path) -> list[str]:
-    """Return the words that a shell would offer after this line."""
-    found = directory / "completions"
-    environment = {
-        **os.environ,
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_IFS": "\n",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(found),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-    }
-    code = "from pytest_llenergy.cli import main; main()"
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=directory, check=True, timeout=60)
-    return [word.strip() for word in found.read_text().split("\n")]
-
-
-def test_shells_complete_commands_options_and_saved_names(tmp_path: Path) -> None:
-    pytest.importorskip("argcomplete")
-    (tmp_path / ".llenergy").mkdir()
-    (tmp_path / ".llenergy" / "main.json").write_text("{}")
-    (tmp_path / "man.txt").write_text("")
-    assert {"compare", "comment"} <= set(complete("llenergy com", tmp_path))
-    assert "--inconclusive" in complete("llenergy compare --inc", tmp_path)
-    assert complete("llenergy compare ma", tmp_path) == ["main", "man.txt"]
-    assert complete("llenergy report main --format m", tmp_path) == ["markdown"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["--version"]])
