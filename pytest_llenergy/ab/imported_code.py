@@ -2,8 +2,8 @@
 """Check that each side imports its own code.
 
 If the project is installed from the user's checkout, or from anywhere else, both sides import the same code
-no matter what was checked out for them, and nothing can differ. There are two checks: where the
-environment would import from, before anything is measured, and what the first session of each side imported.
+no matter what was checked out for them, and nothing can differ. So what the first session of each side has
+imported is checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCE_ROOTS = ("src", "python", "lib")
 #: Files that mark a project. Its packages are next to them or one level below.
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
-#: End of the messages of both checks.
+#: End of the message.
 SAME_CODE = (
     "so both sides would measure the same code; create an environment for each: --setup 'pip install -e .'"
 )
@@ -107,62 +107,21 @@ def _add(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) 
         known.append(path)
 
 
-#: Run by a side's interpreter in its directory: prints where modules can come from.
-PROBE = r"""
-import ast, importlib.metadata as metadata, importlib.util, json, os, site, sys
-from urllib.parse import unquote, urlparse
-from urllib.request import url2pathname
-
-def local_path(url):
-    parsed = urlparse(url)
-    return url2pathname(unquote(parsed.path)) if parsed.scheme == "file" else None
-
-sources = []
-for name in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-    if name:
-        sources.append(["PYTHONPATH", os.path.abspath(name)])
-for dist in metadata.distributions():
-    try:
-        origin = json.loads(dist.read_text("direct_url.json") or "{}")
-    except ValueError:
-        continue
-    place = local_path(origin.get("url", ""))
-    if place:
-        how = "editable" if origin.get("dir_info", {}).get("editable") else "installed"
-        sources.append([how + " " + str(dist.metadata["Name"]), place])
-for path in sys.path[1:]:
-    sources.append(["sys.path", os.path.abspath(path)])
-    try:
-        finders = [each for each in os.listdir(path) if each[:12] == "__editable__" and each[-3:] == ".py"]
-    except OSError:
-        continue
-    for finder in finders:
-        with open(os.path.join(path, finder), encoding="utf-8") as file:
-            tree = ast.parse(file.read())
-        for node in tree.body:
-            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-            if any(getattr(target, "id", "") == "MAPPING" for target in targets):
-                mapping = ast.literal_eval(node.value)
-                sources += [["editable " + name, place] for name, place in mapping.items()]
-try:
-    version = metadata.version("pytest-llenergy")
-except metadata.PackageNotFoundError:
-    version = "unknown" if importlib.util.find_spec("pytest_llenergy") else None
-print(json.dumps({
-    "sources": sources, "version": version, "pytest": importlib.util.find_spec("pytest") is not None,
-    "prefixes": [sys.prefix, sys.base_prefix],
-}))
+#: Run by a side's interpreter in its directory: prints what it lacks and where it is.
+PROBE = """
+import importlib.util, json, sys
+names = {"pytest": "pytest", "pytest-llenergy": "pytest_llenergy"}
+missing = [name for name, module in names.items() if importlib.util.find_spec(module) is None]
+print(json.dumps({"missing": missing, "prefixes": [sys.prefix, sys.base_prefix]}))
 """
 
 
 @dataclass(frozen=True)
 class InterpreterInfo:
-    """What ``PROBE`` prints. ``sources`` has the origin, such as ``PYTHONPATH``, and path of each folder."""
+    """What ``PROBE`` prints: the packages that are not installed, and the directories of the environment."""
 
-    sources: list[list[str]]
+    missing: list[str]
     prefixes: list[str]
-    pytest: bool
-    version: str | None
 
     def contains(self, place: Path, repository: Path) -> bool:
         """Whether a path is in an environment inside the user's checkout, such as ``.venv``.
@@ -174,7 +133,7 @@ class InterpreterInfo:
 
 
 def inspect_interpreter(side: Side) -> InterpreterInfo:
-    """Ask a side's interpreter where its modules come from.
+    """Ask a side's interpreter where it is, and whether it can measure.
 
     Raises:
         PlanError: If it does not run, or has no pytest or no pytest-llenergy.
@@ -195,34 +154,12 @@ def inspect_interpreter(side: Side) -> InterpreterInfo:
     if info is None:
         lines = done.stderr.strip().splitlines() or ["no error message"]
         raise PlanError(f"{side.name}: {side.python} does not run: {lines[-1]}")
-    for name, installed in (("pytest", info.pytest), ("pytest-llenergy", info.version is not None)):
-        if not installed:
-            raise PlanError(
-                f"{side.name}: {name} is not installed for {side.python}; install it, for example in --setup"
-            )
-    return info
-
-
-def check_import_sources(side: Side, info: InterpreterInfo, repository: Path, other: Path) -> None:
-    """Check that the environment does not import foreign code.
-
-    Args:
-        side: The side whose interpreter was inspected.
-        info: What the interpreter printed.
-        repository: The user's checkout.
-        other: The checkout of the other side.
-
-    Raises:
-        PlanError: If the environment points to the user's checkout or that of the other side.
-    """
-    for source, directory in info.sources:
-        place = Path(directory).resolve()
-        if not _is_foreign(place, side, repository, other) or info.contains(place, repository):
-            continue
+    if info.missing:
         raise PlanError(
-            f"{side.name} would import its code from {place} ({source}) instead of its own checkout, "
-            f"{SAME_CODE}"
+            f"{side.name}: {info.missing[0]} is not installed for {side.python}; install it, for example in "
+            "--setup"
         )
+    return info
 
 
 def check_imported_modules(

@@ -204,9 +204,7 @@ def _prepare_commits(
     for name, commit in (("base", base), ("head", f"{head}{tree}")):
         side = _commit_side(name, origins[name], roots[name], below, commit)
         side = _with_environment(side, request.setup, commit, saved, say)
-        other = roots["head" if side.name == "base" else "base"]
         interpreters[side.name] = imported_code.inspect_interpreter(side)
-        imported_code.check_import_sources(side, interpreters[side.name], repository.root, other)
         sides[side.name] = side
 
     def before(side: Side) -> None:

@@ -39,8 +39,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help=f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; the "
-        "comments of jobs whose file is missing say that there is no comparison",
+        help=f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; "
+        "the comments of jobs whose file is missing say that there is no comparison",
     )
     parser.add_argument(
         "--key",

@@ -14,9 +14,7 @@ from pytest_llenergy.ab.imported_code import (
     SAME_CODE,
     ImportableCode,
     InterpreterInfo,
-    check_import_sources,
     check_imported_modules,
-    inspect_interpreter,
 )
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
@@ -88,68 +86,6 @@ def side_at(root: Path, project: Project) -> Side:
     )
 
 
-def refusal(project: Project, tmp_path: Path) -> str:
-    """Check what an interpreter names, for a side whose checkout is empty."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    side = side_at(checkout, project)
-    with pytest.raises(PlanError) as caught:
-        check_import_sources(side, inspect_interpreter(side), project.path, tmp_path / "other")
-    return str(caught.value)
-
-
-def write_metadata(site: Path, direct_url: str) -> None:
-    info = site / "thing-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
-    (info / "direct_url.json").write_text(direct_url)
-
-
-@pytest.mark.parametrize("how", ["editable", "installed"])
-def test_installation_of_the_users_checkout_is_refused(project: Project, tmp_path: Path, how: str) -> None:
-    directory = {"editable": True} if how == "editable" else {}
-    write_metadata(tmp_path / "site", json.dumps({"url": project.path.as_uri(), "dir_info": directory}))
-    project.extend_path(tmp_path / "site")
-    message = f"base would import its code from {project.path} ({how} thing) instead of its own checkout, "
-    assert refusal(project, tmp_path) == message + SAME_CODE
-
-
-def test_setuptools_finder_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    mapping = f"MAPPING: dict[str, str] = {{'thing': {str(project.path / 'src' / 'thing')!r}}}\n"
-    (site / "__editable___thing_1_0_finder.py").write_text(mapping)
-    project.extend_path(site)
-    message = f"base would import its code from {project.path / 'src' / 'thing'} (editable thing) instead"
-    assert refusal(project, tmp_path).startswith(message)
-
-
-@pytest.mark.parametrize("below", ["", "src"])
-def test_pythonpath_into_the_users_checkout_is_refused(project: Project, tmp_path: Path, below: str) -> None:
-    project.extend_path(project.path / below)
-    message = f"base would import its code from {project.path / below} (PYTHONPATH) instead of its own "
-    assert refusal(project, tmp_path).startswith(message)
-
-
-def test_path_file_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
-    """An editable installation without metadata leaves such a file."""
-    site = tmp_path / "site"
-    for directory in (site, project.path / "src"):
-        directory.mkdir()
-    (site / "thing.pth").write_text(f"{project.path}/src\n")
-    (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
-    project.extend_path(site)
-    message = f"base would import its code from {project.path}/src (sys.path) instead of its own checkout, "
-    assert refusal(project, tmp_path).startswith(message)
-
-
-def test_check_happens_before_anything_is_measured(project: Project) -> None:
-    project.extend_path(project.path)
-    message = f"base would import its code from {project.path} (PYTHONPATH) instead of its own checkout, "
-    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == message + SAME_CODE
-    assert project.session_logs() == []
-
-
 @pytest.mark.parametrize("own", ["src/thing/__init__.py", "python/thing/__init__.py", "src/thing.py"])
 @pytest.mark.parametrize("place", ["site-packages", "clone/src"])
 def test_own_code_imported_from_elsewhere_is_refused(
@@ -161,26 +97,27 @@ def test_own_code_imported_from_elsewhere_is_refused(
     imports = tmp_path / "imports"
     imports.mkdir()
     (imports / "1.json").write_text(json.dumps({"thing": [str(module)]}))
-    info = InterpreterInfo([], [sys.prefix], pytest=True, version="1")
+    info = InterpreterInfo([], [sys.prefix])
     with pytest.raises(PlanError) as caught:
         check_imported_modules(side_at(project.path, project), info, [imports], project.path, tmp_path)
     shown = own.removesuffix("/__init__.py")
     assert str(caught.value) == f"base imported thing from {module} instead of its own {shown}, {SAME_CODE}"
 
 
-@pytest.mark.parametrize("by", ["test", "rank"])
+@pytest.mark.parametrize(("by", "place"), [("test", "copy"), ("rank", "copy"), ("test", "checkout")])
 def test_session_that_imported_foreign_code_is_refused_and_discarded(
-    project: Project, tmp_path: Path, by: str
+    project: Project, tmp_path: Path, by: str, place: str
 ) -> None:
-    """Nothing names the checkout, but its package is also installed. A rank may import it later."""
+    """It is also installed, or the environment names the user's checkout. A rank may import it later."""
     project.write("src/thing/__init__.py", "")
     if by == "test":
         project.edit("test_some.py", "from work", "import thing\nfrom work")
     project.commit()
-    installed = tmp_path / "site-packages" / "thing" / "__init__.py"
-    installed.parent.mkdir(parents=True)
-    installed.touch()
-    project.extend_path(tmp_path / "site-packages")
-    message = f"base imported thing from {installed} instead of its own src/thing, {SAME_CODE}"
+    site = project.path / "src" if place == "checkout" else tmp_path / "site-packages"
+    module = site / "thing" / "__init__.py"
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.touch()
+    project.extend_path(site)
+    message = f"base imported thing from {module} instead of its own src/thing, {SAME_CODE}"
     assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == message
     assert project.session_logs() == []
