@@ -25,7 +25,7 @@ SUITES = {
 
 #: Runs pytest under a profile hook in every thread; writes the calls as JSON to its second argument.
 TRACED = """
-import json, sys, threading
+import inspect, json, sys, threading
 from pathlib import Path
 
 package, target, *arguments = sys.argv[1:]
@@ -36,11 +36,21 @@ def place(frame):
     before, found, inside = path.rpartition(f"/{package}/")
     return inside if found and inside.endswith(".py") else None
 
+def is_import(frame):
+    # The body of a module or class, or what an import calls, such as a decorator.
+    while frame is not None:
+        if place(frame) is not None and not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return True
+        frame = frame.f_back
+    return False
+
 def trace(frame, event, argument):
     if event != "call" or (file := place(frame)) is None:
         return
-    functions.add((file, frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name,
-                   frame.f_code.co_firstlineno))
+    function = file, frame.f_code.co_name, frame.f_code.co_firstlineno
+    if function not in functions and is_import(frame):
+        return
+    functions.add(function)
     caller = frame.f_back
     while caller is not None and place(caller) is None:
         caller = caller.f_back
@@ -52,9 +62,9 @@ threading.setprofile(trace)
 sys.setprofile(trace)
 status = pytest.main(arguments)
 sys.setprofile(None)
-bodies = [each for each in functions if each[1] != "<module>"]
 Path(target).write_text(json.dumps({
-    "files": len({file for file, *_ in bodies}), "functions": len(bodies), "calls_between_files": len(calls),
+    "files": len({file for file, *_ in functions}), "functions": len(functions),
+    "calls_between_files": len(calls),
 }))
 sys.exit(int(status))
 """
