@@ -240,7 +240,7 @@ def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms_is_followed(tmp_path:
     thread = threading.Thread(target=drive)
     thread.start()
     try:
-        meters = open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path / "none", still_s=60)
+        meters = open_rapl(Targets(), powercap_root=tmp_path, still_s=60)
         with Measuring([LocalWindows(Selection(tuple(meters), ()))]) as energy:
             windows: list[Window] = []
             while not wrapped_at_ns or len(windows) < 30:
