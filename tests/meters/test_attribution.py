@@ -21,7 +21,7 @@ from pytest_llenergy.meters import attribution
 from pytest_llenergy.meters.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.cpu_time import CpuTime, read_cpu_time
-from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
+from pytest_llenergy.meters.rapl import RaplMeter, Zone, open_rapl
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power
@@ -313,13 +313,11 @@ def test_packages_are_not_split_if_the_processes_of_the_test_are_unknown(tmp_pat
         assert [each.cpu_ratio for each in meter.domains] == ratios
 
 
-class Package:
+class Package(Zone):
     """A counter that is always up to date: idle power, and watts for each busy core of this host."""
 
-    domain = "cpu:package-0"
-    limit_w: float | None = None
-
     def __init__(self) -> None:
+        self.domain, self.limit_w = "cpu:package-0", None
         self._begin_s, self._begin_busy_s = time.monotonic(), read_cpu_time().busy_s
 
     def energy_j(self) -> float:
@@ -331,7 +329,7 @@ class Package:
 
 
 def open_package() -> Selection:
-    return Selection((RaplMeter([Package()], (), "powercap"),), ())
+    return Selection((RaplMeter([Package()], ()),), ())
 
 
 LOOP_S = 0.4
