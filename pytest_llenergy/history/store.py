@@ -19,7 +19,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, Direction, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.model.files import read_limited, replace_file
 from pytest_llenergy.report.remote import (
     is_url,
     open_file_system,
@@ -27,7 +27,6 @@ from pytest_llenergy.report.remote import (
     redact_url,
     run_with_timeout,
 )
-from pytest_llenergy.report.store import replace_file
 
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1

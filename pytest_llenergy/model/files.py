@@ -8,8 +8,12 @@ import os
 import select
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
+
+from pytest_llenergy.errors import ReportError
 
 #: Largest file to read, local or remote. A report of ten thousand tests with twelve rounds each has 170 MB.
 MAX_FILE_BYTES = 512 << 20
@@ -114,3 +118,34 @@ def write_pipe(path: Path, data: bytes) -> None:
             if not poll.poll(SILENCE_TIMEOUT_S * 1000):
                 raise OSError(errno.ETIMEDOUT, f"its reader took nothing for {SILENCE_TIMEOUT_S:g} s")
             rest = rest[file.write(rest) or 0 :]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically. Links are followed; a device or a pipe is written, never replaced.
+
+    Raises:
+        ReportError: If it cannot be written, or is a pipe that no program reads; an old file then remains.
+    """
+    try:
+        if path.is_dir():
+            raise ReportError(f"{path}: could not be written (Is a directory)")
+        if path.is_fifo():
+            write_pipe(path, content)
+            return
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        target = path.resolve()
+        scratch = target.with_name(f".{target.name}-{token_hex(4)}")
+        try:
+            with scratch.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink()
+            raise
+    except OSError as error:
+        raise ReportError(f"{path}: could not be written ({error.strerror})") from error

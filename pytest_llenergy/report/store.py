@@ -22,7 +22,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited, write_pipe
+from pytest_llenergy.model.files import read_limited, replace_file
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -181,37 +181,6 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
         path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
     replace_file(path, content)
     return path
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Links are followed; a device or a pipe is written, never replaced.
-
-    Raises:
-        ReportError: If it cannot be written, or is a pipe that no program reads; an old file then remains.
-    """
-    try:
-        if path.is_dir():
-            raise ReportError(f"{path}: could not be written (Is a directory)")
-        if path.is_fifo():
-            write_pipe(path, content)
-            return
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
-        target = path.resolve()
-        scratch = target.with_name(f".{target.name}-{token_hex(4)}")
-        try:
-            with scratch.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                scratch.unlink()
-            raise
-    except OSError as error:
-        raise ReportError(f"{path}: could not be written ({error.strerror})") from error
 
 
 def read_report(location: Location, *, lean: bool = False) -> Report:

@@ -21,8 +21,9 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.model import files
+from pytest_llenergy.model.files import replace_file
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.report.store import read_report, replace_file
+from pytest_llenergy.report.store import read_report
 from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
