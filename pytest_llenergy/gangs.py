@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -26,7 +28,6 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
 from pytest_llenergy.model.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
 from pytest_llenergy.model.record import Flag
-from pytest_llenergy.options.table import Settings
 from pytest_llenergy.scratch import ScratchDirectory
 from pytest_llenergy.workers.plan import HostDevices
 from pytest_llenergy.workers.pool import RankPool
@@ -37,6 +38,16 @@ WAIT_S = 3.0
 
 #: How long an idle gang is kept for the next test (seconds).
 IDLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """The options of a run that a gang obeys. Times are seconds."""
+
+    lease_timeout: float
+    busy_timeout: float
+    start_method: Literal["spawn", "forkserver"]
+    rank_logs: Path | None
 
 
 @dataclass(frozen=True)
@@ -135,14 +146,14 @@ class GangKeeper:
     Args:
         cluster: The launcher.
         pool: The ranks.
-        settings: Options of the run.
+        options: Options of the run.
         keeps: Whether a gang is kept for the next test.
     """
 
-    def __init__(self, cluster: Cluster, pool: RankPool, settings: Settings, *, keeps: bool) -> None:
+    def __init__(self, cluster: Cluster, pool: RankPool, options: GangOptions, *, keeps: bool) -> None:
         self._cluster = cluster
         self._pool = pool
-        self._settings = settings
+        self._options = options
         self._keeps = keeps
         self._scratch = ScratchDirectory()
         self._held: _Held | None = None
@@ -232,18 +243,18 @@ class GangKeeper:
             self._scratch.remove()
 
     def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
-        settings = self._settings
+        options = self._options
         if shape in self._failed:
             raise WorkerError(f"not started again: {self._failed[shape]}")
         begin_s = time.monotonic()
         try:
-            gang = self._cluster.gang(shape, settings.lease_timeout, on_wait, avoid)
+            gang = self._cluster.gang(shape, options.lease_timeout, on_wait, avoid)
         except WorkerError as error:
             if time.monotonic() - begin_s >= SLOW_LOAD_S:
                 self._failed[shape] = str(error)
             raise
         hosts = {
-            client.name: RemoteHost(client, self._scratch.path, settings.start_method, settings.rank_logs)
+            client.name: RemoteHost(client, self._scratch.path, options.start_method, options.rank_logs)
             for client in gang.hosts
         }
         return _Held(shape, gang, hosts)
@@ -300,8 +311,8 @@ class GangKeeper:
         on_wait: Callable[[str], None],
     ) -> LeaseAnswer:
         """Lease devices of one host, and report who holds or uses them meanwhile."""
-        settings = self._settings
-        deadline_s = time.monotonic() + settings.lease_timeout
+        options = self._options
+        deadline_s = time.monotonic() + options.lease_timeout
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
@@ -310,13 +321,13 @@ class GangKeeper:
                     request,
                     exclusive=exclusive,
                     wait_s=min(left_s, WAIT_S),
-                    busy_timeout_s=min(settings.busy_timeout, WAIT_S),
+                    busy_timeout_s=min(options.busy_timeout, WAIT_S),
                     test=test,
                 )
                 return self._await_free(host, answer, on_wait)
             except LeaseTimeoutError as error:
                 if left_s <= WAIT_S:
-                    total = f"{error}; {settings.lease_timeout:g} s in all (--energy-lease-timeout)"
+                    total = f"{error}; {options.lease_timeout:g} s in all (--energy-lease-timeout)"
                     raise LeaseTimeoutError(total) from None
                 on_wait(str(error))
 
@@ -333,7 +344,7 @@ class GangKeeper:
         self, host: RemoteHost, answer: LeaseAnswer, on_wait: Callable[[str], None]
     ) -> LeaseAnswer:
         """Wait for processes that use leased boards of a host without a lease."""
-        total_s = self._settings.busy_timeout
+        total_s = self._options.busy_timeout
         begin_s = time.monotonic() - min(total_s, WAIT_S)
         while answer.busy is not None and (waited_s := time.monotonic() - begin_s) < total_s:
             on_wait(f"{host.name}: {answer.busy}")

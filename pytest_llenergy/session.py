@@ -30,6 +30,7 @@ from pytest_llenergy.errors import (
     WorkerError,
     WorkerPlacementError,
 )
+from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.meters.base import MeterSpec
 from pytest_llenergy.meters.check_ahead import CounterCheck
 from pytest_llenergy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
@@ -41,7 +42,6 @@ from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.progress import Progress, progress_of
 from pytest_llenergy.stash import ENVIRONMENT, is_worker
-from pytest_llenergy.workers import proctree
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
@@ -72,7 +72,7 @@ class RunState:
         self._counter_check: CounterCheck | None = None
         if is_worker(config):
             # Otherwise this process would notice only after five seconds that the controller was killed.
-            proctree.die_with_parent(os.getppid())
+            die_with_parent(os.getppid())
 
     @property
     def is_ab_session(self) -> bool:
@@ -246,11 +246,13 @@ class RunState:
         if self.settings.cluster == "local":
             return None
         from pytest_llenergy.cluster.launchers import open_cluster
-        from pytest_llenergy.gangs import GangKeeper
+        from pytest_llenergy.gangs import GangKeeper, GangOptions
 
         cluster = open_cluster(self.settings.cluster, self.environment)
         # Workers of pytest-xdist would wait for hosts that idle ones keep.
-        return GangKeeper(cluster, self.pool, self.settings, keeps=not is_worker(self._config))
+        given = self.settings
+        options = GangOptions(given.lease_timeout, given.busy_timeout, given.start_method, given.rank_logs)
+        return GangKeeper(cluster, self.pool, options, keeps=not is_worker(self._config))
 
     @property
     def opened_gangs(self) -> GangKeeper | None:

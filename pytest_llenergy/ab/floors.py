@@ -24,10 +24,9 @@ from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.defaults import MAX_FLOOR
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.model.files import read_limited, replace_file
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.store import replace_file
 
 #: Share of the comparisons that the floor keeps from being certain of a change.
 QUANTILE = 0.95

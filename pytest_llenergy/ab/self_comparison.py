@@ -31,9 +31,9 @@ from pytest_llenergy.compare.comparability import describe_devices
 from pytest_llenergy.model.base import StoredStruct
 from pytest_llenergy.model.comparison import VERDICTS, Comparison
 from pytest_llenergy.model.defaults import MAX_FLOOR
+from pytest_llenergy.model.files import replace_file
 from pytest_llenergy.model.report import PairedReport, Tool, encode_paired_report
 from pytest_llenergy.model.text import count_tests, one_line, short_test_name
-from pytest_llenergy.report.store import replace_file
 
 #: The verdict that is a false alarm if nothing has changed.
 ALARM = "regressed"

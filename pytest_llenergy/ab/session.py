@@ -21,7 +21,7 @@ from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.progress import SessionWatch
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.workers.proctree import die_with_parent
+from pytest_llenergy.lifetime import die_with_parent
 
 PLUGIN = "llenergy_ab_session"
 

@@ -26,10 +26,10 @@ from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import MALFORMED, StoredStruct, cache_directory
 from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.model.files import read_limited, replace_file
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import format_time
-from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
+from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

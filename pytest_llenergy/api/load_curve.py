@@ -16,7 +16,6 @@ import msgspec
 from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_host_meters
 from pytest_llenergy.api.load_points import add_max_load, describe_failed, explain_cut, make_point
-from pytest_llenergy.backends.load_phases import OUT_OF_TIME, SHORT_LOAD
 from pytest_llenergy.backends.tasks import SERVE, Probe
 from pytest_llenergy.errors import BackendError, LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
@@ -39,6 +38,7 @@ from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, Slo
 from pytest_llenergy.model.record import Round
+from pytest_llenergy.model.served import OUT_OF_TIME, SHORT_LOAD
 from pytest_llenergy.progress import describe_step
 from pytest_llenergy.traffic.requests import Request
 

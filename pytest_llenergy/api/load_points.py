@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import CUT_SHORT, FAILED, REFUSED, SATURATED, SHORT_LOAD
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.goodput import attainment, good_requests, has_flag, is_mostly
 from pytest_llenergy.measure.load_probe import is_within
@@ -17,6 +16,7 @@ from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.round_statistics import percentile
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, MaxLoad, Slo
 from pytest_llenergy.model.record import Metric, Round
+from pytest_llenergy.model.served import CUT_SHORT, FAILED, REFUSED, SATURATED, SHORT_LOAD
 
 #: Latencies of a point: its columns, and those of ``ServedRequests``.
 LATENCIES = {

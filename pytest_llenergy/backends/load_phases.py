@@ -21,19 +21,10 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from pytest_llenergy.model.record import Flag, Severity
+from pytest_llenergy.model.served import FAILED, SATURATED, SHORT_LOAD
 from pytest_llenergy.model.timeline import RequestTimeline, Span
 
 T = TypeVar("T")
-
-#: Flags of loads without a steady state.
-SATURATED, SHORT_LOAD = "saturated", "short-load"
-
-#: Flags of loads of a search that ended early: because they miss the SLO, because more requests failed than
-#: may, or because their time was up.
-ENDED_EARLY, REFUSED, OUT_OF_TIME = CUT_SHORT = "ended-early", "refused", "out-of-time"
-
-#: Flag of loads of which requests failed, but not too many.
-FAILED = "failed-request"
 
 #: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
 #: latencies are enough to call it saturated, however they scatter.

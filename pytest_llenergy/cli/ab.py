@@ -213,8 +213,8 @@ def _changed_ns(path: Path) -> int | None:
 def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: str, *, keep: bool) -> bool:
     """Write both sides and remove what is left of the comparison. If that fails, keep it and return False."""
     from pytest_llenergy.errors import ReportError
+    from pytest_llenergy.model.files import replace_file
     from pytest_llenergy.model.report import encode_paired_report
-    from pytest_llenergy.report.store import replace_file
 
     try:
         replace_file(output, encode_paired_report(paired))

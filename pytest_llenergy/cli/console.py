@@ -89,7 +89,7 @@ def encode_json(value: Any) -> str:
 
 def write_output(path: Path, text: str) -> None:
     """Replace a file by text in UTF-8. Raises ``ReportError`` if it cannot be written."""
-    from pytest_llenergy.report.store import replace_file
+    from pytest_llenergy.model.files import replace_file
 
     replace_file(path, text.encode("utf-8", "backslashreplace"))
 

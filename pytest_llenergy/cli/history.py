@@ -119,11 +119,11 @@ def _render(
     import shutil
 
     from pytest_llenergy.cli.console import encode_json, wants_color
-    from pytest_llenergy.history.render import render_markdown, render_text
     from pytest_llenergy.history.trend import build_view
+    from pytest_llenergy.report.history import render_markdown, render_text
 
     if args.format == "html":
-        from pytest_llenergy.history.page import render_page
+        from pytest_llenergy.report.html.history import render_page
 
         return f"{render_page(place, series, steps)}\n"
     view = build_view(place, series, steps)

@@ -15,8 +15,8 @@ from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.history.trend import Trend
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.html.trends import Trend
     from pytest_llenergy.report.layout import Layout
 
 

@@ -25,7 +25,7 @@ from threading import Lock
 from typing import Any
 
 from pytest_llenergy.cluster.agent import agent_command
-from pytest_llenergy.workers import proctree
+from pytest_llenergy.lifetime import die_with_parent
 
 #: Time limit for a connection to the cluster's port (seconds).
 REACH_TIMEOUT_S = 5.0
@@ -388,7 +388,7 @@ def main(parent_pid: str, address: str) -> None:
         parent_pid: Its pid.
         address: See ``connect``.
     """
-    proctree.die_with_parent(int(parent_pid))
+    die_with_parent(int(parent_pid))
     answers = os.dup(1)
     # Whatever prints goes to the log.
     os.dup2(2, 1)

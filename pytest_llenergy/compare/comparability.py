@@ -24,7 +24,6 @@ from statistics import fmean, median
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import CUT_SHORT, SATURATED
 from pytest_llenergy.model.environment import Board, Environment, Host
 from pytest_llenergy.model.record import (
     LOCALHOST,
@@ -35,6 +34,7 @@ from pytest_llenergy.model.record import (
     domain_kind,
     without_host,
 )
+from pytest_llenergy.model.served import CUT_SHORT, SATURATED
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"

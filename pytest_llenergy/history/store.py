@@ -18,8 +18,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED, Direction, EnergyKind, Number, StoredStruct
 from pytest_llenergy.model.comparison import Verdict
-from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.report.store import replace_file
+from pytest_llenergy.model.files import read_limited, replace_file
 
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1

@@ -8,6 +8,7 @@ fixed anchor does not, and so reveals it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -25,13 +26,55 @@ from pytest_llenergy.history.store import (
     read_entries,
 )
 from pytest_llenergy.model.base import StoredStruct
-from pytest_llenergy.report.html.trends import Trend, TrendPoint
+from pytest_llenergy.model.comparison import Verdict
+from pytest_llenergy.model.quantity import shown_unit
 
 #: Most sessions in the rolling anchor, and in the fixed one.
 ROLLING_SESSIONS, FIXED_SESSIONS = 10, 5
 
 #: Metrics to show if none is named: the first that a test has.
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
+
+
+@dataclass(frozen=True)
+class TrendPoint:
+    """One run of a trend.
+
+    Attributes:
+        time: Start of the run (RFC 3339).
+        value: Value in the unit of the trend, with limits ``low`` and ``high``.
+        changed: Whether the level changes at this run.
+        broke: Whether the devices differ from those of the previous run.
+        outlier: Whether the run is far from its neighbours.
+        verdict: The verdict of the run against its baseline, if it had one.
+        accepted: Why the step at this run was accepted; empty if it was not.
+    """
+
+    time: str
+    commit: str | None
+    value: float
+    low: float | None = None
+    high: float | None = None
+    changed: bool = False
+    broke: bool = False
+    outlier: bool = False
+    verdict: Verdict | None = None
+    accepted: str = ""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One metric of one test over runs, oldest first."""
+
+    id: str
+    metric: str
+    unit: str
+    points: Sequence[TrendPoint]
+
+    @property
+    def title(self) -> str:
+        """Metric and unit."""
+        return ", ".join(filter(None, [self.metric, shown_unit(self.unit)]))
 
 
 class Change(StoredStruct, frozen=True):

@@ -14,7 +14,7 @@ from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_uncertainty_j, sum_energies, sum_hosts
-from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
+from pytest_llenergy.model.quantity import RESOLVABLE
 from pytest_llenergy.model.record import Phase, Round, Tokens
 from pytest_llenergy.model.served import ServedRequests, TokenGaps
 from pytest_llenergy.model.timeline import RequestTimeline, Timeline

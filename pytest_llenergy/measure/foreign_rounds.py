@@ -40,7 +40,8 @@ from pytest_llenergy.meters.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between, energy_between_readings
+from pytest_llenergy.meters.window_arithmetic import energy_between, energy_between_readings
+from pytest_llenergy.model.quantity import RESOLVABLE
 from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import CUT_SHORT
 from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.record import Round
+from pytest_llenergy.model.served import CUT_SHORT
 
 
 def limits_by_column(slo: Slo) -> dict[str, float]:

@@ -32,7 +32,7 @@ from pytest_llenergy.measure.round_metric import (
 )
 from pytest_llenergy.measure.round_statistics import RoundValue, summarize_rounds
 from pytest_llenergy.measure.served_metrics import SERVED_METRICS
-from pytest_llenergy.meters.window_arithmetic import RESOLVABLE
+from pytest_llenergy.model.quantity import RESOLVABLE
 from pytest_llenergy.model.record import Metric, Round, is_attributed
 from pytest_llenergy.model.timeline import Flops
 

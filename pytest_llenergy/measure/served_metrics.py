@@ -27,10 +27,10 @@ from functools import partial
 from itertools import accumulate
 from statistics import fmean
 
-from pytest_llenergy.backends.load_phases import SATURATED, SHORT_LOAD
 from pytest_llenergy.measure.round_metric import RoundMetric, find_phase, phase_energy, rate
 from pytest_llenergy.measure.round_statistics import RoundValue, percentile
 from pytest_llenergy.model.record import Round
+from pytest_llenergy.model.served import SATURATED, SHORT_LOAD
 
 #: Percentiles of each latency.
 PERCENTILES = (50, 90, 99)

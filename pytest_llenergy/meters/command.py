@@ -8,7 +8,6 @@ the mean power from the previous line to the moment at which it arrives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import math
 import os
@@ -22,10 +21,12 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
 from pytest_llenergy.meters.timeouts import FIRST_LINE_TIMEOUT_S, MIN_SILENCE_S, PROGRAM_END_TIMEOUT_S
 
@@ -39,9 +40,6 @@ BURST_SHARE = 0.2
 
 #: Largest part of the output to read at once.
 CHUNK_BYTES = 1 << 16
-
-#: Linux: include/uapi/linux/prctl.h.
-PR_SET_PDEATHSIG = 1
 
 
 class CommandMeter:
@@ -75,7 +73,7 @@ class CommandMeter:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
         except OSError as error:
             self._stderr.close()
@@ -207,12 +205,6 @@ class CommandMeter:
         # called before the leader is reaped, or right after.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill the program when this process ends. Runs in the program's process before exec."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:

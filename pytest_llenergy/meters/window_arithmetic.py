@@ -40,10 +40,8 @@ from pytest_llenergy.meters.uncertainty import (
     sum_energies,
     sum_hosts,
 )
+from pytest_llenergy.model.quantity import RESOLVABLE
 from pytest_llenergy.model.record import DomainEnergy, Flag, Window
-
-#: A window whose standard uncertainty is above this share of its energy has no result.
-RESOLVABLE = 1 / 3
 
 #: Ticks of integrated power on either side of a window from which a change at its edge is computed.
 EDGE_TICKS = 2

@@ -18,6 +18,9 @@ STEPS = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k"}
 MAX_DECIMAL_PLACES = 5
 
 
+#: A window or phase whose standard uncertainty is above this share of its energy has no result.
+RESOLVABLE = 1 / 3
+
 #: The unit of numbers without one, which is not shown.
 UNITLESS = "1"
 

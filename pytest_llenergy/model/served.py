@@ -5,6 +5,16 @@ from __future__ import annotations
 
 from pytest_llenergy.model.base import Count, Number, StoredStruct
 
+#: Flags of loads without a steady state.
+SATURATED, SHORT_LOAD = "saturated", "short-load"
+
+#: Flags of loads of a search that ended early: because they miss the SLO, because more requests failed than
+#: may, or because their time was up.
+ENDED_EARLY, REFUSED, OUT_OF_TIME = CUT_SHORT = "ended-early", "refused", "out-of-time"
+
+#: Flag of loads of which requests failed, but not too many.
+FAILED = "failed-request"
+
 
 class TokenGaps(StoredStruct, frozen=True):
     """Times between consecutive tokens of all requests of a round, as a histogram.

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import BUILT_IN, is_prefill_only
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.model.record import BackendInfo, Precision, Record, Window
+from pytest_llenergy.model.served import SATURATED
 from pytest_llenergy.model.text import one_line, shorten
 
 #: Headings of metrics.

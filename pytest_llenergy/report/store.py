@@ -22,7 +22,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.model.files import read_limited, replace_file
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -174,32 +174,6 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
         path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
     replace_file(path, content)
     return path
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Links are followed.
-
-    Raises:
-        ReportError: If it cannot be written, or something else than a file has this name, which then remains.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            what = "Is a directory" if path.is_dir() else "a device, pipe or socket; name a file"
-            raise ReportError(f"{path}: could not be written ({what})")
-        target = path.resolve()
-        scratch = target.with_name(f".{target.name}-{token_hex(4)}")
-        try:
-            with scratch.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                scratch.unlink()
-            raise
-    except OSError as error:
-        raise ReportError(f"{path}: could not be written ({error.strerror})") from error
 
 
 def read_report(path: Path, *, lean: bool = False) -> Report:

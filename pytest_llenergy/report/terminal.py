@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.backends.load_phases import SATURATED
 from pytest_llenergy.model.load_curve import LoadCurve
 from pytest_llenergy.model.record import Record, Times
+from pytest_llenergy.model.served import SATURATED
 from pytest_llenergy.model.text import (
     MAX_NAME_LENGTH,
     one_line,

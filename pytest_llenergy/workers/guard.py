@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.workers import proctree, timeouts
 
 #: Signals that ask a process to end, which a guard passes on.
@@ -60,7 +61,7 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
         os.close(descriptor)
         _Guard(parent_pid, directory, child, read).run()
     os.close(read)
-    proctree.die_with_parent(pid)
+    die_with_parent(pid)
     return write
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from pytest_llenergy.workers import timeouts
 
 #: prctl(2): include/uapi/linux/prctl.h.
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 PROC = Path("/proc")
@@ -46,18 +45,6 @@ def adopting_orphans() -> Iterator[None]:
     finally:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent ends, in whatever way.
-
-    Raises:
-        SystemExit: If the parent has ended already.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
 
 
 def children_by_parent() -> dict[int, list[int]]:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.workers import guard, proctree, rank, start_method, timeouts, transport
 from pytest_llenergy.workers.start_method import PreloadError
 
@@ -100,7 +101,7 @@ class Supervisor:
         for number in guard.ENDING_SIGNALS:
             signal.signal(number, self._on_ending_signal)
         # Supervisor and guard each clean up after the other if that is killed.
-        proctree.die_with_parent(self._guard_pid, signal.SIGTERM)
+        die_with_parent(self._guard_pid, signal.SIGTERM)
         os.write(self._handles_sigterm, b"1")
         os.close(self._handles_sigterm)
 
@@ -171,7 +172,7 @@ class Supervisor:
     ) -> NoReturn:
         """In a new process: drop everything of the supervisor, then run the rank's program."""
         try:
-            proctree.die_with_parent(self._pid)
+            die_with_parent(self._pid)
             # A living rank adopts what its own children leave behind.
             proctree.become_subreaper()
             signal.set_wakeup_fd(-1)

@@ -8,9 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,8 +23,7 @@ from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
-from pytest_llenergy.gangs import GangKeeper
-from pytest_llenergy.options.table import Settings
+from pytest_llenergy.gangs import GangKeeper, GangOptions
 from pytest_llenergy.workers.pool import RankPool
 
 from ..nvml_sim import Board, World
@@ -47,11 +46,10 @@ class Hosts:
             self.environments[name] = {"LLENERGY_LOCK_DIR": str(home), **world.environment(library.parent)}
 
     def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Launcher]:
-        settings = {"lease_timeout": 30.0, "busy_timeout": 1.0, "start_method": "spawn", "rank_logs": None}
+        options = replace(GangOptions(30.0, 1.0, "spawn", None), **changes)
         cluster = Launcher({name: {"environment": self.environments[name]} for name in names})
         pool = RankPool(60.0, "spawn", "backend")
-        made = cast(Settings, SimpleNamespace(**{**settings, **changes}))
-        keeper = GangKeeper(cluster, pool, made, keeps=True)
+        keeper = GangKeeper(cluster, pool, options, keeps=True)
         self._end.callback(pool.close)
         self._end.callback(keeper.close)
         return keeper, cluster

@@ -14,8 +14,8 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.page import render_page
 from pytest_llenergy.history.store import Acceptance, Store, read_entries
+from pytest_llenergy.report.html.history import render_page
 
 from ..compare.runs import record_of
 from ..report.pages import odd

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
+from pytest_llenergy.history.trend import Trend, TrendPoint
 from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MAX_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
@@ -22,7 +23,6 @@ from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
 from pytest_llenergy.model.record import BackendInfo, Flag, Phase, Record, Round, Tokens, Window
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.html.page import render_compared, render_report
-from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
 from ..compare.runs import SPOILED, TEST, record_of, report_of, round_of
 

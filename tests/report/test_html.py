@@ -14,6 +14,7 @@ import pytest
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.history.trend import Trend, TrendPoint
 from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
 from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
 from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
@@ -29,7 +30,6 @@ from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.round_charts import sum_step_functions
 from pytest_llenergy.report.html.scatter import pareto_front
 from pytest_llenergy.report.html.svg import open_sheet
-from pytest_llenergy.report.html.trends import Trend, TrendPoint
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of

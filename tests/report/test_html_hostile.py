@@ -9,10 +9,10 @@ from functools import cache
 import msgspec
 import pytest
 
+from pytest_llenergy.history.trend import Trend, TrendPoint
 from pytest_llenergy.model.record import Flag
 from pytest_llenergy.model.report import Report, encode_report
 from pytest_llenergy.report.html.page import render_compared, render_report
-from pytest_llenergy.report.html.trends import Trend, TrendPoint
 
 from ..compare.runs import record_of, report_of
 from .pages import Pair, odd, pair_of

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.load_phases import SATURATED, SHORT_LOAD, load_phases
+from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.served import SATURATED, SHORT_LOAD
 from pytest_llenergy.model.timeline import RequestTimeline
 from pytest_llenergy.traffic import Request
 from tests.backends.queues import arrivals_s, conversing, queued, shared, split

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.load_phases import FAILED, REFUSED, load_phases
+from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.server.client import Stream
 from pytest_llenergy.backends.server.early_end import MissCounter, end_flag
 from pytest_llenergy.backends.server.encoder import Encoder, Message
@@ -28,6 +28,7 @@ from pytest_llenergy.backends.tasks import (
 )
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.served import FAILED, REFUSED
 from pytest_llenergy.traffic.requests import Request
 
 #: A request is late beyond this share of the mean gap between requests, and at least this time (seconds).

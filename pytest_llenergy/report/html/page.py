@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest_llenergy
+from pytest_llenergy.history.trend import Trend
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.quantity import format_quantity
 from pytest_llenergy.model.record import Record
@@ -29,7 +30,7 @@ from pytest_llenergy.report.html.parts import Plot, Reason, Table
 from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
 from pytest_llenergy.report.html.template import render_template
-from pytest_llenergy.report.html.trends import Trend, trend_plot, trend_table
+from pytest_llenergy.report.html.trends import trend_plot, trend_table
 from pytest_llenergy.report.layout import has_values
 from pytest_llenergy.report.load_curves import describe_failure
 from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits

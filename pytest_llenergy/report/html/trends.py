@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.model.comparison import VERDICTS, Verdict
-from pytest_llenergy.model.quantity import shown_unit
+from pytest_llenergy.history.trend import Trend, TrendPoint
+from pytest_llenergy.model.comparison import VERDICTS
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html.comparison_charts import VERDICT_COLOURS
 from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Table, table
@@ -35,47 +34,6 @@ SHORT_COMMIT, COMMIT_ROOM = 7, 62
 
 #: Marks that differ from the dot of other verdicts, with their style in the legend.
 MARKS = {"regressed": ("s", "square"), "improved": ("D", "diamond")}
-
-
-@dataclass(frozen=True)
-class TrendPoint:
-    """One run of a trend.
-
-    Attributes:
-        time: Start of the run (RFC 3339).
-        value: Value in the unit of the trend, with limits ``low`` and ``high``.
-        changed: Whether the level changes at this run.
-        broke: Whether the devices differ from those of the previous run.
-        outlier: Whether the run is far from its neighbours.
-        verdict: The verdict of the run against its baseline, if it had one.
-        accepted: Why the step at this run was accepted; empty if it was not.
-    """
-
-    time: str
-    commit: str | None
-    value: float
-    low: float | None = None
-    high: float | None = None
-    changed: bool = False
-    broke: bool = False
-    outlier: bool = False
-    verdict: Verdict | None = None
-    accepted: str = ""
-
-
-@dataclass(frozen=True)
-class Trend:
-    """One metric of one test over runs, oldest first."""
-
-    id: str
-    metric: str
-    unit: str
-    points: Sequence[TrendPoint]
-
-    @property
-    def title(self) -> str:
-        """Metric and unit."""
-        return ", ".join(filter(None, [self.metric, shown_unit(self.unit)]))
 
 
 def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:

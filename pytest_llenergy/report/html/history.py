@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest_llenergy
-from pytest_llenergy.history.render import COLUMNS, list_notes, standing_cells
 from pytest_llenergy.history.store import Acceptance, Series
 from pytest_llenergy.history.trend import Standing, build_trend, build_view
 from pytest_llenergy.model.text import count_tests, short_test_name
+from pytest_llenergy.report.history import COLUMNS, list_notes, standing_cells
 from pytest_llenergy.report.html.page import MAX_OPEN_SECTIONS, MAX_SECTIONS
 from pytest_llenergy.report.html.parts import Cell, Plot, Row, Table, table
 from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
