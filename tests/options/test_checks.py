@@ -52,23 +52,6 @@ class TestPrompts:
             "prompts.txt holds no prompt; write one per line"
         )
 
-    def test_a_pipe_is_read_once_for_all_tests(self, pytester: pytest.Pytester) -> None:
-        pytester.makepyfile(
-            """
-            import pytest
-            @pytest.mark.parametrize("n", [1, 2])
-            def test_it(prompts, n):
-                assert prompts == ("a", "b")
-            """
-        )
-        reader, writer = os.pipe()
-        os.write(writer, b"a\nb\n")
-        os.close(writer)
-        try:
-            pytester.runpytest(f"--energy-prompts=/dev/fd/{reader}").assert_outcomes(passed=2)
-        finally:
-            os.close(reader)
-
     def test_is_reported_once_under_xdist(self, pytester: pytest.Pytester) -> None:
         pytest.importorskip("xdist")
         assert "none.txt cannot be read" in refusal(pytester, "-n2", "--energy-prompts=none.txt")
