@@ -75,11 +75,11 @@ class Energy(RecordedValues):
                 process.
             *args: Arguments for the call.
             output_tokens: Tokens that **one call** of your function generates: a number, or a function of the
-                call's result that returns one, such as ``lambda text: len(text.split())``. A round of k calls
-                has k times as many, or the sum over its k results, which are kept until the round is over.
-                With ranks it is what each rank generates, and the test has their sum; ranks that the mark
-                ``parallel(tensor=...)`` or ``pipeline=`` makes parts of one model count once. A backend
-                counts its own tokens.
+                call's result that returns one, such as ``lambda ids: len(ids)``. A round of k calls has k
+                times as many, or the sum over its k results, which are kept until the round is over. Results
+                of the warm-up are counted only to check the function early. Each rank counts its own calls,
+                and the test has the sum; ranks that the mark ``parallel(tensor=...)`` or ``pipeline=`` makes
+                parts of one model count once. A backend counts its own tokens.
             input_tokens: Tokens that one call reads, likewise.
             **kwargs: Keyword arguments for the call.
 
