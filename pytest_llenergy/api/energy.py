@@ -38,6 +38,7 @@ from pytest_llenergy.options.rounds import (
 )
 from pytest_llenergy.progress import describe_step
 from pytest_llenergy.traffic.requests import encode_inputs, is_number
+from pytest_llenergy.workers.call_tokens import PerCall, TokenCounter, TokensPerCall
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
@@ -54,28 +55,48 @@ class Energy(RecordedValues):
         self._context = context
         self._options = options
 
-    def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
+    def __call__(
+        self,
+        work: Callable[..., Any] | Call,
+        /,
+        *args: Any,
+        output_tokens: PerCall = None,
+        input_tokens: PerCall = None,
+        **kwargs: Any,
+    ) -> Run:
         """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
+
+        The names ``output_tokens`` and ``input_tokens`` are reserved: they never reach ``work``. If it has a
+        parameter of such a name, bind that by ``functools.partial(fn, output_tokens=...)``.
 
         Args:
             work: ``backend.generate`` or another task, or ``workers.call(...)``, which run in the ranks; or
                 a function, which runs in the ranks too if the test has a ``gpus`` mark, otherwise in this
                 process.
             *args: Arguments for the call.
+            output_tokens: Tokens that **one call** of your function generates: a number, or a function of the
+                call's result that returns one, such as ``lambda ids: len(ids)``. A round of k calls has k
+                times as many, or the sum over its k results, which are kept until the round is over. Results
+                of the warm-up are counted only to check the function early. Each rank counts its own calls,
+                and the test has the sum; ranks that the mark ``parallel(tensor=...)`` or ``pipeline=`` makes
+                parts of one model count once. A backend counts its own tokens.
+            input_tokens: Tokens that one call reads, likewise.
             **kwargs: Keyword arguments for the call.
 
         Returns:
-            Rounds, metrics and the result of the last round.
+            Rounds, metrics and the result of the last call. With several ranks that is a list of their
+            results.
 
         Raises:
-            LLEnergyError: Called twice in one test, or ``work`` is not callable.
+            LLEnergyError: Called twice in one test, ``work`` is not callable, or tokens are no numbers.
             MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
         """
         # Here and below: if the work raises, the traceback goes from the test to the work.
         __tracebackhide__ = True
         with self._errors_recorded():
             plan = plan_rounds(self._context.settings, self._options(), self._context.plan.gate)
-            return self._measure(plan, work, Arguments(args, kwargs))
+            tokens = TokensPerCall(input_tokens, output_tokens)
+            return self._measure(plan, work, Arguments(args, kwargs, tokens))
 
     def pedantic(
         self,
@@ -87,6 +108,9 @@ class Energy(RecordedValues):
         rounds: int | None = None,
         warmup_rounds: int | None = None,
         iterations: int | None = None,
+        *,
+        output_tokens: PerCall = None,
+        input_tokens: PerCall = None,
     ) -> Run:
         """Run exactly ``warmup_rounds`` and ``rounds`` of ``iterations`` calls, as pytest-benchmark does.
 
@@ -104,9 +128,11 @@ class Energy(RecordedValues):
             rounds: Number of measured rounds.
             warmup_rounds: Number of unmeasured rounds before them.
             iterations: Number of calls in each round.
+            output_tokens: Tokens that one call generates, as for ``energy(...)``.
+            input_tokens: Tokens that one call reads, as for ``energy(...)``.
 
         Returns:
-            Rounds, metrics and the result of the last round.
+            As ``energy(...)``.
 
         Raises:
             LLEnergyError: An argument is invalid, or as for ``energy(...)``.
@@ -114,7 +140,8 @@ class Energy(RecordedValues):
         """
         __tracebackhide__ = True
         with self._errors_recorded():
-            arguments = parse_arguments(args, kwargs, setup, teardown)
+            tokens = TokensPerCall(input_tokens, output_tokens)
+            arguments = parse_arguments(args, kwargs, setup, teardown, tokens)
             plan = plan_pedantic_rounds(
                 plan_rounds(self._context.settings, {**PEDANTIC, **self._options()}, self._context.plan.gate),
                 rounds,
@@ -349,7 +376,7 @@ class Energy(RecordedValues):
         self, work: Callable[..., Any] | Call, arguments: Arguments
     ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
         """Return the workload, and a function that returns its result."""
-        args, kwargs = arguments.args, arguments.kwargs
+        args, kwargs, tokens = arguments.args, arguments.kwargs, arguments.tokens
         handle = getattr(work, "__self__", None)
         task = handle.task_of(work) if isinstance(handle, BackendHandle) else None
         if isinstance(work, Call) and (args or kwargs):
@@ -360,16 +387,22 @@ class Energy(RecordedValues):
         if task is not None or isinstance(work, Call):
             arguments.check_for_ranks()
         if isinstance(handle, BackendHandle) and task is not None:
+            if given := tokens.given():
+                raise LLEnergyError(
+                    f"energy(backend.{task.name}, ...): leave out {' and '.join(given)}, since a backend "
+                    "counts its own tokens"
+                )
             ranks = handle.workload(task, *_inputs(*args, **kwargs))
             return ranks, lambda: task.result.merge(ranks.results())
         if isinstance(work, Call):
-            ranks = work.workload()
-            return ranks, ranks.results
+            ranks = work.workload(tokens.checked(work.function, work.args, work.kwargs))
+            return ranks, lambda: found[0] if len(found := ranks.results()) == 1 else found
         if not callable(work):
             raise LLEnergyError(f"energy: {work!r} is not callable; pass the function, not its result")
         if is_lazy(work):
             raise LLEnergyError(f"energy: {REFUSAL}, or use async with energy_meter(name)")
-        function = work
+        counter = TokenCounter(work, tokens.checked(work, args, kwargs))
+        function = counter.keeping(work)
 
         def prepare() -> None:
             __tracebackhide__ = True
@@ -380,7 +413,7 @@ class Energy(RecordedValues):
             __tracebackhide__ = True
             return function(*args, **kwargs)
 
-        local = CallWorkload(call, prepare, arguments.clean_up)
+        local = CallWorkload(call, prepare, arguments.clean_up, counter.count)
         return local, lambda: check_finished(local.result, "energy")
 
 

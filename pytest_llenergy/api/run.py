@@ -29,11 +29,14 @@ def _describe(name: str, metric: Metric) -> str:
 class Run:
     """Result of ``energy``. Every metric is an attribute too, such as ``run.energy_per_output_token_j``.
 
+    ``run.energy_j`` and ``run.duration_s`` are those of one call, whereas ``run.rounds[0].energy_j`` is the
+    energy of all ``run.rounds[0].iterations`` calls of a round, as are its duration and tokens.
+
     Attributes:
         rounds: Each measured round, with its energy in joules and its duration in seconds.
         metrics: Each metric by name, with unit, standard uncertainty and number of rounds. Names end in
             their unit.
-        result: What the measured call returned in the last round.
+        result: What the last measured call returned; with several ranks a list of their results.
     """
 
     rounds: list[Round]

@@ -13,6 +13,7 @@ from pytest_llenergy.api.context import TestContext, raise_rank_outcomes
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.session import diagnose_failed_start
+from pytest_llenergy.workers.call_tokens import TokensPerCall
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.workload import RankWorkload, call_workload
 
@@ -26,11 +27,11 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def workload(self) -> RankWorkload:
-        """Start the ranks and return the call as their workload."""
+    def workload(self, tokens: TokensPerCall) -> RankWorkload:
+        """Start the ranks and return the call, with the ``tokens`` that each makes, as their workload."""
         group = self.workers.group()
         timeout_s = self.workers.context.settings.timeout
-        return call_workload(group, self.function, self.args, self.kwargs, timeout_s)
+        return call_workload(group, self.function, self.args, self.kwargs, timeout_s, tokens)
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +55,8 @@ class Workers:
     def group(self) -> RankGroup:
         """Return the ranks, started on first use."""
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
-        plan = self.context.plan_ranks(Capabilities(framework=framework, process_group=True, data=True))
+        row = Capabilities(framework=framework, process_group=True, data=True, tensor=True, pipeline=True)
+        plan = self.context.plan_ranks(row)
         with diagnose_failed_start(self.context.state, plan):
             group = self.context.state.pool.get_ranks(plan, self.context.check_running)
         self.context.record_ranks(group)

@@ -389,6 +389,9 @@ def _token_differences(base: Record, head: Record, tolerance: float) -> list[str
         names, unit = ["input", "output"], "answered request"
         # The requests without an answer may have been longer than the others, or shorter.
         tolerance += _unanswered_share(base, head)
+    elif not any(each.requests for record in (base, head) for each in record.rounds):
+        # Those of a function's calls, as the test tells them.
+        names = ["input", "output"]
     differences = []
     for name in names:
         before, after = (_median_tokens(each, name, per_request=served) for each in (base, head))
@@ -475,9 +478,10 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
 def _batch(record: Record) -> tuple[str, str]:
     """Requests and input tokens of an iteration, in the first round.
 
-    ``None`` of a served load, where they depend on the requests that failed.
+    ``None`` of a served load, where they depend on the requests that failed, and of a function, whose calls
+    may differ.
     """
-    if not record.rounds or _is_served(record):
+    if not record.rounds or _is_served(record) or record.rounds[0].requests is None:
         return "None", "None"
     first = record.rounds[0]
     return _per_iteration(first.requests, first), _per_iteration(

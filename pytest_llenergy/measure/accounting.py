@@ -141,7 +141,7 @@ def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
         idle_power_u_w=idle.u_watts if idle else None,
         by_domain=by_domain,
         phases=_phases(timeline, hosts),
-        tokens=_tokens(measured),
+        tokens=_tokens(timeline),
         requests=len(timeline.requests) or None,
         served=served_requests(timeline),
         time_to_first_token_s=time_to_first_token_s(timeline),
@@ -237,10 +237,16 @@ def _idle(hosts: Sequence[HostRound]) -> Power | None:
     return Power(sum(power.watts for power in known), math.hypot(*(power.u_watts for power in known)))
 
 
-def _tokens(measured: MeasuredRound) -> Tokens | None:
-    requests = measured.timeline.requests
+def _tokens(timeline: Timeline) -> Tokens | None:
+    requests = timeline.requests
     if not requests:
-        return None
+        counting = [rank for rank in timeline.ranks if not rank.repeats_others]
+        told = [each.tokens for rank in counting for each in rank.iterations if each.tokens is not None]
+        return (
+            Tokens(input=sum(each.input for each in told), output=sum(each.output for each in told))
+            if told
+            else None
+        )
     return Tokens(
         input=sum(request.input_tokens for request in requests),
         output=sum(request.output_tokens for request in requests),

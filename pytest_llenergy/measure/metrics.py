@@ -234,7 +234,9 @@ def _per_input_token(round_: Round) -> RoundValue | None:
 
 
 def _per_any_token(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.tokens.input + round_.tokens.output) if round_.tokens is not None else None
+    if round_.tokens is None or not round_.tokens.input:
+        return None
+    return joules(round_, round_.tokens.input + round_.tokens.output)
 
 
 def _energy_delay(round_: Round) -> RoundValue | None:
@@ -363,7 +365,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
         "J/token", _per_input_token, NO_INPUT, "per input token ± u", applies=_has_input
     ),
     "energy_per_token_j": RoundMetric(
-        "J/token", _per_any_token, "the workload has no tokens", "per in+out token ± u", applies=_has_input
+        "J/token", _per_any_token, NO_INPUT, "per in+out token ± u", applies=_has_input
     ),
     "energy_per_request_j": RoundMetric(
         "J/request",
@@ -389,7 +391,7 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "inter_token_latency_s": RoundMetric(
         "s",
         lambda round_: _exact(round_.inter_token_latency_s),
-        "fewer than two tokens",
+        "no token timestamps, or fewer than two tokens",
         "inter token s",
         applies=lambda round_: round_.inter_token_latency_s is not None,
     ),

@@ -20,10 +20,13 @@ from operator import attrgetter
 from random import Random
 from typing import Any, Protocol
 
+import msgspec
+
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, TickReference
 from pytest_llenergy.meters.attribution import CpuUse
 from pytest_llenergy.meters.trace import Series, Tick, Trace
+from pytest_llenergy.model.record import Tokens
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
 
 #: Latest ticks among which the reference of the phase is chosen, and the relative error of a period: the
@@ -49,13 +52,15 @@ LONGEST_PHASE_WAIT_S = 2.0
 class CallWorkload:
     """A callable measured in this process, and its latest result.
 
-    ``setup`` runs before each round and ``teardown`` after it, outside the quiet gaps. ``peak_memory_bytes``
-    is unknown, since the process has other uses too.
+    ``setup`` runs before each round and ``teardown`` after it, outside the quiet gaps. So does
+    ``count_tokens``, which returns the tokens of the round's calls. ``peak_memory_bytes`` is unknown, since
+    the process has other uses too.
     """
 
     function: Callable[[], Any]
     setup: Callable[[], object] | None = None
     teardown: Callable[[], object] | None = None
+    count_tokens: Callable[[int], Tokens | None] = lambda _: None
     peak_memory_bytes: int | None = field(default=None, init=False)
     result: Any = field(default=None, init=False)
 
@@ -79,11 +84,13 @@ class CallWorkload:
         self._iteration = Iteration(start_ns=start_ns, end_ns=end_ns, repeats=iterations)
 
     def timeline(self) -> Timeline:
-        """Run ``teardown``, and return when the function ran."""
+        """Count tokens, run ``teardown``, and return when the function ran."""
         __tracebackhide__ = True
+        tokens = self.count_tokens(self._iteration.repeats)
         if self.teardown is not None:
             self.teardown()
-        rank = RankTimeline(rank=0, iterations=(self._iteration,), cpu_time_s=self._cpu_time_s)
+        iteration = msgspec.structs.replace(self._iteration, tokens=tokens)
+        rank = RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=self._cpu_time_s)
         return Timeline(ranks=(rank,))
 
 

@@ -24,6 +24,7 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.load_curve import LoadCurve, MaxLoad
 from pytest_llenergy.model.power_trace import PowerTrace
+from pytest_llenergy.model.quantity import format_energy, format_quantity
 from pytest_llenergy.model.served import ServedRequests
 
 Severity = Literal["note", "warning", "invalid"]
@@ -175,7 +176,7 @@ class Tokens(StoredStruct, frozen=True, omit_defaults=True):
 
 
 class Round(StoredStruct, frozen=True):
-    """One repetition: ``iterations`` of the work back to back. Energy, time, tokens and requests are totals.
+    """``iterations`` calls of the work back to back. Energy, time, tokens and requests are of all calls.
 
     Attributes:
         energy_u_j: Standard uncertainty for comparing on the same devices, split by cause in ``terms``.
@@ -214,6 +215,15 @@ class Round(StoredStruct, frozen=True):
     flags: list[Flag] = []
     reason: str | None = None
     session: Count | None = None
+
+    def __repr__(self) -> str:
+        calls, energy, each = f"{self.iterations} calls", f"no energy ({self.reason})", ""
+        if self.energy_j is not None:
+            energy = format_quantity(self.energy_j, self.energy_u_absolute_j, "J")
+            each = f" ({format_energy(self.energy_j / self.iterations)} per call)"
+        if self.iterations == 1:
+            calls, each = "1 call", ""
+        return f"<Round of {calls}: {energy} in {self.duration_s:.3g} s{each}>"
 
 
 class Window(StoredStruct, frozen=True):

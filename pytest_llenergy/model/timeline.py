@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.record import Flag, Tokens
 
 #: Reason for unknown FLOPs of a plain function.
 FUNCTION_FLOPS_REASON = (
@@ -83,7 +83,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
     ``spans`` are phases in order if the task reports them, as a served load does. They are None for a batch,
     whose phases are prefill and decode. ``failures`` are the messages of failed requests, which are not
-    among ``requests``.
+    among ``requests``. ``tokens`` are those of a function, which has no requests, if the test tells them.
     """
 
     start_ns: int
@@ -92,6 +92,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestTimeline, ...] = ()
     spans: tuple[Span, ...] | None = None
     failures: tuple[str, ...] = ()
+    tokens: Tokens | None = None
 
     @property
     def first_token_ns(self) -> int | None:

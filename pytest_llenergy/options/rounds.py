@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.measure.round_plan import RoundPlan
+    from pytest_llenergy.workers.call_tokens import TokensPerCall
 
 #: What ``energy.pedantic`` does without a mark: one round of one call, as with pytest-benchmark.
 PEDANTIC: Mapping[str, Any] = {"rounds": 1, "warmup": 0, "iterations": 1, "exact": True}
@@ -145,12 +146,14 @@ class Arguments:
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
+        tokens: Tokens of each call.
         setup: Called before each round; may return ``(args, kwargs)``.
         teardown: Called after each round with the arguments.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    tokens: TokensPerCall
     setup: Callable[[], Any] | None = None
     teardown: Callable[..., Any] | None = None
     _given: tuple[tuple[Any, ...], Mapping[str, Any]] = field(init=False)
@@ -202,6 +205,7 @@ def parse_arguments(
     kwargs: Mapping[str, Any] | None,
     setup: Callable[[], Any] | None,
     teardown: Callable[..., Any] | None,
+    tokens: TokensPerCall,
 ) -> Arguments:
     """Check the arguments that ``energy.pedantic`` got for its call.
 
@@ -215,4 +219,4 @@ def parse_arguments(
     for name, function in (("setup", setup), ("teardown", teardown)):
         if function is not None and not callable(function):
             raise LLEnergyError(f"energy.pedantic: {name} is {function!r}, needs a function")
-    return Arguments(tuple(args), kwargs or {}, setup, teardown)
+    return Arguments(tuple(args), kwargs or {}, tokens, setup, teardown)

@@ -26,7 +26,8 @@ from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import BackendInfo, Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.traffic.texts import write_texts
-from pytest_llenergy.workers import timeouts, transport
+from pytest_llenergy.workers import call_tokens, timeouts, transport
+from pytest_llenergy.workers.call_tokens import TokensPerCall
 from pytest_llenergy.workers.follower import FollowerJob, WorkerWatch
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
@@ -73,8 +74,10 @@ class CallJob:
 
     def __init__(self, call: Spooled, note: Note) -> None:
         with call.open(note) as file:
-            function, self._args, self._kwargs = load_call(file)
-        self._function = resolve_name(function) if isinstance(function, str) else function
+            function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(file)
+        counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
+        self._function = counter.keeping(resolve_name(function) if isinstance(function, str) else function)
+        self.count_tokens = counter.count
 
     def run(self) -> Any:
         return self._function(*self._args, **self._kwargs)
@@ -265,7 +268,8 @@ class Server:
     def _make_iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
         assert self._job is not None
         if isinstance(self._job, CallJob):
-            return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats)
+            tokens = self._job.count_tokens(self._repeats)
+            return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, tokens=tokens)
         generated = self._job.result(outcome)
         if not hasattr(generated, "requests"):
             name = type(self._job).__name__
@@ -428,9 +432,9 @@ def _plain_text(text: str) -> str:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """Format a traceback without the frames of this module."""
-    found = error.__traceback__
-    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename == __file__:
+    """Format a traceback without the frames in which this package calls the user's functions."""
+    found, ours = error.__traceback__, (__file__, call_tokens.__file__)
+    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
         found = found.tb_next
     try:
         return _plain_text("".join(traceback.format_exception(type(error), error, found)))

@@ -16,6 +16,7 @@ from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.load_curve import Slo
 from pytest_llenergy.model.timeline import Flops, RankTimeline, Timeline, sum_flops
 from pytest_llenergy.traffic.requests import Inputs, Request
+from pytest_llenergy.workers.call_tokens import UNCOUNTED, TokensPerCall
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
 from pytest_llenergy.workers.timeouts import TimeLimit
@@ -79,7 +80,7 @@ class RankWorkload:
                 for rank, first in zip(ranks, firsts, strict=True)
             ]
         elif self._replica_size > 1:
-            self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
+            self._check_counts(ranks)
         marked = (
             msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
             for number, rank in enumerate(ranks)
@@ -103,15 +104,21 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different tokens.
         """
-        answers = self._group.request_all("result", None, self._limit)
-        try:
-            results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
-        finally:
-            for answer in answers:
-                answer.remove()
+        results = self._results_of_ranks()
         if self._replica_size > 1 and self._group.plan.nodes == 1:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
         return results[:: self._replica_size]
+
+    def _results_of_ranks(self) -> list[Any]:
+        answers = self._group.request_all("result", None, self._limit)
+        try:
+            return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        finally:
+            for answer in answers:
+                answer.remove()
+
+    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
+        self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
 
     def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
         """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
@@ -122,6 +129,25 @@ class RankWorkload:
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
                     f"{what} differ ({_first_difference(by_rank[first], found)}): the "
                     "results are worthless, and the backend or a device is faulty"
+                )
+
+
+class CallsInRanks(RankWorkload):
+    """A function that every rank calls, also each that holds a part of one model."""
+
+    def results(self) -> list[Any]:
+        """Return the result of the last call of each rank."""
+        return self._results_of_ranks()
+
+    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
+        for number, rank in enumerate(ranks):
+            first = ranks[number - number % self._replica_size]
+            told, found = first.iterations[0].tokens, rank.iterations[0].tokens
+            if told is not None and found is not None and told != found:
+                raise WorkerError(
+                    f"ranks {first.rank} and {rank.rank} hold parts of one model (mark parallel) and count "
+                    f"{told.input} and {found.input} input tokens, {told.output} and {found.output} output "
+                    "tokens of the same calls; let input_tokens and output_tokens give both the same"
                 )
 
 
@@ -149,7 +175,8 @@ def call_workload(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     timeout_s: float,
-) -> RankWorkload:
+    tokens: TokensPerCall = UNCOUNTED,
+) -> CallsInRanks:
     """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``.
 
     Args:
@@ -158,10 +185,11 @@ def call_workload(
         args: Its arguments.
         kwargs: Its keyword arguments.
         timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
+        tokens: Tokens of each call on a rank.
     """
     limit = TimeLimit(timeout_s)
     call = spool(
-        lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have),
+        lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens),
         group.directory,
         ignore_note,
     )
@@ -169,7 +197,7 @@ def call_workload(
         group.request_all("prepare_call", call, limit)
     finally:
         call.remove()
-    return RankWorkload(group, limit)
+    return CallsInRanks(group, limit, group.plan.replica_size)
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
@@ -194,6 +222,7 @@ def pickle_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     is_everywhere: Callable[[str], bool] = exists_here,
+    tokens: TokensPerCall = UNCOUNTED,
 ) -> None:
     """Pickle a call for the ranks into a file.
 
@@ -203,6 +232,7 @@ def pickle_call(
         args: Its arguments.
         kwargs: Its keyword arguments.
         is_everywhere: Returns whether all hosts have a file. Code in other files goes with the call.
+        tokens: Tokens of each call.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -211,14 +241,15 @@ def pickle_call(
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        dump_call(file, function, args, kwargs, is_everywhere)
+        dump_call(file, function, (*tokens, *args), kwargs, is_everywhere)
     except (WorkerError, BrokenPipeError):
         # Of the file.
         raise
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
-        place = next((name for name, part in _parts(function, args, kwargs) if not _can_be_sent(part)), None)
+        parts = _parts(function, args, kwargs, tokens)
+        place = next((name for name, part in parts if not _can_be_sent(part)), None)
         remedy = f": create {place} inside the function" if place is not None else ""
         raise WorkerError(
             f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
@@ -226,11 +257,12 @@ def pickle_call(
 
 
 def _parts(
-    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: TokensPerCall
 ) -> Iterator[tuple[str, Any]]:
     """Yield what is sent to the ranks with a call, each with a description, as far as Python can find it."""
     yield from ((f"argument {number}", each) for number, each in enumerate(args, 1))
     yield from ((f"argument {name!r}", each) for name, each in kwargs.items())
+    yield from ((f"what {name} uses", each) for name, each in tokens.given().items())
     with suppress(TypeError, ValueError):
         used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
         yield from ((f"variable {name!r}", each) for name, each in {**used.nonlocals, **used.globals}.items())

@@ -149,7 +149,7 @@ def test_ranks_run_the_calls_asked_for(quick: pytest.Pytester) -> None:
             return builtins.calls
         def test_call(energy, workers):
             run = energy.pedantic(workers.call(count, 1), rounds=2, iterations=3, warmup_rounds=1)
-            assert run.result == [9]
+            assert run.result == 9
         @pytest.mark.gpus(2, fallback="cpu")
         def test_function(energy):
             run = energy.pedantic(count, kwargs={"step": 1}, rounds=2, iterations=2)

@@ -34,6 +34,14 @@ def test_a_run_is_one_line() -> None:
     assert str(run_of(round_of(10.0))) == "<Run of 1 round: 5 J, 625 mJ/token, 1 s, 8 token/s>"
 
 
+def test_a_round_is_one_line_that_says_of_how_many_calls_it_is() -> None:
+    one = round_of(14.4, energy_u_absolute_j=0.12, duration_s=2.1, iterations=1)
+    twelve = msgspec.structs.replace(one, iterations=12)
+    assert repr(twelve) == "<Round of 12 calls: 14.40 ± 0.12 J in 2.1 s (1.2 J per call)>"
+    assert repr(one) == "<Round of 1 call: 14.40 ± 0.12 J in 2.1 s>"
+    assert repr(round_of(None)) == "<Round of 2 calls: no energy (the counter stood still) in 2 s>"
+
+
 def test_a_run_says_that_its_joules_are_estimated_or_missing() -> None:
     domain = DomainEnergy(energy_j=1.0, energy_u_j=0.1, kind="estimated")
     estimated = round_of(10.0, by_domain={"cpu:host": domain})

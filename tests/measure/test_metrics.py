@@ -227,11 +227,11 @@ def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
     assert {name: metric.reason for name, metric in metrics.items() if metric.value is None} == {
         "energy_per_output_token_j": "the workload makes no output tokens",
         "energy_per_input_token_j": "the workload has no input tokens",
-        "energy_per_token_j": "the workload has no tokens",
+        "energy_per_token_j": "the workload has no input tokens",
         "energy_per_request_j": "the workload has no requests",
         "output_tokens_per_s": "the workload makes no output tokens",
         "time_to_first_token_s": "no token timestamps",
-        "inter_token_latency_s": "fewer than two tokens",
+        "inter_token_latency_s": "no token timestamps, or fewer than two tokens",
         "prefill_energy_j": "the workload has no phases",
         "decode_energy_j": "the workload has no phases",
         "prefill_energy_per_input_token_j": "the workload has no phases",

@@ -27,7 +27,7 @@ def test_slow_rank(workers, energy):
     energy(workers.call(time.sleep, 60))
 @pytest.mark.gpus(1, fallback="cpu")
 def test_rank(workers, energy):
-    assert energy(workers.call(int, "5")).result == [5]
+    assert energy(workers.call(int, "5")).result == 5
 """
 
 

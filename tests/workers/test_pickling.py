@@ -199,7 +199,7 @@ def test_an_instance_of_an_importable_class_keeps_its_class(
     (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("with_type")
-    _, (instance,), _ = pickle.loads(pickled_call(id, (module.Locked(),), {}))
+    _, (*_, instance), _ = pickle.loads(pickled_call(id, (module.Locked(),), {}))
     assert type(instance) is module.Locked
 
 
@@ -283,7 +283,7 @@ def test_helpers_that_another_host_lacks_are_pickled_by_value(
     assert str(tmp_path / "only_here.py") in asked
     monkeypatch.delitem(sys.modules, "only_here")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
-    function, args, kwargs = pickle.loads(by_value)
+    function, (_, _, *args), kwargs = pickle.loads(by_value)
     assert function(*args, **kwargs) == 3
     with pytest.raises(ModuleNotFoundError, match="only_here"):
         pickle.loads(by_name)

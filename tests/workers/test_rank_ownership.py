@@ -85,7 +85,7 @@ def test_a_measurement_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
             while not others:
                 time.sleep(0.01)
             try:
-                assert energy(workers.call(lambda: "measured")).result == ["measured"]
+                assert energy(workers.call(lambda: "measured")).result == "measured"
             finally:
                 over.set()
                 thread.join()

@@ -101,7 +101,7 @@ def test_the_record_names_the_measured_ranks(quick: pytest.Pytester, read_report
         pids = []
         @pytest.mark.gpus(1, fallback="cpu")
         def test_it(energy, workers):
-            pids.extend(energy(os.getpid).result)
+            pids.append(energy(os.getpid).result)
             os.environ["OTHER_RANKS"] = "1"
             assert workers.run(os.getpid) != pids
             print("measured", *pids)
