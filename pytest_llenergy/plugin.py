@@ -122,6 +122,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         check_function(metafunc)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    settings = settings_of(config)
+    if settings.skip or settings.only:
+        from pytest_llenergy.collection import skip_by_option
+
+        skip_by_option(settings, items)
+
+
 # First, so that other plugins report only the tests that remain.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
