@@ -88,6 +88,12 @@ def check_settings(config: pytest.Config) -> None:
 
         register_benchmarks(config)
     if is_worker(config):
+        if settings.save is not None:
+            from pytest_llenergy.saving import Selection
+            from pytest_llenergy.xdist import worker_input_of
+
+            worker = worker_input_of(config)
+            config.pluginmanager.register(Selection(config, worker.saved, worker.send_left_out))
         return
     if settings.keeps_something or settings.cluster != "local":
         from pytest_llenergy.options.checks import check_launcher

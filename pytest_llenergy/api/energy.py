@@ -212,7 +212,12 @@ class Energy(RecordedValues):
             if not is_number(budget) or not budget:
                 raise PlanError(f"max_load: budget is {budget!r}, needs a finite number of seconds above 0")
             return self._measure_loads(
-                handle, prompts, params, slo, search.low, lambda measurement: measurement.search(search, budget)
+                handle,
+                prompts,
+                params,
+                slo,
+                search.low,
+                lambda measurement: measurement.search(search, budget),
             )
 
     def _measure_loads(

@@ -57,9 +57,9 @@ def read_settings(config: pytest.Config) -> Settings:
     given = [each for each in OUTPUTS if config.getoption(option_row(each).ini, default=None) is not None]
     for name in [*given, *(["only"] if settings.only else [])]:
         remedy = "" if config.getoption(option_row(off).ini) else f", such as by -o energy_{off}=off"
+        sources = option_source(config, off), option_source(config, name)
         raise usage_error(
-            f"{option_source(config, off)} measures nothing, which contradicts {option_source(config, name)}; "
-            f"leave out one of them{remedy}"
+            f"{sources[0]} measures nothing, which contradicts {sources[1]}; leave out one of them{remedy}"
         )
     # Ini files give these for the runs that measure.
     return replace(settings, report=None, html=None, save=None, compare=None, fail_on=())
