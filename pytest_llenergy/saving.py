@@ -34,7 +34,7 @@ class SavedReport:
     def describe(self, names: Sequence[str]) -> str:
         """Describe some of its tests by their number and one name."""
         tests = count_tests(len(self.measured))
-        return f"{len(names)} of the {tests} of {relative_path(self.path)}, such as {names[0]}"
+        return f"{len(names)} of {tests} of {relative_path(self.path)}, such as {names[0]}"
 
     def list_lost(
         self, records: Collection[Record], left_out: Collection[str], *, complete: bool
