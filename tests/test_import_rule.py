@@ -35,6 +35,7 @@ TIERS = [
         "gating",
         "gangs",
         "gate_coverage",
+        "saving",
         "leasing",
         "session",
         "controller",

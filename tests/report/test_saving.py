@@ -116,8 +116,8 @@ def test_a_run_that_measured_less_lies_beside(
     result.stdout.fnmatch_lines(
         [
             f"energy: this run has not measured {lost} of 5 tests of .llenergy/main.json, such as test_*: "
-            f"that file stays, and this run's report is {beside.name} beside it; to drop these tests, delete the "
-            "file and run again",
+            f"that file stays, and this run's report is {beside.name} beside it; to drop these tests, delete "
+            "the file and run again",
             f"energy report: .llenergy/{beside.name}",
         ]
     )
