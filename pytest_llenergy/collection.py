@@ -12,9 +12,11 @@ from pytest_llenergy import marks
 from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_all
 from pytest_llenergy.draft import draft_of
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.fixtures import gpus
+from pytest_llenergy.fixtures import SKIPPED, gpus
 from pytest_llenergy.interruption import RecordSender
 from pytest_llenergy.leasing import gpu_settings_of, lease_devices, lease_first
+from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
 from pytest_llenergy.recorder import start_record
 from pytest_llenergy.session import state_of
@@ -24,6 +26,7 @@ from pytest_llenergy.stash import (
     LEASE,
     is_measured,
     is_worker,
+    uses_energy,
     uses_fixture,
 )
 from pytest_llenergy.workers.plan import explain_degree_mismatch
@@ -68,13 +71,18 @@ PLAN_BEFORE_SETUP = pytest.StashKey[TestPlan]()
 
 
 def register_benchmarks(config: pytest.Config) -> None:
-    """Measure the tests of other benchmark plugins, if one is installed."""
-    manager = config.pluginmanager
-    installed = any(manager.has_plugin(name) for name in BENCHMARK_PLUGINS)
-    if installed and not manager.has_plugin(BENCHMARKS):
+    """Measure the tests of other benchmark plugins, if one is installed and the run measures."""
+    if settings_of(config).measures_nothing or not find_benchmark_plugins(config):
+        return
+    if not config.pluginmanager.has_plugin(BENCHMARKS):
         from pytest_llenergy.integrations.benchmark import Benchmarks
 
-        manager.register(Benchmarks(config), BENCHMARKS)
+        config.pluginmanager.register(Benchmarks(config), BENCHMARKS)
+
+
+def find_benchmark_plugins(config: pytest.Config) -> list[str]:
+    """Return the names of the loaded plugins whose benchmarks can be measured."""
+    return [name for name in BENCHMARK_PLUGINS if config.pluginmanager.has_plugin(name)]
 
 
 def check_function(metafunc: pytest.Metafunc) -> None:
@@ -113,6 +121,24 @@ def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
         params.append(pytest.param(spec.name, id=spec.name, marks=skip))
     # Session scope makes pytest group the tests of a backend, which lets them share ranks.
     metafunc.parametrize(BACKEND_PARAMETER, params, indirect=True, scope="session")
+
+
+def skip_by_option(settings: Settings, items: Sequence[pytest.Item]) -> None:
+    """Mark the tests that ``--energy-skip`` or ``--energy-only`` skips."""
+    for item in items:
+        measures = uses_energy(item) or _measures_benchmark(settings, item)
+        if measures and settings.skip:
+            item.add_marker(pytest.mark.skip(reason=SKIPPED))
+        elif settings.only and not measures:
+            item.add_marker(pytest.mark.skip(reason="--energy-only: the test measures no energy"))
+
+
+def _measures_benchmark(settings: Settings, item: pytest.Item) -> bool:
+    """Whether the energy of a benchmark of another plugin would be measured."""
+    if not uses_fixture(item, GATED_FIXTURES[1]) or not find_benchmark_plugins(item.config):
+        return False
+    plan = valid_plan_of(item)
+    return settings.keeps_something or (plan is not None and plan.gate is not None)
 
 
 def check_collected_tests(session: pytest.Session) -> None:
@@ -220,7 +246,7 @@ def check_late_marks(item: pytest.Item) -> None:
     if plan.device_roles != before.device_roles:
         raise PlanError(f"{item.nodeid}: @pytest.mark.device_roles {LATE}")
     # The gate of a measured test is checked after its body, so it is not too late.
-    if plan.gate is not None and before.gate is None and not is_measured(item):
+    if plan.gate is not None and before.gate is None and not uses_energy(item):
         raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
     _check_lease(item, plan)
     if before.backend is not None and plan.requirements != before.requirements:

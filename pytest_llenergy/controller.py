@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.layout import Layout
     from pytest_llenergy.report.store import FileVersion
     from pytest_llenergy.report_builder import ReportBuilder
+    from pytest_llenergy.saving import SavedReport
     from pytest_llenergy.xdist import BaselineFile, WorkerTracker
 
 
@@ -52,16 +53,26 @@ class Controller:
             from pytest_llenergy.report.store import version_of
 
             self._versions = {path: version_of(path) for path in filter(None, [*self._paths, settings.html])}
+        self._saved: SavedReport | None = None
+        # Tests of that report that the run has not selected.
+        self._left_out: set[str] = set()
+        if settings.save is not None:
+            from pytest_llenergy.saving import Selection, read_saved
+
+            self._saved = read_saved(config)
+        saved = self._saved.measured if self._saved is not None else {}
         self._workers: WorkerTracker | None = None
         self._turns: Turns | None = None
         if distributes_tests(config):
             from pytest_llenergy.xdist import WorkerTracker
 
-            self._workers = WorkerTracker(config, self._read_baseline_file)
+            self._workers = WorkerTracker(config, self._read_baseline_file, saved, self._note_left_out)
             config.pluginmanager.register(self._workers, "llenergy-workers")
         elif settings.keeps_something:
             self._turns = Turns()
             config.pluginmanager.register(self._turns, "llenergy-turns")
+            if saved:
+                config.pluginmanager.register(Selection(config, saved, self._note_left_out))
         self._builder: ReportBuilder | None = None
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
@@ -75,6 +86,13 @@ class Controller:
 
         # Beside collection, which imports much.
         state_of(self._config).begin_counter_check()
+
+    def _note_left_out(self, names: Sequence[str]) -> None:
+        if self._saved is not None:
+            from pytest_llenergy.saving import refuse_selection
+
+            self._left_out.update(names)
+            refuse_selection(self._config, self._saved, names)
 
     # First, so that nothing comes between the arrival of a record and its keeping.
     @pytest.hookimpl(tryfirst=True)
@@ -256,6 +274,14 @@ class Controller:
 
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
+        saved = self._saved
+        lost = saved and saved.list_lost(self._last_attempts, self._left_out, complete=report.run.complete)
+        if saved and lost:
+            beside = builder.move_beside(saved.path)
+            builder.warnings.append(
+                f"this run has not measured {saved.describe(lost)}: that file stays, and this run's report "
+                f"is {beside.name} beside it; to drop these tests, delete the file and run again"
+            )
         # The reader of a pipe may never come.
         waits = any(path.exists() and not path.is_file() for path in self._paths)
         with nullcontext() if waits else hold_interrupts():
@@ -290,10 +316,11 @@ class Controller:
         except ReportError as error:
             builder.warnings.append(f"no step summary: {error}")
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int | pytest.ExitCode) -> None:
         quiet = self._config.get_verbosity() < 0
         if self._builder is None:
-            for path in filter(None, [*self._paths, self._settings.html]):
+            refused = exitstatus == pytest.ExitCode.USAGE_ERROR
+            for path in filter(None, [*self._paths, self._settings.html] if not refused else []):
                 _print_line(terminalreporter, f"energy report: no test was measured; {path} was not written")
             self._print_gates(terminalreporter)
             return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.stash import MEASURED, is_measured
+from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.stash import MEASURED, is_measured, uses_energy
 
 if TYPE_CHECKING:
     from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Workers
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
     from pytest_llenergy.devices.lease import Lease
     from pytest_llenergy.model.prompts import Prompts
+
+SKIPPED = "--energy-skip: the test measures energy"
 
 
 @pytest.fixture
@@ -46,12 +49,15 @@ def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) ->
 
 @pytest.fixture
 def _llenergy_measured(request: pytest.FixtureRequest) -> None:
-    if not is_measured(request.node):
-        # The test requests it by ``request.getfixturevalue``, which was unknown during set-up.
+    # A test may request it by ``request.getfixturevalue``, which was unknown until now.
+    known = uses_energy(request.node)
+    request.node.stash[MEASURED] = True
+    if settings_of(request.config).skip:
+        raise pytest.skip.Exception(SKIPPED, _use_item_location=True)
+    if not known and is_measured(request.node):
         from pytest_llenergy.recorder import announce
 
         announce(request.node)
-    request.node.stash[MEASURED] = True
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from pytest_llenergy.draft import Draft, draft_of
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.session import RunState, state_of
-from pytest_llenergy.stash import RANK_FIXTURES, is_measured, uses_fixture
+from pytest_llenergy.stash import RANK_FIXTURES, uses_energy, uses_fixture
 
 #: What a local run in a Slurm job of several nodes leaves out.
 OTHER_NODES = "; --energy-cluster=slurm uses all nodes of the Slurm job"
@@ -205,7 +205,7 @@ def _runs_in_process(item: pytest.Item) -> bool:
     """Whether the measured code of a test runs in this process instead of in ranks."""
     # ``energy`` calls functions in ranks if the test has a ``gpus`` mark.
     ranks = RANK_FIXTURES if plan_of(item).gpus is None else (*RANK_FIXTURES, "energy")
-    return is_measured(item) and not any(uses_fixture(item, name) for name in ranks)
+    return uses_energy(item) and not any(uses_fixture(item, name) for name in ranks)
 
 
 @contextmanager

@@ -84,6 +84,12 @@ def check_settings(config: pytest.Config) -> None:
 
         register_benchmarks(config)
     if is_worker(config):
+        if settings.save is not None:
+            from pytest_llenergy.saving import Selection
+            from pytest_llenergy.xdist import worker_input_of
+
+            worker = worker_input_of(config)
+            config.pluginmanager.register(Selection(config, worker.saved, worker.send_left_out))
         return
     if settings.keeps_something or settings.cluster != "local":
         from pytest_llenergy.options.checks import check_launcher
@@ -116,6 +122,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from pytest_llenergy.collection import check_function
 
         check_function(metafunc)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    settings = settings_of(config)
+    if settings.skip or settings.only:
+        from pytest_llenergy.collection import skip_by_option
+
+        skip_by_option(settings, items)
 
 
 # First, so that other plugins report only the tests that remain.

@@ -22,7 +22,7 @@ from pytest_llenergy.model.secrets import redact_arguments
 from pytest_llenergy.model.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
 from pytest_llenergy.report.provenance import collect_source, find_slurm_job
-from pytest_llenergy.report.store import FileVersion, Journal, journal_path, write_beside
+from pytest_llenergy.report.store import FileVersion, Journal, journal_path, name_beside, write_beside
 
 
 class ReportBuilder:
@@ -197,6 +197,14 @@ class ReportBuilder:
         if self._journal is not None:
             self._journal.close(remove=succeeded)
         return succeeded
+
+    def move_beside(self, path: Path) -> Path:
+        """Write one of the files under the name with the id of this run; return that file."""
+        beside = name_beside(path, self.run_id)
+        if self.path == path:
+            self.path = beside
+        self._copies = tuple(beside if each == path else each for each in self._copies)
+        return beside
 
     def write_file(self, path: Path, content: bytes, what: str) -> Path:
         """Write a file, beside the one that another run has written meanwhile, with a warning.

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from pytest_llenergy.options.settings import settings_of
+
 #: Environment variables at the start of the run, so that a test that changes them does not affect devices.
 ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
 
@@ -35,9 +37,14 @@ def uses_fixture(item: pytest.Item, name: str) -> bool:
     return name in getattr(item, "fixturenames", ())
 
 
-def is_measured(item: pytest.Item) -> bool:
-    """Whether a test uses energy and therefore has a record, whatever its outcome."""
+def uses_energy(item: pytest.Item) -> bool:
+    """Whether a test uses ``energy`` or ``energy_meter``."""
     return uses_fixture(item, MEASURING) or item.stash.get(MEASURED, False)
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Whether a test uses energy in a run that measures, and therefore has a record, whatever its outcome."""
+    return uses_energy(item) and not settings_of(item.config).measures_nothing
 
 
 def is_worker(config: pytest.Config) -> bool:

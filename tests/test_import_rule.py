@@ -36,6 +36,7 @@ TIERS = [
         "gating",
         "gangs",
         "gate_coverage",
+        "saving",
         "leasing",
         "session",
         "controller",

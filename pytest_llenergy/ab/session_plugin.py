@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 #: Options that sessions must ignore if the settings of a project give them, because ``ab`` compares.
-CLEARED_OPTIONS = ("energy_compare", "energy_fail_on", "energy_save", "energy_html")
+CLEARED_OPTIONS = (
+    "energy_compare",
+    "energy_fail_on",
+    "energy_save",
+    "energy_html",
+    "energy_disable",
+    "energy_skip",
+)
 
 #: Options by which sessions would run different tests, on the command line or in settings.
 REFUSED_OPTIONS = {

@@ -13,9 +13,9 @@ from pytest_llenergy.api.backend_handle import BackendHandle
 from pytest_llenergy.api.context import TestContext, open_host_meters, raise_rank_outcomes
 from pytest_llenergy.api.energy_meter import RecordedValues
 from pytest_llenergy.api.load_curve import LoadMeasurement, backend_of, check_slo, parse_rates
-from pytest_llenergy.api.run import LoadRun, Run
+from pytest_llenergy.api.run import DisabledRun, LoadRun, Run
 from pytest_llenergy.api.workers import Call, Workers
-from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.backends.tasks import SERVE, Generation
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import close_all
@@ -187,7 +187,7 @@ class Energy(RecordedValues):
             if slo is not None:
                 check_slo("load_curve", slo)
             return self._measure_loads(
-                handle, prompts, params, slo, lambda measurement: measurement.measure_curve(rates)
+                handle, prompts, params, slo, min(rates), lambda measurement: measurement.measure_curve(rates)
             )
 
     def max_load(
@@ -239,7 +239,12 @@ class Energy(RecordedValues):
             if not is_number(budget) or not budget:
                 raise PlanError(f"max_load: budget is {budget!r}, needs a finite number of seconds above 0")
             return self._measure_loads(
-                handle, prompts, params, slo, lambda measurement: measurement.search(search, budget)
+                handle,
+                prompts,
+                params,
+                slo,
+                search.low,
+                lambda measurement: measurement.search(search, budget),
             )
 
     def _measure_loads(
@@ -248,6 +253,7 @@ class Energy(RecordedValues):
         prompts: Sequence[str],
         params: dict[str, Any],
         slo: Slo | None,
+        lowest: float,
         run: Callable[[LoadMeasurement], None],
     ) -> LoadRun:
         __tracebackhide__ = True
@@ -255,6 +261,9 @@ class Energy(RecordedValues):
         plan = self._planned(plan_rounds(context.settings, self._options()))
         progress = context.state.progress.track(context.node_id)
         with raise_rank_outcomes(), progress as show, context.lock:
+            if context.settings.disable:
+                handle.workload(SERVE, prompts, {**params, "slo": slo, "request_rate": lowest}).run_round()
+                return DisabledRun(None)
             measurement = LoadMeasurement(context, handle, prompts, params, slo, plan, show)
             run(measurement)
             experiment, curve = context.draft.experiment, context.draft.load_curve
@@ -304,7 +313,7 @@ class Energy(RecordedValues):
         __tracebackhide__ = True
         draft = self._context.draft
         texts = getattr(draft.result, "texts", None)
-        if draft.experiment is None or not isinstance(texts, list):
+        if not isinstance(texts, list):
             raise LLEnergyError("score: call energy(backend.generate, ...) first: only its texts have scores")
         return draft.add_scores(score_outputs(texts, references, scorer))
 
@@ -314,7 +323,7 @@ class Energy(RecordedValues):
         draft = context.draft
         plan = self._planned(plan)
         # Open the meters before the model, which may load for minutes: a requested meter may be missing.
-        hosts = open_host_meters(context)
+        hosts = [] if context.settings.disable else open_host_meters(context)
         progress = context.state.progress.track(context.node_id)
         with raise_rank_outcomes(), progress as show, ExitStack() as locked:
             locked.enter_context(context.lock)
@@ -329,6 +338,12 @@ class Energy(RecordedValues):
                 # It runs in this process. Its threads may use the ranks, for which they need the lock.
                 draft.forget_ranks()
                 locked.close()
+            if context.settings.disable:
+                workload.prepare_round()
+                workload.work()
+                workload.timeline()
+                draft.result = result()
+                return DisabledRun(draft.result)
             load_s = time.monotonic() - begin_s
             slo = workload.slo if isinstance(workload, RankWorkload) else None
             draft.experiment = measure_on_hosts(

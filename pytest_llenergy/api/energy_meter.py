@@ -6,11 +6,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
+
+import msgspec
 
 from pytest_llenergy.api.context import TestContext, open_window_meters
+from pytest_llenergy.api.run import DISABLED, skip_disabled
 from pytest_llenergy.measure.custom_metrics import make_metric
 from pytest_llenergy.meters.window import Measuring, Window
+from pytest_llenergy.model import record
 from pytest_llenergy.model.base import Direction
 
 
@@ -54,6 +58,17 @@ class RecordedValues:
         __tracebackhide__ = True
         made = make_metric(name, value, unit=unit, better=better, uncertainty=uncertainty)
         self._context.draft.custom[name] = made
+
+
+class DisabledWindow(Window):
+    """A window with ``--energy-disable``: without energy, and to ask for it skips the rest of the test."""
+
+    @property
+    def record(self) -> record.Window:
+        return msgspec.structs.replace(super().record, reason=DISABLED, flags=[])
+
+    def _value(self, name: str) -> NoReturn:
+        skip_disabled()
 
 
 class EnergyMeter(RecordedValues):
@@ -108,7 +123,10 @@ class EnergyMeter(RecordedValues):
     def _open(self) -> Measuring:
         with self._lock:
             if self._measuring is None:
-                measuring = Measuring(open_window_meters(self._context))
+                if self._context.settings.disable:
+                    measuring = Measuring((), DisabledWindow)
+                else:
+                    measuring = Measuring(open_window_meters(self._context))
                 try:
                     measuring.start()
                     self._context.draft.meters = measuring.infos()

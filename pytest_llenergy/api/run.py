@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.metrics import is_prefill_only
@@ -15,6 +17,15 @@ from pytest_llenergy.model.record import Metric, Round
 #: Metrics that ``repr(run)`` shows if the work has them.
 METRICS_OF_REPR = ("energy_j", "energy_per_output_token_j", "duration_s", "output_tokens_per_s")
 METRICS_OF_PREFILL = ("energy_j", "energy_per_input_token_j", "duration_s")
+
+#: Why a run or a window has no energy, and why a test that asks for it is skipped from there on.
+DISABLED = "--energy-disable: nothing was measured"
+
+
+def skip_disabled() -> NoReturn:
+    """Skip the rest of the test: an assertion on energy that was not measured must neither fail nor pass."""
+    # ``pytest.skip`` would report this line as the location of the skip.
+    raise pytest.skip.Exception(DISABLED, _use_item_location=True)
 
 
 def _describe(name: str, metric: Metric) -> str:
@@ -79,3 +90,27 @@ class LoadRun(Run):
         count = len(self.curve.points)
         found = "" if self.curve.between is None else f", {describe_max_load(self.curve)}"
         return f"<LoadRun of {count} load{'' if count == 1 else 's'}{found}; {super().__repr__()[1:-1]}>"
+
+
+class DisabledMetrics(dict[str, Metric]):
+    """The metrics of a run with ``--energy-disable``: to look one up skips the rest of the test."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        skip_disabled()
+
+
+class DisabledRun(LoadRun):
+    """Result of a measuring call with ``--energy-disable``: what the call returned, and no rounds."""
+
+    def __init__(self, result: Any) -> None:
+        # Without ``curve``, which is then looked up as a metric is.
+        vars(self).update(rounds=[], metrics=DisabledMetrics(), result=result)
+
+    def __repr__(self) -> str:
+        return f"<Run: {DISABLED}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Not for what Python looks up itself, as to copy an object.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        skip_disabled()

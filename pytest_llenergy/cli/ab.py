@@ -176,8 +176,15 @@ def _run(args: argparse.Namespace) -> int:
     paired = campaign.run().with_policy(inconclusive, removed)
     output, why = args.output or default, ""
     if args.output is None and _changed_ns(default) != before_ns:
-        output = default.with_name(f"ab-{prepared.state.inputs.key}.json")
         why = f"; another comparison has written {default.name} meanwhile"
+    elif (
+        args.output is None
+        and before_ns
+        and not any(each.rule_applied for each in paired.compared.comparisons)
+    ):
+        why = f"; without a verdict, it does not replace {default.name}"
+    if why:
+        output = default.with_name(f"ab-{prepared.state.inputs.key}.json")
     written = _write_result(prepared, output, paired, why, keep=args.keep)
     status = print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
     return status if written else status or USAGE

@@ -223,8 +223,9 @@ class Measuring:
     This is a synchronous and an asynchronous context manager; ``total`` is the window of the whole block.
     """
 
-    def __init__(self, hosts: Sequence[WindowMeters]) -> None:
+    def __init__(self, hosts: Sequence[WindowMeters], kind: type[Window] = Window) -> None:
         self.windows: list[Window] = []
+        self._kind = kind
         self.reasons: tuple[str, ...] = tuple(reason for host in hosts for reason in host.reasons)
         self._hosts = hosts
         self._open: dict[str, Window] = {}
@@ -250,7 +251,7 @@ class Measuring:
 
     def window(self, name: str) -> Window:
         """Return a new window, for ``with`` or ``async with``."""
-        window = Window(name, self._hosts)
+        window = self._kind(name, self._hosts)
         self.windows.append(window)
         return window
 

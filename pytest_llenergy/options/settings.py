@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from pytest_llenergy.options.table import OPTIONS, Option, Settings, option_row
 
 #: Most characters of an error; a longer one is cut in its middle, since its end says what to do.
 MAX_MESSAGE_LENGTH = 2000
+
+#: Options that keep or check what a run measures.
+OUTPUTS = ("report", "html", "save", "compare", "fail_on")
 
 SETTINGS = pytest.StashKey[Settings]()
 
@@ -43,9 +47,22 @@ def read_settings(config: pytest.Config) -> Settings:
     """Read each option from the command line, else the ini file, else its default.
 
     Raises:
-        pytest.UsageError: A value is invalid; the message names the option or ini key.
+        pytest.UsageError: A value is invalid, or options contradict each other; the message names the option
+            or ini key.
     """
-    return Settings(**{each.name: _read_option(each, config) for each in OPTIONS})
+    settings = Settings(**{each.name: _read_option(each, config) for each in OPTIONS})
+    if not settings.measures_nothing:
+        return settings
+    off = "disable" if settings.disable else "skip"
+    given = [each for each in OUTPUTS if config.getoption(option_row(each).ini, default=None) is not None]
+    for name in [*given, *(["only"] if settings.only else [])]:
+        remedy = "" if config.getoption(option_row(off).ini) else f", such as by -o energy_{off}=off"
+        sources = option_source(config, off), option_source(config, name)
+        raise usage_error(
+            f"{sources[0]} measures nothing, which contradicts {sources[1]}; leave out one of them{remedy}"
+        )
+    # Ini files give these for the runs that measure.
+    return replace(settings, report=None, html=None, save=None, compare=None, fail_on=())
 
 
 def option_source(config: pytest.Config, name: str) -> str:

@@ -40,6 +40,7 @@ from pytest_llenergy.options.values import (
     server_command,
     share,
     sort_key,
+    switch,
     threshold,
     url_path,
     word,
@@ -72,6 +73,7 @@ class Option:
         may_be_path: Whether the value is such a path if that file exists.
         repeatable: Whether the value is a tuple. An ini file has one element per line.
         joins: Whether each repetition is a tuple, whose elements are joined and kept once.
+        is_switch: Whether the command line takes no value; an ini file has on or off.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Option:
     may_be_path: bool = False
     repeatable: bool = False
     joins: bool = False
+    is_switch: bool = False
 
     @property
     def flag(self) -> str:
@@ -100,8 +103,10 @@ class Option:
         details: dict[str, Any] = {"nargs": "?", "const": self.bare} if self.bare else {}
         if self.repeatable:
             details = {"action": "append"}
+        if self.is_switch:
+            details = {"action": "store_const", "const": "on"}
         notes = [*(["repeatable"] if self.repeatable else [])]
-        notes += [f"default: {self.default}"] if self.default else []
+        notes += [f"default: {self.default}"] if self.default and not self.is_switch else []
         text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
         escaped = text.replace("%", "%%")
         group.addoption(self.flag, dest=self.ini, default=None, metavar=self.metavar, help=escaped, **details)
@@ -171,6 +176,15 @@ class Settings:
         bare=DEFAULT_PAGE,
         is_path=True,
     )
+    disable: bool = option(
+        "off",
+        switch,
+        "",
+        "Call measured work once and measure nothing; a test that reads an energy is skipped from there on",
+        is_switch=True,
+    )
+    skip: bool = option("off", switch, "", "Skip the tests that measure energy", is_switch=True)
+    only: bool = option("off", switch, "", "Skip the tests that measure no energy", is_switch=True)
     rounds: int | None = option(
         "auto",
         auto_or(integer(1, defaults.MAX_ROUNDS)),
@@ -381,6 +395,11 @@ class Settings:
         "PER_KWH",
         "Price of a kilowatt-hour, such as 0.30 or '0.30 EUR': adds the cost of the energy as metrics",
     )
+
+    @property
+    def measures_nothing(self) -> bool:
+        """Whether the run measures no test, so that none has a record."""
+        return self.disable or self.skip
 
     @property
     def keeps_something(self) -> bool:

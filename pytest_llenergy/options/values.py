@@ -157,6 +157,14 @@ def word(*words: str) -> Callable[[str], str]:
     return read
 
 
+def switch(text: str) -> bool:
+    # The words of pytest's own booleans; TOML has ``true``.
+    word = text.strip().lower()
+    if word not in ("on", "true", "yes", "1", "off", "false", "no", "0", ""):
+        raise ValueError("must be on or off")
+    return word in ("on", "true", "yes", "1")
+
+
 def flops_switch(text: str) -> bool:
     if text.strip() not in ("on", "off"):
         raise ValueError(f"must be on or off; did you mean: pytest {text} --energy-flops")

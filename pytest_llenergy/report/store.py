@@ -171,9 +171,14 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
         ReportError: If it cannot be written.
     """
     if version_of(path) not in (before, None):
-        path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
+        path = name_beside(path, run_id)
     replace_file(path, content)
     return path
+
+
+def name_beside(path: Path, run_id: str) -> Path:
+    """Return the name of a file of a run beside the one that it does not replace."""
+    return path.with_name(f"{path.stem}.{run_id}{path.suffix}")
 
 
 def read_report(path: Path, *, lean: bool = False) -> Report:

@@ -67,6 +67,19 @@ def test_second_comparison_does_not_replace_the_result_of_the_first(project: Pro
     assert read_paired_report(other).complete
 
 
+def test_a_comparison_without_verdicts_does_not_replace_the_last_one(project: Project) -> None:
+    assert project.ab(*SAME).status == 0
+    place = project.path / ".llenergy" / "ab.json"
+    before = place.read_bytes()
+    project.write("test_some.py", f"{TESTS}    assert 0\n")
+    project.commit()
+    result = project.ab(*SAME)
+    assert (result.status, place.read_bytes()) == (5, before)
+    (other,) = place.parent.glob("ab-*.json")
+    assert f"both sides, all rounds: {other}; without a verdict, it does not replace ab.json" in result.lines
+    assert read_paired_report(other).head.records[0].status == "failed"
+
+
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
 def test_head_without_tests_has_removed_them(project: Project, how: str) -> None:
     if how == "deleted":

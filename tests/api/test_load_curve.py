@@ -117,6 +117,19 @@ def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, rea
     )
 
 
+def test_a_disabled_search_is_one_load_at_the_lowest_rate(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        SEARCH.format(arguments="between=(4, 400), num_requests=8") + "    run.curve\n    assert 0"
+    )
+    options = ["--energy-backend=server", f"--energy-server-command={SERVER}", "--energy-disable"]
+    begin_s = time.monotonic()
+    result = quick.runpytest(*options, "-s")
+    result.assert_outcomes(skipped=1)
+    # At the highest rate, 8 requests arrive within 0.02 s.
+    assert time.monotonic() - begin_s > 1
+    result.stdout.fnmatch_lines(["*<Run: --energy-disable: nothing was measured>*"])
+
+
 @pytest.mark.slow
 def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read_report: Read) -> None:
     """The highest rate sends all requests at once, of which the last wait for several others on any CPU.
