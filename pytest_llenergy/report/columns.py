@@ -134,7 +134,7 @@ def scales_differ(records: Sequence[Record]) -> bool:
             record.kind,
         )
         for record in records
-        if record.meters
+        if record.meters and (record.windows or record.value_of("energy_j") is not None)
     )
     return len(set(scales)) > 1
 

@@ -69,9 +69,10 @@ class Layout:
     group_by: tuple[str, ...] = ()
 
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
-        """Return the columns for these records, the most important first."""
-        types = _types_that_differ(records)
+        """Return the columns for the records of a run, the most important first."""
         absolute = scales_differ(records)
+        records = list(filter(has_values, records))
+        types = _types_that_differ(records)
         if self.columns:
             return [
                 types if types and name == TYPES else column_of(name, absolute=absolute)

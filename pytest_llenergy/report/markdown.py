@@ -46,7 +46,7 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
         return f"{head}\n" if line_size(head) <= max_bytes else ""
     lines, omitted = [head], 0
     tabled = [record for record in records if has_values(record)]
-    columns = layout.columns_of(tabled)
+    columns = layout.columns_of(records)
     names = unique_function_names(record.id for record in records)
     for title, group in layout.groups(tabled).items():
         begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]

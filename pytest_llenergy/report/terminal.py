@@ -87,8 +87,7 @@ def render_summary(
     )
     labels = record_labels(records)
     names = unique_function_names(record.id for record in records)
-    tabled = [record for record in records if has_values(record)]
-    groups, chosen = layout.groups(tabled), layout.columns_of(tabled)
+    groups, chosen = layout.groups(list(filter(has_values, records))), layout.columns_of(records)
     left_out: dict[str, None] = {}
     for title, group in groups.items():
         if title:

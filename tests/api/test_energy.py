@@ -90,7 +90,7 @@ def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pyteste
         "--energy-meter=estimate",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*estimated*", "joules estimated, not measured: *Cloud Carbon Footprint*"])
+    result.stdout.fnmatch_lines(["*estimated*", "energy estimated from *Cloud Carbon Footprint*"])
     (record,) = read_report()["records"]
     domain = record["rounds"][0]["by_domain"]["cpu:processes"]
     assert domain["kind"] == "estimated"
