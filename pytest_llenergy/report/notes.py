@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.model.base import EnergyKind
-from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo, Record, domain_kind
+from pytest_llenergy.model.record import Flag, MeterInfo, Record, domain_kind
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.columns import scales_differ
 
@@ -52,40 +52,19 @@ def meter_notes(records: Sequence[Record]) -> list[str]:
     differ = scales_differ(records)
     notes = ["u includes the accuracy of the meters, as rows had different devices or meters"] * differ
     for (name, kind), pairs in found.items():
+        domains = " and ".join(dict.fromkeys(domain_kind(meter.domain) for _, meter in pairs))
+        how = f"{domains} energy {kind} by {name}"
         if kind == "estimated":
-            what, why = f"energy estimated from {pairs[0][1].source}", "; see llenergy doctor"
-            off = _estimate_scale(pairs)
-        else:
-            domains = " and ".join(dict.fromkeys(domain_kind(meter.domain) for _, meter in pairs))
-            what, why, off = f"{domains} energy {kind} by {name}", "", _meter_scale(pairs)
-        scale = f"; its scale may be off {off}, equally in every row" if off and not differ else ""
-        notes.append(one_line(f"{what}{scale}{why}"))
+            how = f"energy estimated from {pairs[0][1].source}"
+        metrics = [metric for record, _ in pairs if (metric := record.metrics.get("energy_j")) is not None]
+        # Rows may show more than the error that they share.
+        exceeds = any(
+            (each.uncertainty_absolute or 0.0) > 1.5 * (each.uncertainty or 0.0) for each in metrics
+        )
+        if not differ and (exceeds or not metrics):
+            how += f"; all rows share one error of scale ({pairs[0][1].accuracy.partition(';')[0]})"
+        notes.append(one_line(f"{how}; see llenergy doctor" if kind == "estimated" else how))
     return notes
-
-
-def _estimate_scale(pairs: Sequence[tuple[Record, MeterInfo]]) -> str:
-    """Return how far an estimate may be off, by its limits."""
-    parts = [
-        part[meter.domain]
-        for record, meter in pairs
-        for part in [each.by_domain for each in record.rounds] + [each.by_domain for each in record.windows]
-        if meter.domain in part
-    ]
-    factor = max(map(_largest_factor, parts), default=0.0)
-    return f"by a factor of {factor:.2g}" if factor else ""
-
-
-def _meter_scale(pairs: Sequence[tuple[Record, MeterInfo]]) -> str:
-    """Return how far a meter may be off, if that is known and exceeds what the rows show."""
-    metrics = [metric for record, _ in pairs if (metric := record.metrics.get("energy_j")) is not None]
-    exceeds = any((each.uncertainty_absolute or 0.0) > 1.5 * (each.uncertainty or 0.0) for each in metrics)
-    return f"({pairs[0][1].accuracy.partition(';')[0]})" if exceeds else ""
-
-
-def _largest_factor(energy: DomainEnergy) -> float:
-    if not energy.energy_j or not energy.low_j or not energy.high_j:
-        return 0.0
-    return max(energy.energy_j / energy.low_j, energy.high_j / energy.energy_j)
 
 
 def _fallback_notes(records: Sequence[Record]) -> list[str]:

@@ -128,10 +128,10 @@ def test_rows_compare_unless_their_devices_differ() -> None:
     ):
         alike, unlike = render([one, two]), render([one, other])
         assert alike.count(u) == 2
-        assert "its scale may be off (within 5%), equally in every row" in " ".join(alike.split())
+        assert "all rows share one error of scale (within 5%)" in " ".join(alike.split())
         assert unlike.count(whole_u) == 2
         assert "u includes the accuracy of the meters" in unlike
-        assert "equally" not in unlike
+        assert "all rows share" not in unlike
 
 
 def test_columns_without_room_are_left_out_and_named() -> None:
