@@ -122,11 +122,12 @@ def test_rows_compare_unless_their_devices_differ() -> None:
         for each in (metric.uncertainty, metric.uncertainty_absolute)
     )
     assert u != whole_u
-    for render in (
-        lambda records: "\n".join(shown(*records)),
-        lambda records: html.unescape(render_run_markdown(records, Layout(), 10_000, complete=True)),
-    ):
-        alike, unlike = render([one, two]), render([one, other])
+
+    def rendered(*records: Record) -> list[str]:
+        markdown = html.unescape(render_run_markdown(records, Layout(), 10_000, complete=True))
+        return ["\n".join(shown(*records)), markdown]
+
+    for alike, unlike in zip(rendered(one, two), rendered(one, other), strict=True):
         assert alike.count(u) == 2
         assert "all rows share one error of scale (within 5%)" in " ".join(alike.split())
         assert unlike.count(whole_u) == 2
