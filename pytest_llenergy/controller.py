@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from traceback import extract_tb
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pytest_llenergy.baseline import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.layout import Layout
     from pytest_llenergy.report.store import FileVersion
     from pytest_llenergy.report_builder import ReportBuilder
     from pytest_llenergy.saving import SavedReport
@@ -312,7 +310,7 @@ class Controller:
         from pytest_llenergy.report.ci import append_run_summary
 
         try:
-            append_run_summary(self._last_attempts, self._layout(), complete=report.run.complete)
+            append_run_summary(self._last_attempts, self._settings.layout, complete=report.run.complete)
         except ReportError as error:
             builder.warnings.append(f"no step summary: {error}")
 
@@ -336,17 +334,13 @@ class Controller:
         for line in self._written:
             _print_line(terminalreporter, line)
 
-    def _layout(self) -> Layout:
-        has_gpus = self._builder is not None and self._builder.has_gpus
-        return replace(self._settings.layout, with_device=has_gpus)
-
     def _print_table(self, terminalreporter: Any) -> None:
         from pytest_llenergy.report.terminal import render_summary
 
         writer = terminalreporter._tw
         last = self._last_attempts
         records, notes = ([], []) if self._builder is None else (self._builder.records, self._builder.notes)
-        layout = self._layout()
+        layout = self._settings.layout
         text = render_summary(
             last,
             writer.fullwidth,

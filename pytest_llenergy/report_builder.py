@@ -249,11 +249,6 @@ class ReportBuilder:
         )
 
     @property
-    def has_gpus(self) -> bool:
-        """Whether a host of the run has GPUs."""
-        return any(each.has_gpus for each in (*self._known_environments, *self._hosts.values()))
-
-    @property
     def _known_environments(self) -> list[Environment]:
         return [each for each in self._environments.values() if each is not None]
 

@@ -93,8 +93,7 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
         trends = _load_report_trends(report, args.history) if args.history is not None else []
         return render_report(report, trends).removesuffix("\n")
-    has_gpus = report.environment is not None and report.environment.has_gpus
-    layout = replace(_parse_layout(args), with_device=has_gpus)
+    layout = _parse_layout(args)
     for line in layout.missing_metrics(report.records, "--"):
         raise PlanError(line)
     if args.format == "markdown":

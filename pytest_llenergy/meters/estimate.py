@@ -32,6 +32,7 @@ from pytest_llenergy.meters.cpu_time import TICK_S, ProcessTree, read_cpu_time
 
 #: Watts per logical CPU at full load: average over families, lowest, highest.
 AVERAGE_W, LOWEST_W, HIGHEST_W = 3.5, 1.69, 8.58
+FACTOR = max(HIGHEST_W / AVERAGE_W, AVERAGE_W / LOWEST_W)
 
 #: Watts per logical CPU when idle, likewise.
 IDLE_AVERAGE_W, IDLE_LOWEST_W, IDLE_HIGHEST_W = 0.74, 0.45, 3.04
@@ -67,7 +68,7 @@ class EstimateMeter:
                 source="CPU time x Cloud Carbon Footprint coefficients",
                 scope="processes of the test",
                 resolution_j=AVERAGE_W * STEP_S,
-                accuracy=f"{LOWEST_W}-{HIGHEST_W} W per busy logical CPU",
+                accuracy=f"within a factor of {FACTOR:.2g}; {LOWEST_W}-{HIGHEST_W} W per busy logical CPU",
                 limits=_limits,
                 covers_others=True,
                 rests=True,

@@ -39,11 +39,3 @@ MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FACT_COLUMNS = ("backend", "model", "device", "meter", "rounds", "types")
 GROUP_KEYS = ("name", "func", "fullfunc", "param", "backend", "model", "device")
 NAME_SORT_KEYS = ("name", "fullname")
-
-#: Columns of the summary unless ``--energy-columns`` is given. Empty ones are left out, and the device where
-#: there is only one, and the number types where tests of one function have the same.
-COLUMNS = (
-    *("backend", "device"),
-    *("energy_j", "energy_per_output_token_j", "energy_per_input_token_j", "output_tokens_per_s"),
-    *("meter", "types"),
-)

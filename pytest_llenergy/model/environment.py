@@ -61,11 +61,6 @@ class Environment(StoredStruct, frozen=True):
         """``hosts``, empty if unset."""
         return self.hosts if isinstance(self.hosts, dict) else {}
 
-    @property
-    def has_gpus(self) -> bool:
-        """Whether any of the hosts has GPUs that answered."""
-        return any(each.gpus for each in (self, *self.cluster_hosts.values()))
-
     def with_hosts(self, hosts: Mapping[str, Environment]) -> Environment:
         """Return it with more hosts of a cluster, if there are any."""
         if not hosts:

@@ -306,8 +306,8 @@ class Settings:
         columns,
         "NAME[,NAME]",
         f"Columns of the summary: {', '.join(defaults.FACT_COLUMNS)} or metrics. Without it: "
-        f"those of {', '.join(defaults.COLUMNS[:-1])} and {defaults.COLUMNS[-1]} that are not empty "
-        "(device, types: that differ), and those of --energy-carbon and --energy-price",
+        "energy_j, the energy per token, output_tokens_per_s or duration_s, meter, device and types that "
+        "differ, metrics of the tests' own, and those of --energy-carbon and --energy-price",
     )
     sort: str | None = option(
         None,

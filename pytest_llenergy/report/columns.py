@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.measure.metrics import BUILT_IN, is_prefill_only
 from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
-from pytest_llenergy.model.record import BackendInfo, Precision, Record, Window
+from pytest_llenergy.model.record import BackendInfo, Metric, Precision, Record, Window, domain_kind
 from pytest_llenergy.model.served import SATURATED
 from pytest_llenergy.model.text import one_line, shorten
 
@@ -23,8 +23,11 @@ WITH_U = "± u"
 #: Longest currency that is shown (characters): a report may come from anywhere.
 MAX_CURRENCY = 12
 
-#: Metrics per output token, which mean little for work that only reads its input, and the one that does.
-OF_OUTPUT, OF_INPUT = ("energy_per_output_token_j", "output_tokens_per_s"), "energy_per_input_token_j"
+#: What ``main_columns`` shows.
+MAIN = (
+    *("energy_j", "energy_per_output_token_j", "energy_per_input_token_j"),
+    *("output_tokens_per_s", "duration_s"),
+)
 
 #: Weights of integers or blocks of them, whose arithmetic is in another type.
 QUANTISED = re.compile(r"[iuq]\w*\d", re.IGNORECASE)
@@ -122,7 +125,25 @@ def meter_names(record: Record) -> str:
     return one_line(f"{names} (attributed)" if record.kind == "attributed" else names)
 
 
-def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
+def scales_differ(records: Sequence[Record]) -> bool:
+    """Whether tests were measured on different devices or by different meters, which err unlike."""
+    scales = (
+        (
+            frozenset(board.name for board in record.boards),
+            frozenset((meter.name, domain_kind(meter.domain)) for meter in record.meters),
+            record.kind,
+        )
+        for record in records
+        if record.meters and (record.windows or record.value_of("energy_j") is not None)
+    )
+    return len(set(scales)) > 1
+
+
+def _u(metric: Metric, *, absolute: bool) -> float | None:
+    return metric.uncertainty_absolute if absolute else metric.uncertainty
+
+
+def _metric(name: str, *, with_u: bool, absolute: bool) -> Callable[[Record], str]:
     def cell(record: Record) -> str:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
@@ -134,72 +155,91 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
             # Three digits, and thousands without a power of ten.
             return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
         if name not in DERIVED and metric.unit.partition("/")[0] != "J":
-            return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
+            return format_with_uncertainty(metric.value, _u(metric, absolute=absolute))
         # The heading says per what.
         unit = "J"
         if name in DERIVED:
             unit = "g" if name in CARBON else shorten(one_line(metric.unit.partition("/")[0]), MAX_CURRENCY)
-        return format_quantity(metric.value, metric.uncertainty_absolute, unit)
+        return format_quantity(metric.value, _u(metric, absolute=absolute), unit)
 
     return cell
 
 
-def _columns() -> dict[str, Column]:
-    facts = {
-        "backend": Column("backend", backend_name),
-        "model": Column("model", model_name),
-        "device": Column("device", device_names),
-        "meter": Column("meter", meter_names),
-        "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
-        "types": Column("types", short_types),
-    }
-    metrics = {
-        name: Column(heading, _metric(name, with_u=heading.endswith(WITH_U)), is_number=True)
-        for name, heading in HEADINGS.items()
-    }
-    return {**facts, **metrics}
+#: Columns of facts by their names in ``--energy-columns``.
+FACTS: Mapping[str, Column] = {
+    "backend": Column("backend", backend_name),
+    "model": Column("model", model_name),
+    "device": Column("device", device_names),
+    "meter": Column("meter", meter_names),
+    "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
+    "types": Column("types", short_types),
+}
+
+
+def column_of(name: str, *, absolute: bool = False) -> Column:
+    """Return a column, built in or of a custom metric.
+
+    Args:
+        name: Its name in ``--energy-columns``.
+        absolute: Whether uncertainties include what all tests on the same devices have in common.
+    """
+    if name in FACTS:
+        return FACTS[name]
+    if name not in HEADINGS:
+        return Column(one_line(name), _custom_metric(name, absolute=absolute), is_number=True)
+    heading = HEADINGS[name]
+    return Column(heading, _metric(name, with_u=heading.endswith(WITH_U), absolute=absolute), is_number=True)
 
 
 #: Built-in columns by their names in ``--energy-columns``.
-COLUMNS: Mapping[str, Column] = _columns()
+COLUMNS: Mapping[str, Column] = {**FACTS, **{name: column_of(name) for name in HEADINGS}}
 
 
-def column_of(name: str) -> Column:
-    """Return a built-in column, or that of a custom metric."""
-    return COLUMNS[name] if name in COLUMNS else Column(one_line(name), _custom_metric(name), is_number=True)
+def main_columns(records: Sequence[Record], *, absolute: bool) -> list[Column]:
+    """Return the columns that every table has: energy, energy per token, and tokens per second or seconds.
 
-
-def default_column(name: str) -> Column:
-    """Return a column as it is shown if nobody asked for it.
-
-    Joules per output token of work that only reads its input would be the joules of its whole prompt. Such
-    work has joules per input token in their place, and other work has none of these.
+    Energy per output token of work that only reads its input would be that of its whole prompt: it has the
+    energy per input token in its place. Units in the cells tell what the heading does not.
     """
-    column = column_of(name)
-    if name not in (*OF_OUTPUT, OF_INPUT):
-        return column
-    of_prefill = name == OF_INPUT
-    return replace(
-        column,
-        cell=lambda record: column.cell(record) if is_prefill_only(record.rounds) == of_prefill else "-",
-    )
+    energy, output, read, rate, seconds = (column_of(name, absolute=absolute) for name in MAIN)
+    writing = [record for record in records if not is_prefill_only(record.rounds)]
+    per_output = any(output.cell(record) != "-" for record in writing)
+    has_rate = any(rate.cell(record) != "-" for record in writing)
+
+    def per_token(record: Record) -> str:
+        if not is_prefill_only(record.rounds):
+            return output.cell(record)
+        cell = read.cell(record)
+        return f"{cell}/in" if per_output and cell != "-" else cell
+
+    def speed(record: Record) -> str:
+        cell = "-" if is_prefill_only(record.rounds) else rate.cell(record)
+        time = seconds.cell(record)
+        return f"{time} s" if cell == "-" != time else cell
+
+    return [
+        energy,
+        Column(output.head if per_output else read.head, per_token, is_number=True),
+        Column(rate.head, speed, is_number=True) if has_rate else seconds,
+    ]
 
 
-def _custom_metric(name: str) -> Callable[[Record], str]:
+def _custom_metric(name: str, *, absolute: bool) -> Callable[[Record], str]:
     def cell(record: Record) -> str:
         metric = record.metrics.get(name)
         if metric is None or metric.value is None:
             return "-"
-        return format_quantity(metric.value, metric.uncertainty_absolute, one_line(metric.unit))
+        return format_quantity(metric.value, _u(metric, absolute=absolute), one_line(metric.unit))
 
     return cell
 
 
-def format_window_energy(window: Window) -> str:
+def format_window_energy(window: Window, *, absolute: bool) -> str:
     """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
     kinds = {part.kind for part in window.by_domain.values()}
     label = "".join(f", joules {kind}" for kind in ("attributed", "estimated") if kind in kinds)
-    joules = format_quantity(window.energy_j, window.energy_u_absolute_j, "J")
+    u_j = window.energy_u_absolute_j if absolute else window.energy_u_j
+    joules = format_quantity(window.energy_j, u_j, "J")
     return f"{joules} in {window.duration_s:.3g} s{label}"

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.measure.metrics import METRIC_NAMES
-from pytest_llenergy.model.defaults import COLUMNS as DEFAULT_COLUMNS
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import MAX_NAME_LENGTH, one_line, shorten, unique_function_names
 from pytest_llenergy.report.columns import (
@@ -19,21 +17,20 @@ from pytest_llenergy.report.columns import (
     Column,
     backend_name,
     column_of,
-    default_column,
     device_names,
+    main_columns,
+    meter_names,
     model_name,
     number_types,
+    scales_differ,
     short_types,
 )
 
 #: The column of number types.
-TYPES = DEFAULT_COLUMNS[-1]
+TYPES = "types"
 
 #: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
-
-#: Parameters that have a column.
-PARAMS_WITH_COLUMN = frozenset({"backend"})
 
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
@@ -61,29 +58,31 @@ class Layout:
     """Layout of the summary.
 
     Attributes:
-        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS``, of emissions and cost, and of custom
-            metrics, that have a value.
+        columns: Names of columns. Empty: the main ones; meter, device and number types where they differ;
+            emissions, cost and custom metrics that have a value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
         group_by: Keys that divide the table. Groups keep the order of their first tests.
-        with_device: Whether the host has other devices than those of the tests.
     """
 
     columns: tuple[str, ...] = ()
     sort: str = ""
     group_by: tuple[str, ...] = ()
-    with_device: bool = False
 
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
-        """Return the columns for these records."""
+        """Return the columns for the records of a run, the most important first."""
+        absolute = scales_differ(records)
+        records = list(filter(has_values, records))
         types = _types_that_differ(records)
         if self.columns:
-            return [types if types and name == TYPES else column_of(name) for name in self.columns]
-        *others, meter, _ = DEFAULT_COLUMNS
-        with_device = self.with_device or _devices_differ(records)
-        shown = {"device": with_device, TYPES: types is not None}
-        added = custom_metrics_of(records)
-        names = [name for name in (*others, *DERIVED, *added, meter, TYPES) if shown.get(name, True)]
-        columns = [types if types and name == TYPES else default_column(name) for name in names]
+            return [
+                types if types and name == TYPES else column_of(name, absolute=absolute)
+                for name in self.columns
+            ]
+        columns = main_columns(records, absolute=absolute)
+        columns += [COLUMNS["meter"]] * (len({meter_names(each) for each in records if each.meters}) > 1)
+        columns += [COLUMNS["device"]] * _devices_differ(records)
+        columns += [column_of(name, absolute=absolute) for name in (*DERIVED, *custom_metrics_of(records))]
+        columns += [types] if types else []
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
@@ -113,6 +112,25 @@ class Layout:
             groups[self._title(record)].append(record)
         return groups
 
+    def rows(self, group: Sequence[Record], names: Mapping[str, str]) -> Iterator[tuple[str, str, Record]]:
+        """Yield heading and label of each row: several tests of a function are together, under its name.
+
+        Args:
+            group: The sorted records of a group.
+            names: The names of functions by test id.
+        """
+        functions: dict[str, list[Record]] = {}
+        is_sorted = self.sort.removeprefix("-") not in ("", *NAME_SORT_KEYS)
+        for record in group:
+            # The order by a metric is kept.
+            functions.setdefault(record.id if is_sorted else names[record.id], []).append(record)
+        for first, *others in functions.values():
+            name = names[first.id]
+            if not others:
+                yield "", _label(first, name), first
+            for number, record in enumerate([first, *others] if others else []):
+                yield name * (not number), f"  {_params_label(record) or name}", record
+
     def _sorted(self, records: Sequence[Record]) -> list[Record]:
         word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
         if word in NAME_SORT_KEYS:
@@ -138,36 +156,23 @@ def has_values(record: Record) -> bool:
 
 
 def record_labels(records: Sequence[Record]) -> dict[str, str]:
-    """Return the label of each test by its id: function and parameters, the backend only if labels repeat."""
-    short = _labels_without_backend(records)
-    counts = Counter(short.values())
+    """Return the label of each test by its id: function and parameters."""
     names = unique_function_names(record.id for record in records)
-    repeated = [record for record in records if counts[short[record.id]] > 1]
-    return short | {record.id: _label(record, names[record.id], hidden=()) for record in repeated}
+    return {record.id: _label(record, names[record.id]) for record in records}
 
 
-def row_labels(records: Sequence[Record], layout: Layout) -> tuple[dict[str, str], Column | None]:
-    """Return the labels of rows by id, and the column with the backends if only that tells rows apart."""
-    labels, short = record_labels(records), _labels_without_backend(records)
-    backends = COLUMNS["backend"]
-    if labels == short or backends not in layout.columns_of(records):
-        return labels, None
-    return short, backends
+def _label(record: Record, name: str) -> str:
+    return shorten(one_line(f"{name} {_params_label(record)}"), MAX_NAME_LENGTH)
 
 
-def _labels_without_backend(records: Sequence[Record]) -> dict[str, str]:
-    names = unique_function_names(record.id for record in records)
-    return {record.id: _label(record, names[record.id], hidden=PARAMS_WITH_COLUMN) for record in records}
-
-
-def _label(record: Record, test: str, hidden: Collection[str]) -> str:
-    ids = record.id.partition("[")[2]
+def _params_label(record: Record) -> str:
+    """Return ``openvino, batch_size=8, ranks=2``, or pytest's id of long parameters."""
     if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
-        return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
-    params = [f"{name}={value}" for name, value in record.params.items() if name not in hidden]
-    if len(record.ranks) > 1:
-        params.append(f"ranks={len(record.ranks)}")
-    return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
+        return shorten(one_line(record.id.partition("[")[2].removesuffix("]")), MAX_NAME_LENGTH)
+    backend = [str(record.params["backend"])] if "backend" in record.params else []
+    params = [f"{name}={value}" for name, value in record.params.items() if name != "backend"]
+    ranks = [f"ranks={len(record.ranks)}"] * (len(record.ranks) > 1)
+    return shorten(one_line(", ".join([*backend, *params, *ranks])), MAX_NAME_LENGTH)
 
 
 def _devices_differ(records: Sequence[Record]) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import Column, format_window_energy
-from pytest_llenergy.report.layout import Layout, has_values, record_labels, row_labels
+from pytest_llenergy.model.text import short_test_name, unique_function_names
+from pytest_llenergy.report.columns import Column, format_window_energy, scales_differ
+from pytest_llenergy.report.layout import Layout, has_values, record_labels
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure
 from pytest_llenergy.report.notes import list_notes, summary_flags
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
@@ -46,11 +46,11 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
         return f"{head}\n" if line_size(head) <= max_bytes else ""
     lines, omitted = [head], 0
     tabled = [record for record in records if has_values(record)]
-    columns = layout.columns_of(tabled)
-    names, _ = row_labels(records, layout)
+    columns = layout.columns_of(records)
+    names = unique_function_names(record.id for record in records)
     for title, group in layout.groups(tabled).items():
         begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]
-        rows = [_row(record, columns, names) for record in group]
+        rows = [_row(each, columns) for each in layout.rows(group, names)]
         room -= sum(map(line_size, begin))
         kept: list[str] = []
         while len(kept) < len(rows) and (room := room - line_size(rows[len(kept)])) >= 0:
@@ -86,9 +86,12 @@ def _table_header(columns: Sequence[Column]) -> list[str]:
     return [f"| test | {heads} |", f"|---|{aligned}|"]
 
 
-def _row(record: Record, columns: Sequence[Column], labels: Mapping[str, str]) -> str:
+def _row(row: tuple[str, str, Record], columns: Sequence[Column]) -> str:
+    """Return the row of a test, below one with its heading if it has one."""
+    heading, label, record = row
+    above = f"| **{escape_markdown(heading)}** |{' |' * len(columns)}\n" if heading else ""
     cells = " | ".join(escape_markdown(column.cell(record)) for column in columns)
-    return f"| <code>{escape_markdown(labels[record.id])}</code>{_failure(record)} | {cells} |"
+    return f"{above}| <code>{escape_markdown(label.strip())}</code>{_failure(record)} | {cells} |"
 
 
 def _failure(record: Record) -> str:
@@ -98,8 +101,12 @@ def _failure(record: Record) -> str:
 
 def _windows_and_failures(records: Sequence[Record]) -> list[str]:
     """Return a line for each window and for each test without a result."""
+    absolute = scales_differ(records)
     lines = [
-        (f"{short_test_name(record.id)}{_failure(record)} · {window.name}", format_window_energy(window))
+        (
+            f"{short_test_name(record.id)}{_failure(record)} · {window.name}",
+            format_window_energy(window, absolute=absolute),
+        )
         for record in records
         for window in record.windows
     ]

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.model.base import EnergyKind
+from pytest_llenergy.model.record import Flag, MeterInfo, Record, domain_kind
 from pytest_llenergy.model.text import one_line
+from pytest_llenergy.report.columns import scales_differ
 
 #: Style of a line about a flag, by severity.
 SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
-
-#: Legend of the table.
-UNCERTAINTY_NOTE = "u: standard uncertainty (k=1), accuracy of the source included"
 
 #: Flags in the order in which their notes are shown; others follow in the order of the tests.
 FIRST_FLAGS = ("saturated", "outlying-rounds")
@@ -34,25 +33,38 @@ def list_notes(
     first = [each for each in warnings if each[1].startswith(tuple(f"{name}:" for name in FIRST_FLAGS))]
     found = [
         *invalid,
-        *(("note", text) for text in estimate_notes(metered)),
+        *(("note", text) for text in meter_notes(metered)),
         *(("note", text) for text in _fallback_notes(metered)),
         *first,
         *(("warning", text) for text in further),
         *warnings,
         *(each for each in flags if each[0] == "note"),
-        *(("note", text) for text in [UNCERTAINTY_NOTE] if metered),
     ]
     return list(dict.fromkeys(found))
 
 
-def estimate_notes(records: Sequence[Record]) -> list[str]:
-    """Return one note for each source of estimated joules."""
-    meters = [meter for record in records for meter in record.meters if meter.kind == "estimated"]
-    notes = (
-        f"joules estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU."
-        for meter in meters
-    )
-    return list(dict.fromkeys(notes))
+def meter_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note for each meter: what it measures, and how far all of its values may be off together."""
+    found: dict[tuple[str, EnergyKind], list[tuple[Record, MeterInfo]]] = {}
+    for record in records:
+        for meter in record.meters:
+            found.setdefault((meter.name, meter.kind), []).append((record, meter))
+    differ = scales_differ(records)
+    notes = ["u includes the accuracy of the meters, as rows had different devices or meters"] * differ
+    for (name, kind), pairs in found.items():
+        domains = " and ".join(dict.fromkeys(domain_kind(meter.domain) for _, meter in pairs))
+        how = f"{domains} energy {kind} by {name}"
+        if kind == "estimated":
+            how = f"energy estimated from {pairs[0][1].source}"
+        metrics = [metric for record, _ in pairs if (metric := record.metrics.get("energy_j")) is not None]
+        # Rows may show more than the error that they share.
+        exceeds = any(
+            (each.uncertainty_absolute or 0.0) > 1.5 * (each.uncertainty or 0.0) for each in metrics
+        )
+        if not differ and (exceeds or not metrics):
+            how += f"; all rows share one error of scale ({pairs[0][1].accuracy.partition(';')[0]})"
+        notes.append(one_line(f"{how}; see llenergy doctor" if kind == "estimated" else how))
+    return notes
 
 
 def _fallback_notes(records: Sequence[Record]) -> list[str]:
@@ -89,4 +101,4 @@ def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[
 
 
 def _is_important(flag: Flag) -> bool:
-    return flag.severity != "note" or flag.name == "unread-meter"
+    return flag.severity != "note"

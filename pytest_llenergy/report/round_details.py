@@ -55,7 +55,7 @@ def _round_columns(record: Record) -> list[TableColumn]:
     rounds = record.rounds
     columns = [
         TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
-        _energy_column(rounds),
+        _energy_column(record),
         TableColumn("idle W", [_number(each.idle_power_w) for each in rounds]),
         TableColumn("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
         TableColumn("°C", [_number(each.temperature_start_c) for each in rounds]),
@@ -71,8 +71,13 @@ def _flag_names(round_: Round) -> str:
     return ",".join(dict.fromkeys(flag.name for flag in round_.flags)) or "-"
 
 
-def _energy_column(rounds: Sequence[Round]) -> TableColumn:
-    return _joules("energy ± u", [(each.energy_j, each.energy_u_absolute_j) for each in rounds])
+def _energy_column(record: Record) -> TableColumn:
+    # Columns of several hosts beside it are of different devices.
+    absolute = len(list_hosts(record)) > 1
+    energies = [
+        (each.energy_j, each.energy_u_absolute_j if absolute else each.energy_u_j) for each in record.rounds
+    ]
+    return _joules("energy ± u", energies)
 
 
 def _host_columns(record: Record) -> Iterator[TableColumn]:

@@ -20,9 +20,10 @@ from pytest_llenergy.model.text import (
     short_test_name,
     shorten,
     strip_trailing_space,
+    unique_function_names,
 )
-from pytest_llenergy.report.columns import format_window_energy
-from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout, has_values, record_labels, row_labels
+from pytest_llenergy.report.columns import format_window_energy, scales_differ
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout, has_values, record_labels
 from pytest_llenergy.report.load_curves import (
     HEADS,
     curve_rows,
@@ -32,10 +33,25 @@ from pytest_llenergy.report.load_curves import (
 )
 from pytest_llenergy.report.notes import SEVERITY_STYLES, list_notes, summary_flags
 from pytest_llenergy.report.round_details import round_details
-from pytest_llenergy.report.text_tables import TableColumn, plain_text, split_into_tables
+from pytest_llenergy.report.text_tables import (
+    TableColumn,
+    plain_text,
+    split_columns,
+    split_into_tables,
+    table_of_groups,
+)
 
-#: Most lines of notes below the table without ``-v``, one for each cause, and of windows for each test.
-MAX_NOTES, MAX_WINDOWS = 3, 10
+#: Most notes below the table without ``-v``, one for each cause, and most windows of a test.
+MAX_NOTES, MAX_WINDOWS = 6, 10
+
+#: Characters of two lines that may be lost by wrapping.
+WRAP_ROOM = 8
+
+#: Most reasons for skipping tests that are listed without ``-v``.
+MAX_REASONS = 3
+
+#: Share of the width that names may have before columns are left out.
+NAME_SHARE = 0.4
 
 
 def render_summary(
@@ -70,26 +86,31 @@ def render_summary(
         highlight=False,
     )
     labels = record_labels(records)
-    short, named_by = row_labels(records, layout)
-    tabled = [record for record in records if has_values(record)]
-    groups, chosen = layout.groups(tabled), layout.columns_of(tabled)
+    names = unique_function_names(record.id for record in records)
+    groups, chosen = layout.groups(list(filter(has_values, records))), layout.columns_of(records)
+    left_out: dict[str, None] = {}
     for title, group in groups.items():
         if title:
             console.print(plain_text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        tests = TableColumn(
-            "test", [_with_status(short[record.id], record) for record in group], is_number=False
-        )
-        columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
-        repeated = [column for column, each in zip(columns, chosen, strict=True) if each is named_by]
-        for table in split_into_tables(tests, columns, width, repeated=repeated):
-            console.print(table)
+        headings, tests, rows = zip(*layout.rows(group, names), strict=True)
+        first = TableColumn("test", list(map(_with_status, tests, rows)), is_number=False)
+        columns = [TableColumn(each.head, list(map(each.cell, rows)), each.is_number) for each in chosen]
+        kept, *others = split_columns(columns, width - min(first.width, int(width * NAME_SHARE)))
+        if not layout.columns and verbosity <= 0:
+            left_out |= dict.fromkeys(column.head for each in others for column in each)
+            others = []
+        for each in [kept, *others]:
+            console.print(table_of_groups(first, headings, each, width))
+    if left_out:
+        console.print(plain_text(f"no room for {', '.join(left_out)} (-v)"))
+    absolute = scales_differ(records)
     said: set[tuple[str, str]] = set()
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
         name = labels[record.id]
         for part in round_details(record, name, width, said, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
-        for line in _window_lines(record, None if verbosity > 0 else MAX_WINDOWS):
+        for line in _window_lines(record, None if verbosity > 0 else MAX_WINDOWS, absolute=absolute):
             console.print(line)
     for record in records:
         if record.load_curve is not None:
@@ -101,18 +122,18 @@ def render_summary(
     for table in time_table(records, labels, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
-    for line in [*_without_result(records), *_skipped(records)]:
+    for line in [*_without_result(records), *_skipped(records, verbosity)]:
         console.print(line)
     for line in _notes(metered, notes, labels, width, verbosity):
         console.print(line)
     return strip_trailing_space(stream.getvalue())
 
 
-def _window_lines(record: Record, most: int | None) -> Iterator[Text]:
+def _window_lines(record: Record, most: int | None, *, absolute: bool) -> Iterator[Text]:
     """Yield a line for each of the first ``most`` windows (None: all), and one that counts the rest."""
     test = short_test_name(record.id)
     for window in record.windows[:most]:
-        rest = f" · {one_line(window.name)}: {format_window_energy(window)}"
+        rest = f" · {one_line(window.name)}: {format_window_energy(window, absolute=absolute)}"
         if record.status == "invalid" and window.energy_j is None:
             yield plain_text(f"INVALID {test}{rest}", style="red")
         else:
@@ -127,22 +148,18 @@ def _window_lines(record: Record, most: int | None) -> Iterator[Text]:
 def _notes(
     metered: Sequence[Record], further: Sequence[str], labels: Mapping[str, str], width: int, verbosity: int
 ) -> list[Text]:
-    """Return the notes on the table: without ``-v`` a few lines, the most important first."""
+    """Return the notes on the table: without ``-v`` a few of about two lines, the most important first."""
     # With -vv, the flags of tests with rounds are above.
     flagged = [record for record in metered if verbosity < 2 or not record.rounds]
-    texts = list_notes(metered, summary_flags(flagged, labels), further)
-    notes = [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in texts]
-    shown = notes[:MAX_NOTES]
-    # What a load without a steady state achieved is its result.
-    may_cut = [note for note in shown if not note.plain.startswith(f"{SATURATED}:")]
-    if not notes or verbosity > 0 or (shown == notes and all(note.cell_len <= width for note in may_cut)):
-        return notes
-    hidden = len(notes) - len(shown)
-    more = f" (+{hidden}: -v)" if hidden else " (-v)"
-    for note in may_cut:
-        note.truncate(width - (len(more) if note is shown[-1] else 0), overflow="ellipsis")
-    shown[-1].append(more, style="default")
-    return shown
+    notes = list_notes(metered, summary_flags(flagged, labels), further)
+    if verbosity <= 0:
+        more = [("note", f"{len(notes) - MAX_NOTES} more notes (-v)")] if len(notes) > MAX_NOTES else []
+        # What a load without a steady state achieved is its result.
+        notes = [
+            (severity, text if text.startswith(f"{SATURATED}:") else shorten(text, 2 * width - WRAP_ROOM))
+            for severity, text in notes[:MAX_NOTES]
+        ] + more
+    return [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in notes]
 
 
 def load_tables(curve: LoadCurve, width: int) -> Iterator[Table]:
@@ -195,6 +212,9 @@ def _without_result(records: Sequence[Record]) -> list[Text]:
     return lines
 
 
-def _skipped(records: Sequence[Record]) -> list[Text]:
+def _skipped(records: Sequence[Record], verbosity: int) -> list[Text]:
+    """Return a line for each reason; without ``-v`` only a count if there are many."""
     reasons = Counter(record.reason for record in records if record.status == "skipped")
+    if len(reasons) > MAX_REASONS and verbosity <= 0:
+        return [plain_text(f"skipped {reasons.total()} for {len(reasons)} reasons (-v)")]
     return [plain_text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables for the terminal that fit its width.
 
-Digits are never cut: columns that do not fit next to each other continue in another table.
+Digits are never cut: columns that do not fit next to each other continue in another table, or are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, OverflowMethod, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.model.text import escape_invisible
+from pytest_llenergy.model.text import escape_invisible, shorten
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12
@@ -52,28 +53,69 @@ def plain_text(text: str, style: str = "", overflow: OverflowMethod | None = Non
     return Text(escape_invisible(text), style=style, overflow=overflow)
 
 
-def split_into_tables(
-    first: TableColumn, columns: Sequence[TableColumn], width: int, *, repeated: Sequence[TableColumn] = ()
-) -> Iterator[Table]:
+def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width: int) -> Iterator[Table]:
     """Yield tables of at most ``width`` characters, each with the first column and some of the others.
 
     The first column wraps if necessary, and so does a column that is too wide even alone.
+    """
+    for kept in split_columns(columns, width - min(MIN_FIRST_WIDTH, first.width)):
+        yield _table(first, kept)
+
+
+def split_columns(columns: Sequence[TableColumn], width: int) -> list[list[TableColumn]]:
+    """Return the columns in as few lists as fit ``width`` characters beside the first column."""
+    lists: list[list[TableColumn]] = [[]]
+    for column in columns:
+        if lists[-1] and sum(each.width + COLUMN_GAP for each in [*lists[-1], column]) > width:
+            lists.append([])
+        lists[-1].append(column)
+    return lists
+
+
+def table_of_groups(
+    names: TableColumn, headings: Sequence[str], columns: Sequence[TableColumn], width: int
+) -> Table | NamesAboveRows:
+    """Return a table with names that wrap between words, some of them below a heading.
 
     Args:
-        first: The first column.
+        names: The names of the rows.
+        headings: A heading above each row, or an empty string.
         columns: The other columns.
         width: Width of the terminal in characters.
-        repeated: Those of ``columns`` that begin every table, to tell its rows apart.
     """
-    least = min(MIN_FIRST_WIDTH, first.width)
-    kept: list[TableColumn] = []
-    for column in columns:
-        if kept and least + sum(each.width + COLUMN_GAP for each in [*kept, column]) > width:
-            yield _table(first, kept)
-            begin = sum(each.width + COLUMN_GAP for each in [*repeated, column])
-            kept = list(repeated) if least + begin <= width else []
-        kept.append(column)
-    yield _table(first, kept)
+    room = width - sum(each.width + COLUMN_GAP for each in columns)
+    if room < min(MIN_FIRST_WIDTH, names.width):
+        return _table(names, columns)
+    lines, above = [], []
+    cells: list[list[str]] = [[] for _ in columns]
+    for row, (heading, name) in enumerate(zip(headings, names.cells, strict=True)):
+        for number, line in enumerate(wrap_name(name, room)):
+            lines.append(line)
+            above.append("" if number else heading)
+            for column, added in zip(columns, cells, strict=True):
+                added.append("" if number else column.cells[row])
+    wrapped = [replace(column, cells=added) for column, added in zip(columns, cells, strict=True)]
+    return NamesAboveRows(above, _table(replace(names, cells=lines), wrapped), indent=0)
+
+
+def wrap_name(name: str, width: int) -> list[str]:
+    """Wrap a name between words, long ones after ``=`` or else ``_-/.``, and shorten what is longer still."""
+    indent = " " * (len(name) - len(name.lstrip()) + INDENT)
+    pieces = [name]
+    for pattern in (r" *[^ ]+", r"[^=]*=+|[^=]+", r".[^_/.-]*[_/.-]*"):
+        pieces = [
+            part
+            for piece in pieces
+            for part in ([piece] if cell_len(piece) <= width - len(indent) else re.findall(pattern, piece))
+        ]
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and cell_len(lines[-1] + piece) <= width:
+            lines[-1] += piece
+        else:
+            line = indent + piece.lstrip() if lines else piece
+            lines.append(set_cell_size(shorten(line, width), min(width, cell_len(line))))
+    return lines
 
 
 def tables_with_whole_names(
@@ -101,23 +143,20 @@ def tables_with_whole_names(
 
 @dataclass(frozen=True)
 class NamesAboveRows:
-    """A table with one line per row, and a name above each row."""
+    """A table with one line per row, and a name above each row that has one."""
 
     names: Sequence[str]
     table: Table
+    indent: int = INDENT
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self.table, options.update_width(options.max_width - INDENT), pad=False)
+        room = options.update_width(options.max_width - self.indent)
+        lines = console.render_lines(self.table, room, pad=False)
         head, rows = lines[: -len(self.names)], lines[-len(self.names) :]
-        for line in head:
-            yield from _indented(line)
-        for name, line in zip(self.names, rows, strict=True):
-            yield plain_text(name, overflow="fold")
-            yield from _indented(line)
-
-
-def _indented(line: Sequence[Segment]) -> Iterator[Segment]:
-    yield from (Segment(" " * INDENT), *line, Segment.line())
+        for name, line in zip([*[""] * len(head), *self.names], [*head, *rows], strict=True):
+            for part in wrap_name(name, options.max_width) if name else ():
+                yield plain_text(part)
+            yield from (Segment(" " * self.indent), *line, Segment.line())
 
 
 def _table(first: TableColumn, columns: Sequence[TableColumn]) -> Table:

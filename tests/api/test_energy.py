@@ -90,7 +90,7 @@ def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pyteste
         "--energy-meter=estimate",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*estimated*", "joules estimated, not measured: *Cloud Carbon Footprint*"])
+    result.stdout.fnmatch_lines(["energy estimated from *Cloud Carbon Footprint*"])
     (record,) = read_report()["records"]
     domain = record["rounds"][0]["by_domain"]["cpu:processes"]
     assert domain["kind"] == "estimated"
@@ -334,7 +334,7 @@ def test_unencodable_text_does_not_end_the_run(quick: pytest.Pytester, read_repo
     assert len(records) == 4
     assert [record["params"].get("text") for record in records[:2]] == ["\\ud800", "line\nbreak"]
     assert records[2]["reason"] == "ValueError: \\udce9 bad"
-    result.stdout.fnmatch_lines(["test_it text=line *"])
+    result.stdout.fnmatch_lines(["test_it", "  text=line *"])
 
 
 def test_one_round_claims_no_uncertainty(quick: pytest.Pytester, read_report: Read) -> None:

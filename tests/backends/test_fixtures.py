@@ -47,7 +47,7 @@ def test_without_torch_tests_are_skipped_with_the_reason_and_the_pip_line(
 ) -> None:
     quick.makepyfile(ASKS_FOR_BACKEND + "def test_plain(energy):\n    energy(sum, [1])\n")
     done = subprocess.run(
-        [python_without_torch, "-m", "pytest", "--energy-report", "-p", "no:cacheprovider"],
+        [python_without_torch, "-m", "pytest", "--energy-report", "-v", "-p", "no:cacheprovider"],
         capture_output=True,
         text=True,
         check=False,

@@ -114,8 +114,7 @@ class TestHiddenOnPurpose:
         fallback = ONE.replace("gpus(1)", 'gpus(1, fallback="cpu")')
         result = run(fallback, CUDA_VISIBLE_DEVICES="")
         result.assert_outcomes(passed=1)
-        # The host has GPUs, so the table names the device.
-        result.stdout.fnmatch_lines(["test *device*", "test_it *cpu*", "fallback: 1 test ran on the CPU*"])
+        result.stdout.fnmatch_lines(["fallback: 1 test ran on the CPU*"])
         (record,) = read_report()["records"]
         assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
 

@@ -70,8 +70,7 @@ def test_tables_of_a_run_and_of_the_commands_keep_all_rows_in_every_encoding(
         header, line, *rows = lines[find_line(lines, "test ") :]
         assert u in header
         assert set(line.strip()) == {rule}
-        rows = [row for row in rows if row.startswith("test_it size=")]
-        assert [row.split()[-1] for row in rows] == ["nvml", "nvml"]
+        assert [row.strip()[:5] for row in rows[:3]] == ["test_", "size=", "size="]
     for lines in (head, comparison):
         _, line, *rows = lines[find_line(lines, "verdict ") :]
         assert set(line.strip()) == {rule}

@@ -442,6 +442,23 @@ def test_a_run_shows_energy_against_speed_and_other_energies_in_order() -> None:
     ]
 
 
+def test_a_prefill_has_no_speed_and_an_estimate_is_not_called_measured() -> None:
+    estimate = msgspec.structs.replace(REPORT.records[0].meters[0], kind="estimated")
+    read = [round_of(each, tokens=Tokens(input=300, output=4)) for each in LEVEL]
+    page = render_report(
+        report_of(
+            *(record_of(f"t.py::test_write{each}", meters=[estimate]) for each in range(2)),
+            *(record_of(f"t.py::test_read{each}", rounds=read, meters=[estimate]) for each in range(2)),
+        )
+    )
+    assert "<title>Energy report: 4 estimated</title>" in page
+    assert not re.search(">measured<|> measured<", page)
+    _, speed, energies = re.split("<h3>Energy(?: against speed|, largest first)</h3>", page)
+    assert "test_write1" in speed
+    assert "test_read" not in speed
+    assert "test_read1" in energies.partition("</svg>")[0]
+
+
 def test_every_reason_is_shown_once_with_its_tests() -> None:
     reasons = run_shown().partition("<h2>Why</h2>")[2].partition("</section>")[0]
     for text in (LONG_REASON, "the counter stood still", "shorter than a tick", "no GPU"):

@@ -81,7 +81,7 @@ def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path:
     (comparison,) = compare_reports(report, report, ("a", "b"), [Criterion(metric=name)]).comparisons
     assert (comparison.base, comparison.head) == (value, value)
     if name.endswith("_j"):
-        assert COLUMNS[name].cell(made) == format_quantity(value, metric.uncertainty_absolute, "J")
+        assert COLUMNS[name].cell(made) == format_quantity(value, metric.uncertainty, "J")
     elif name != "mean_power_w":
         assert COLUMNS[name].cell(made) == f"{value:.3g}"
     store = Store(tmp_path / "history")

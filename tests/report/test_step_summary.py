@@ -55,7 +55,8 @@ def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, argument
     rows = [line for line in text.splitlines() if line.startswith("| <code>")]
     assert len(rows) == 3
     assert len({row.count("|") for row in rows}) == 1
-    assert any(re.match(r"\| <code>test_it text=a&#124;b</code> \| \d", row) for row in rows)
+    assert "| **test_it** | | |" in text
+    assert any(re.match(r"\| <code>text=a&#124;b</code> \| \d", row) for row in rows)
     assert any(row.startswith("| <code>test_fails</code> (failed) | ") for row in rows)
     assert "<img" not in text
     assert re.search(r"test_window &#183; load</code>: \d", text)

@@ -16,7 +16,8 @@ from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.metrics import BUILT_IN, METRIC_NAMES
 from pytest_llenergy.model.base import Status
 from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.record import BackendInfo, Flag, Metric, Record, Terms, Times, Window
+from pytest_llenergy.model.quantity import format_quantity
+from pytest_llenergy.model.record import BackendInfo, Flag, Metric, Record, Terms, Times, Tokens, Window
 from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import COLUMNS
 from pytest_llenergy.report.layout import GROUP_KEYS, Layout, parse_columns, parse_group_by, parse_sort
@@ -55,9 +56,92 @@ def shown(*records: Record, width: int = 80, verbosity: int = 0, **layout: objec
 
 
 def order_of(lines: list[str]) -> list[str]:
-    """``a 1`` for each row of ``test_a batch_size=1``, however it is folded."""
-    text = " ".join(lines)
-    return [f"{name} {size}" for name, size in re.findall(r"test_(\w).*?batch_size=(\d+)", text)]
+    """``a 1`` for each row of ``test_a`` with ``batch_size=1``, in a group of ``test_a`` or alone."""
+    found, name = [], ""
+    for line in lines:
+        name = test[1] if (test := re.match(r"test_(\w)", line)) else name
+        found += [f"{name} {size}" for size in re.findall(r"batch_size=(\d+) ", line)]
+    return found
+
+
+#: Thirty tests as in a real suite: they write tokens, only read them, or count none.
+MANY = [
+    record_of(
+        f"benchmarks/test_inference.py::{function}[{backend}-{number}]",
+        rounds=[round_of(each, u_j=0.1, tokens=tokens) for each in scaled(0.1 * number)],
+        params={"backend": backend, **params, "batch_size": number},
+        backend=BackendInfo(name=backend, version="1", model="m"),
+        ranks=[],
+    )
+    for function, tokens, params in (
+        ("test_decode_of_a_long_prompt_with_a_shared_prefix" + "_and_more" * 5, Tokens(30, 16), {}),
+        ("test_prefill", Tokens(300, 4), {"attention_implementation": "flash-attention-2-with-sinks"}),
+        ("test_tokenize_and_detokenize", None, {"vocabulary": "multilingual"}),
+    )
+    for backend in ("transformers", "llama-server")
+    for number in (1, 2, 4, 8, 16)
+]
+
+
+def test_thirty_tests_with_long_names_are_one_table_of_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "energy.json"
+    path.write_bytes(encode_report(report_of(*MANY)))
+    assert main(["report", str(path)]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["test", "energy", "±", "u", "per", "token", "±", "u", "token/s"]
+    assert text.count("energy ± u") == text.count("per token ± u") == text.count("token/s") == 1
+    rows = [line for line in lines if " ± " in line][1:]
+    assert len(rows) == len(MANY)
+    # Each row has its seconds or its rate. A name wraps between words only.
+    assert [len(re.findall(r"^  (?:transformers|llama-server),? ", row)) for row in rows] == [1] * len(rows)
+    words = {word for record in MANY for word in re.split(r"\W|_", record.id + str(record.params))}
+    shown = {word for line in lines[2:] if " energy " not in line for word in re.split(r"\W|_", line)}
+    assert {word for word in shown if re.fullmatch("[a-z]{4,}", word)} <= words
+    names = "".join(line.strip() for line in lines)
+    assert all(record.id.partition("::")[2].partition("[")[0] in names for record in MANY)
+    # Work that only reads has joules per input token and seconds, the rest no joules per token.
+    assert len([row for row in rows if re.search(r"J  +[\d.]+ ± [\d.]+ [mµ]J/in +1 s$", row)]) == 10
+    assert len([row for row in rows if re.search(r"J  +- +1 s$", row)]) == 10
+    # What rows share is said once.
+    assert text.count("within 5%") == 1
+
+
+def test_rows_compare_unless_their_devices_differ() -> None:
+    board = Board(uuid="GPU-a", name="H200", pci_bus_id="0")
+    one, two = (record_of(f"t.py::test_{each}", params={}, ranks=[], boards=[board]) for each in "ab")
+    other = msgspec.structs.replace(two, boards=[msgspec.structs.replace(board, name="L4")])
+    u, whole_u = (
+        format_quantity(metric.value, each, "J")
+        for metric in [one.metrics["energy_j"]]
+        if metric.value is not None
+        for each in (metric.uncertainty, metric.uncertainty_absolute)
+    )
+    assert u != whole_u
+
+    def rendered(*records: Record) -> list[str]:
+        markdown = html.unescape(render_run_markdown(records, Layout(), 10_000, complete=True))
+        return ["\n".join(shown(*records)), markdown]
+
+    for alike, unlike in zip(rendered(one, two), rendered(one, other), strict=True):
+        assert alike.count(u) == 2
+        assert "all rows share one error of scale (within 5%)" in " ".join(alike.split())
+        assert unlike.count(whole_u) == 2
+        assert "u includes the accuracy of the meters" in unlike
+        assert "all rows share" not in unlike
+
+
+def test_columns_without_room_are_left_out_and_named() -> None:
+    meters = [msgspec.structs.replace(each, name="a-meter-with-a-long-name") for each in RECORDS[0].meters]
+    boards = [Board(uuid="GPU-a", name="A Board With A Long Name", pci_bus_id="0")]
+    lines = shown(msgspec.structs.replace(RECORDS[0], meters=meters, boards=boards), *RECORDS[1:])
+    assert [line for line in lines if line.startswith("no room")] == ["no room for meter, device (-v)"]
+    assert len([line for line in lines if line.startswith("test ")]) == 1
+    assert "device" in shown(*RECORDS[1:], RECORDS[0], width=80, verbosity=1, columns=("device",))[0]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -95,13 +179,10 @@ def test_requested_columns_are_shown_in_the_requested_order() -> None:
 def test_empty_columns_are_shown_only_if_requested() -> None:
     metrics = {"energy_j": RECORDS[0].metrics["energy_j"]}
     plain = record_of("t.py::test_plain", metrics=metrics, params={}, backend=None, ranks=[])
-    assert shown(plain)[0].split() == ["test", "energy", "±", "u", "meter"]
+    assert shown(plain)[0].split() == ["test", "energy", "±", "u"]
     assert "backend" in shown(plain, columns=("backend", "energy_j"))[0]
-    # One that has something in it keeps the column for all, in every group.
-    lines = shown(plain, RECORDS[0], group_by=("func",))
-    assert [line.split()[1] for line in lines if line.startswith("test ")] == ["backend"] * 2
     text = render_run_markdown([plain], Layout(), 10_000, complete=True)
-    assert "| test | energy ± u | meter |" in text.replace("&#177;", "±")
+    assert "| test | energy ± u |\n" in text.replace("&#177;", "±")
 
 
 def test_a_fallback_is_noted_once_for_all_its_tests() -> None:
@@ -215,8 +296,8 @@ def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:
     start = next(number for number, line in enumerate(once) if " rounds of 2 iterations" in line)
     assert once[start].endswith("2 rounds of 2 iterations after a warm-up of 3 (settled)")
     assert once[start + 1].split() == ["round", "s", "energy", "±", "u", "token", "°C", "flags"]
-    assert once[start + 3].split() == ["1", "2", "10.0", "±", "1.0", "J", "16", "41", "-"]
-    assert once[start + 4].split() == ["2", "2", "10.0", "±", "1.0", "J", "16", "41", "late-reader"]
+    assert once[start + 3].split() == ["1", "2", "10.0000", "±", "0.0010", "J", "16", "41", "-"]
+    assert once[start + 4].split() == ["2", "2", "10.0200", "±", "0.0010", "J", "16", "41", "late-reader"]
     assert not [line for line in once if "edges" in line or "12 ms late" in line]
     assert not [line for line in shown(record) if "rounds of" in line]
     text = "\n".join(twice)
@@ -314,6 +395,9 @@ def test_the_command_accepts_the_layout_options_of_pytest(
     reported = capsys.readouterr().out.splitlines()
     layout = Layout(("duration_s",), "energy_j", ("backend",))
     assert reported == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
+    for sort in (["--sort", "-energy_j"], ["--sort=-energy_j"]):
+        assert main(["report", str(path), *sort]) == 0
+        assert order_of(capsys.readouterr().out.splitlines()) == ["b 2", "a 1", "a 10"]
     assert main(["report", str(path), "-v"]) == 0
     assert "6 rounds of 2 iterations" in capsys.readouterr().out
     assert main(["report", str(path), "--sort=energyj"]) == 2
@@ -401,7 +485,7 @@ class TestTimes:
         start = next(index for index, line in enumerate(lines) if line.startswith("time "))
         assert lines[start].split() == ["time", "load", "s", "warm-up", "s", "rounds", "s", "gaps", "s"]
         rows = [line.split() for line in lines[start + 2 : start + 5]]
-        assert rows[0] == ["test_a", "batch_size=1", "10.00", "0.25", "2.00", "0.12"]
+        assert rows[0] == ["test_a", "openvino,", "batch_size=1", "10.00", "0.25", "2.00", "0.12"]
         assert rows[2] == ["all", "2", "10.50", "0.50", "4.00", "0.25"]
 
     def test_older_reports_have_no_such_table(self) -> None:
@@ -425,12 +509,11 @@ def test_the_device_is_shown_unless_it_is_the_only_one() -> None:
     cpu, one, two = on("t.py::test_a"), on("t.py::test_b", "H200"), on("t.py::test_c", "H200", "H200")
     for records in ([cpu, cpu], [one, one]):
         assert "device" not in shown(*records)[0]
-        assert "device" in shown(*records, with_device=True)[0]
-    text = "\n".join(shown(cpu, one, two))
+    text = "\n".join(shown(cpu, one, two, width=120))
     assert "device" in text
     assert "cpu" in text
     assert "H200 x 2" in text
-    assert "cpu (fallback)" in "\n".join(shown(on("t.py::test_a", fallback="cpu"), one))
+    assert "cpu (fallback)" in "\n".join(shown(on("t.py::test_a", fallback="cpu"), one, width=120))
 
 
 def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:

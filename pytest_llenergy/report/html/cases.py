@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS
+from pytest_llenergy.measure.metrics import ROUND_METRICS, is_prefill_only
 from pytest_llenergy.measure.round_metric import CLOCK_RESOLUTION_S, is_valid
 from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
@@ -44,20 +44,21 @@ class Case:
 
     @property
     def state(self) -> str:
-        """The most urgent verdict, or the status of the record."""
+        """The most urgent verdict, or the status of the record; with a result, the kind of its energy."""
         if self.worst is not None:
             return self.worst.verdict
-        return next((record.status for record in self.records.values()), "invalid")
+        record = next(iter(self.records.values()), None)
+        if record is None:
+            return "invalid"
+        return record.kind or record.status if record.status == "measured" else record.status
 
     @property
     def metric(self) -> str:
-        """The metric to plot: the compared one, else energy per token, else energy."""
+        """The metric to plot: the compared one, else that of ``metric_of_all``."""
         worst = self.worst
         if worst is not None and worst.verdict != "no value" and worst.metric in ROUND_METRICS:
             return worst.metric
-        per_token = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
-        counts_tokens = all(metric is not None and metric.value is not None for metric in per_token)
-        return PER_TOKEN if per_token and counts_tokens else PER_ITERATION
+        return metric_of_all(self.records.values())
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def _number_cases(
 
     ordered = sorted(cases, key=rank)
     return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]
+
+
+def metric_of_all(records: Collection[Record]) -> str:
+    """Return energy per token, or energy unless all records write tokens: a prefill only reads them."""
+    writes = (each.value_of(PER_TOKEN) is not None and not is_prefill_only(each.rounds) for each in records)
+    return PER_TOKEN if records and all(writes) else PER_ITERATION
 
 
 def value_and_u(record: Record | None, name: str) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from pytest_llenergy.report.columns import meter_names, model_name
 from pytest_llenergy.report.html.cases import Case, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
 from pytest_llenergy.report.layout import record_labels
-from pytest_llenergy.report.notes import UNCERTAINTY_NOTE, list_notes, summary_flags
+from pytest_llenergy.report.notes import list_notes, summary_flags
 from pytest_llenergy.report.verdicts import needs_reason
 
 #: Most names of models or backends in the header.
@@ -26,7 +26,7 @@ MAX_NAMES = 4
 MAX_TESTS = 12
 
 #: Reasons in the order in which they are shown.
-ORDER = ("failed", "crashed", *VERDICTS, "no joules", "measured", "skipped")
+ORDER = ("failed", "crashed", *VERDICTS, "no joules", "measured", "attributed", "estimated", "skipped")
 
 #: Metrics of a single test that are shown as numbers: name, and what it is called.
 TILES = {
@@ -119,8 +119,7 @@ def run_notes(cases: Sequence[Case]) -> list[str]:
     """Return the notes of the terminal's table, the most important first."""
     metered = [case.records["head"] for case in cases if case.records["head"].meters]
     labels = record_labels(metered)
-    notes = [text for _, text in list_notes(metered, summary_flags(metered, labels))]
-    return [text for text in notes if text != UNCERTAINTY_NOTE]
+    return [text for _, text in list_notes(metered, summary_flags(metered, labels))]
 
 
 def single_values(record: Record) -> list[tuple[str, str]]:

@@ -11,7 +11,14 @@ from pytest_llenergy.model.quantity import format_quantity, scale_of
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SideName
 from pytest_llenergy.model.text import short_test_name, unique_function_names
-from pytest_llenergy.report.html.cases import PER_ITERATION, PER_TOKEN, Case, format_metric_of, value_and_u
+from pytest_llenergy.report.html.cases import (
+    PER_ITERATION,
+    PER_TOKEN,
+    Case,
+    format_metric_of,
+    metric_of_all,
+    value_and_u,
+)
 from pytest_llenergy.report.html.labels import case_facts, describe_facts, fit, name_cases, varying_facts
 from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Table, table
 from pytest_llenergy.report.html.scatter import (
@@ -82,7 +89,8 @@ def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | 
 
 
 def _has_speed(record: Record) -> bool:
-    return value_and_u(record, PER_TOKEN) is not None and value_and_u(record, THROUGHPUT) is not None
+    with_values = all(value_and_u(record, name) is not None for name in (PER_TOKEN, THROUGHPUT))
+    return with_values and metric_of_all([record]) == PER_TOKEN
 
 
 def _speed_point(case: Case, name: str, colour: str, marker: str) -> Point | None:
@@ -152,11 +160,6 @@ def parameter_plots(sheet: Sheet, cases: Sequence[Case], name: str) -> list[Plot
     return [each for each in plots if each is not None][:MAX_PARAMETER_PLOTS]
 
 
-def _common_metric(cases: Sequence[Case]) -> str:
-    per_token = all(value_and_u(case.records["head"], PER_TOKEN) for case in cases)
-    return PER_TOKEN if per_token else PER_ITERATION
-
-
 def _parameter_plot(
     sheet: Sheet,
     function: str,
@@ -167,7 +170,7 @@ def _parameter_plot(
     name: str,
 ) -> Plot | None:
     """Plot energy over one parameter; return None if no two tests differ in this parameter alone."""
-    metric = _common_metric(cases)
+    metric = metric_of_all([case.records["head"] for case in cases])
     unit = ROUND_METRICS[metric].unit
     values = _in_order({each.get(parameter, "-") for each in facts})
     lines: dict[str, dict[str, tuple[float, float]]] = {}
@@ -250,7 +253,7 @@ def _name_values(axes: Axes, values: Sequence[str]) -> None:
 
 def _latency_plot(sheet: Sheet, function: str, cases: Sequence[Case], name: str) -> Plot | None:
     """Plot energy against latency of one function; return None if there are too few tests for a front."""
-    metric = _common_metric(cases)
+    metric = metric_of_all([case.records["head"] for case in cases])
     unit = ROUND_METRICS[metric].unit
     latency = next(
         (name for name in LATENCIES if all(value_and_u(case.records["head"], name) for case in cases)),

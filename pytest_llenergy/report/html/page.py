@@ -44,7 +44,7 @@ MAX_OPEN_SECTIONS = 3
 #: Notes that are shown at once; the others are folded.
 MAX_NOTES = 3
 
-QUIET_STATES = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
+QUIET_STATES = frozenset({"unchanged", "measured", "attributed", "estimated", "skipped", "new", "removed"})
 
 
 @dataclass(frozen=True)

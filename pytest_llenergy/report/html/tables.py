@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.measure.carbon_and_cost import DERIVED
 from pytest_llenergy.measure.custom_metrics import custom_metrics_of
-from pytest_llenergy.measure.metrics import round_values
+from pytest_llenergy.measure.metrics import is_prefill_only, round_values
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board, Environment, describe_unlike
 from pytest_llenergy.model.quantity import format_quantity, shown_unit
-from pytest_llenergy.model.record import MeterInfo, Round
+from pytest_llenergy.model.record import MeterInfo, Record, Round
 from pytest_llenergy.model.secrets import redact_arguments
 from pytest_llenergy.model.text import short_test_name
-from pytest_llenergy.report.columns import COLUMNS, column_of, default_column
+from pytest_llenergy.report.columns import COLUMNS, column_of
 from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
 from pytest_llenergy.report.html.header import describe_machine
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
@@ -41,6 +41,9 @@ MEASURED_COLUMNS = (
     *DERIVED,
     "rounds",
 )
+
+#: Columns of work with output tokens, and the one of work that only reads its input.
+OF_OUTPUT, OF_INPUT = ("energy_per_output_token_j", "output_tokens_per_s"), ("energy_per_input_token_j",)
 
 
 def state_cell(state: str) -> Cell:
@@ -114,7 +117,7 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
         state = state_cell(record.status) if record.status != "measured" else ""
         kind = (record.kind or "-") if mixed else ""
         if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
-            cells = [default_column(each).cell(record) for each in names]
+            cells = [_cell(each, record) for each in names]
             noise = format_round_spread(record.rounds)
             rows.append([Cell(name, "name", target), state, *cells, noise, kind])
         for window in record.windows:
@@ -132,6 +135,13 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
     heads = [f"#{each.head}" if each.is_number else each.head for each in columns]
     # Wide tables scroll, and a failure must be seen before.
     return table("Tests", ("test", "status", *heads, "#noise", "kind"), rows)
+
+
+def _cell(name: str, record: Record) -> str:
+    """Return a cell; the energy per output token of a prefill would be that of its prompt."""
+    if name in (OF_OUTPUT if is_prefill_only(record.rounds) else OF_INPUT):
+        return "-"
+    return column_of(name, absolute=True).cell(record)
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
