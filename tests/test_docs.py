@@ -39,7 +39,6 @@ def test_the_readme_names_tox_environments_that_exist() -> None:
     assert "[testenv:bench]" in tox
     assert "[testenv:tests{,-all}]" in tox
     assert "tox run -e tests-all" in readme
-    assert "tox run -e tests" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)

@@ -248,7 +248,7 @@ def explain_missing_builder(source: ModelSource) -> str | None:
         return None
     return (
         f"onnxruntime needs the module {', '.join(absent)} to convert {source.label}; pip install "
-        f"'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds {GENAI_CONFIG}"
+        f"'pytest-llenergy[onnxruntime]', or name a directory that holds {GENAI_CONFIG}"
     )
 
 

@@ -55,9 +55,12 @@ def converted_gguf(backend: str, model: ModelSource, dtype: str) -> Path:
         BackendError: If ``dtype`` is unknown.
         ModelError: If the file cannot be converted.
     """
-    if dtype not in FLOATS:
-        raise BackendError(f"{backend}: dtype is {dtype!r}, needs one of {', '.join(FLOATS)}")
     file = Path(model.location)
+    if dtype not in FLOATS:
+        raise BackendError(
+            f"{backend}: dtype is {dtype!r}, needs one of {', '.join(FLOATS)}; leave it out to run "
+            f"{model.label} as it is ({describe_gguf_weights(file)})"
+        )
     name = f"{file.stem}-{file_digest(file)[:16]}-{dtype}-v{CACHE_FORMAT}"
     return build_cached(name, lambda directory: _convert(file, directory, FLOATS[dtype])) / "model.gguf"
 

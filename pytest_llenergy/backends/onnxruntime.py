@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.batches import batch_result
 from pytest_llenergy.backends.convert import (
@@ -33,6 +35,9 @@ from pytest_llenergy.model.record import BackendInfo, Precision
 
 #: The builder's precisions for the CPU, with the names of weights in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
+
+#: What ``dtype="float32"`` means.
+FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
 
 #: Fields of the session's options that are set here, with the reason.
 RESERVED = {"intra_op_num_threads": "use --energy-threads"}
@@ -213,8 +218,8 @@ class OnnxRuntimeBackend:
         dtype = CommonOptions.parse("onnxruntime", options).dtype
         if dtype not in (None, "float32"):
             raise BackendError(
-                f"onnxruntime: dtype is {dtype!r}, needs float32: its model builder makes "
-                "nothing else for the CPU; precision quantises weights"
+                f"onnxruntime: dtype is {dtype!r}, needs float32: its model builder makes nothing else of "
+                f"{model.label} for the CPU; precision quantises weights"
             )
         session = _session_options(options)
         os.environ.update(NO_TELEMETRY)
@@ -232,6 +237,14 @@ class OnnxRuntimeBackend:
             directory = Path(source.location)
         else:
             directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
+        types = _read_precision(directory)
+        if converted and dtype is not None and types != FLOAT32:
+            found = msgspec.structs.asdict(types or Precision())
+            raise BackendError(
+                f"onnxruntime: dtype is {dtype!r}, and {model.label} is already ONNX, with "
+                f"{', '.join(f'{name} {kind}' for name, kind in found.items())}; leave dtype out, or name "
+                "the original model"
+            )
         try:
             self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
@@ -252,7 +265,7 @@ class OnnxRuntimeBackend:
             model=model.label,
             model_revision=Path(source.location).name if model.kind == "hub" else None,
             dtype=None if converted else PRECISIONS[precision],
-            precision=_read_precision(directory),
+            precision=types,
             options={
                 **{name: str(value) for name, value in options.items()},
                 **_runtime_version(),

@@ -186,7 +186,7 @@ class OpenVinoBackend:
         self._max_positions = read_max_positions(model)
         self._step_tokens = int(scheduler.max_num_batched_tokens)
         self._splits = bool(common.chunked_prefill)
-        location = Path(model.location) if common.dtype is None else _float32_directory(model)
+        location = Path(model.location) if common.dtype is None else _float32_directory(model, common.dtype)
         try:
             # It prints the properties of each model that it compiles, which it offers nowhere else.
             with captured_log(1, context.scratch) as log, _log_level(PRINTS_PROPERTIES):
@@ -316,11 +316,6 @@ def translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     """Return what each common option sets in the scheduler or as a property."""
     found: dict[str, dict[str, Any]] = {}
     if common.dtype is not None:
-        if common.dtype != "float32":
-            raise BackendError(
-                f"openvino: dtype is {common.dtype!r}, needs float32; for another arithmetic on the "
-                "weights of the file, give INFERENCE_PRECISION_HINT"
-            )
         found["dtype"] = dict(FLOAT32)
     # After dtype, whose type of the cache it replaces.
     kind = common.kv_cache_dtype
@@ -381,12 +376,18 @@ def _ir_weights(directory: Path) -> str | None:
     return list_types(parameters)
 
 
-def _float32_directory(model: ModelSource) -> Path:
+def _float32_directory(model: ModelSource, dtype: str) -> Path:
     """Return a GGUF file as OpenVINO IR with float32 weights, converted on first use.
 
     OpenVINO reads GGUF files with float16 weights but not with float32, so their graph is widened. Raises
-    ``BackendError`` for other models, ``ModelError`` if the conversion fails.
+    ``BackendError`` for other models and types, ``ModelError`` if the conversion fails.
     """
+    if model.kind == "gguf" and dtype != "float32":
+        raise BackendError(
+            f"openvino: dtype is {dtype!r}, needs float32; leave it out to run {model.label} as it is "
+            f"({describe_gguf_weights(Path(model.location))}), and give INFERENCE_PRECISION_HINT for another "
+            "arithmetic"
+        )
     if model.kind != "gguf":
         raise BackendError(
             f"openvino: dtype converts .gguf files, and {model.label} is OpenVINO IR; leave dtype out"

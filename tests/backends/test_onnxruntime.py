@@ -248,6 +248,19 @@ class TestRefusals:
         with pytest.raises(BackendError, match="converted is already ONNX; leave out the load option"):
             in_process(str(converted), precision="int4")
 
+    @pytest.mark.parametrize("precision", ["fp32", "int4"])
+    def test_a_converted_model_runs_in_the_dtype_asked_for_or_not_at_all(
+        self, tiny: LoadedRanks, precision: str
+    ) -> None:
+        directory = str(onnx_directory(resolve_model(TINY), precision, tiny.info.version))
+        if precision == "fp32":
+            in_process(directory, dtype="float32")
+            return
+        with pytest.raises(
+            BackendError, match=r"dtype is .float32., and .* is already ONNX, with weights int4"
+        ):
+            in_process(directory, dtype="float32")
+
     def test_a_directory_without_a_model_gives_a_one_line_error(self, tmp_path: Path) -> None:
         (tmp_path / "genai_config.json").write_text("{}")
         with pytest.raises(ModelError, match=f"model {tmp_path.name}: .* cannot load it") as caught:
@@ -268,7 +281,7 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "torch", None)
         assert SPEC.refuses(resolve_model(TINY)) == (
             "onnxruntime needs the module torch to convert random:llama-tiny; pip install "
-            "'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds genai_config.json"
+            "'pytest-llenergy[onnxruntime]', or name a directory that holds genai_config.json"
         )
         assert SPEC.refuses(resolve_model(str(converted))) is None
 

@@ -109,6 +109,16 @@ def load(backend: str, options: Mapping[str, Any]) -> LoadedRanks:
         (ONNX, {"dtpye": "float32"}, "has no option dtpye; did you mean dtype"),
         (ONNX, {"graph_optimization_level": "all"}, "Unrecognized value:all"),
         (ONNX, {"dtype": "bfloat16"}, "dtype is 'bfloat16', needs float32: its model builder"),
+        (
+            OPENVINO,
+            {"dtype": "bfloat16"},
+            r"needs float32; leave it out to run .*Q4_1.gguf as it is \(q4_1, q8",
+        ),
+        (
+            LLAMA,
+            {"dtype": "int8"},
+            r"needs one of .*; leave it out to run .*Q4_1.gguf as it is \(q4_1, q8_0\)",
+        ),
     ],
     ids=str,
 )

@@ -11,10 +11,12 @@ from markdown_it.token import Token
 #: Names of comments; those with ``…`` need text after a colon.
 KNOWN = {
     "file": "…",
+    "append": "…",
     "before": "",
     "with": "…",
     "run": "",
     "not run": "…",
+    "exit": "…",
 }
 #: The only text that ``run`` accepts.
 EXIT = re.compile(r"exit (\d+)")

@@ -36,6 +36,13 @@ class Block:
     def __str__(self) -> str:
         return f"{name_of(self.page)}:{self.line}"
 
+    @property
+    def commands(self) -> str:
+        """The commands of a block of shell, without the output that a block of ``console`` shows as well."""
+        if self.language == "console":
+            return "\n".join(line[2:] for line in self.code.splitlines() if line.startswith("$ "))
+        return self.code if self.language == "sh" else ""
+
     def said(self, name: str) -> str | None:
         """Return the text of the comment of this name, or None."""
         return next((note.text for note in self.notes if note.name == name and not note.lines), None)

@@ -53,11 +53,6 @@ def run(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], l
     return _bash(LOOK + RUN + text, directory, PYTEST_ADDOPTS=QUICK)
 
 
-def session(text: str) -> str:
-    """Return the commands of a block that also shows their output."""
-    return "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
-
-
 def _bash(
     script: str, directory: Path, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:

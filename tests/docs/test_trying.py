@@ -101,15 +101,20 @@ def use(words): return words
 print(use(WORDS))
 ```
 
+<!-- append: words.py -->
+```python
+MORE = [*WORDS, "c"]
+```
+
 - in a list
 
   <!-- file: test_words.py -->
   ```python
-  from words import WORDS
+  from words import MORE
 
 
   def test_words(energy):
-      energy(sorted, WORDS)
+      energy(sorted, MORE)
   ```
 
 <!-- run -->

@@ -45,6 +45,11 @@ def try_block(block: Block, pytester: pytest.Pytester) -> Path | None:
     """Try one block, after those above it. Return its file if it holds tests to run."""
     for note in block.lines("file"):
         write(pytester.path / note.text, note.lines)
+    if appended := block.said("append"):
+        path = pytester.path / appended
+        write(path, path.read_text() + block.code)
+        compile(path.read_text(), path, "exec")
+        return None
     if block.language == "python":
         return try_python(block, pytester)
     if block.said("file"):
@@ -55,12 +60,11 @@ def try_block(block: Block, pytester: pytest.Pytester) -> Path | None:
         for text in try_config(block, pytester):
             check(text, pytester)
     elif block.language != "text":
-        text = shell.session(block.code) if block.language == "console" else block.code
         expected = block.said("run")
         if expected is None:
-            check(text, pytester)
+            check(block.commands, pytester)
         else:
-            run(text, expected, pytester)
+            run(block.commands, expected, pytester)
     return None
 
 

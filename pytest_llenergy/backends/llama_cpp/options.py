@@ -128,7 +128,6 @@ class Settings:
         common = CommonOptions.parse("llama-cpp", options, lora="file")
         kv_type = common.kv_cache_dtype or common.dtype
         for name, value, known in (
-            ("dtype", common.dtype, tuple(FLOATS)),
             ("kv_cache_dtype", common.kv_cache_dtype, (*FLOATS, *QUANTISED_KV_TYPES)),
             ("attention", common.attention, tuple(ATTENTIONS)),
         ):

@@ -65,13 +65,19 @@ class TransformersBackend:
                 f"transformers: model {model.label} runs with {attention}, not with the requested "
                 f"{load_options.attention}; request {attention}"
             )
+        dtype = type_name(str(loaded.dtype))
+        if load_options.dtype not in ("auto", dtype):
+            raise BackendError(
+                f"transformers: dtype is {load_options.dtype!r}, and {model.label} as it is quantised "
+                f"runs in {dtype} only; request {dtype}"
+            )
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
             model=model.label,
             model_revision=getattr(loaded.config, "_commit_hash", None),
-            dtype=str(loaded.dtype).removeprefix("torch."),
+            dtype=dtype,
             precision=self._precision(load_options),
             options={
                 **{name: str(value) for name, value in options.items()},
