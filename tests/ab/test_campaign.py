@@ -49,7 +49,7 @@ PAIRS = ["--pairs=4+4", "--rounds-per-session=2", "--metric=energy_j", "--keep"]
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
     """Ten percent more joules on the head, and a test for every other verdict."""
-    project = Project(tmp_path_factory.mktemp("compared"))
+    project = Project(tmp_path_factory.mktemp("compared"), forks=False)
     project.write("test_some.py", "FINE = True\n" + MANY.replace("{old}", "old"))
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
@@ -159,8 +159,8 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     assert result.lines[2] == f"session 1 (base {base[:7]}) starts; the first of a side may load models"
     assert result.lines[3] == f"session 2 (head {head[:7]}) starts; the first of a side may load models"
     assert re.fullmatch(
-        r"\[pair 1 of 2, at most 4\] base 0:0\d, head 0:0\d; 7 of 10 tests open; "
-        r"verdicts in about \d s; at most \d+ s left",
+        r"\[pair 1 of 2, at most 4\] base 0:\d\d, head 0:\d\d; 7 of 10 tests open; "
+        r"verdicts in about \d+ s; at most \d+ s left",
         result.lines[4],
     )
     assert result.lines[-2:] == [
