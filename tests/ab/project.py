@@ -136,9 +136,11 @@ class ForkedSession:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
 
 def start_session(words: Sequence[str], cwd: Path, **options: Any) -> subprocess.Popen[bytes] | ForkedSession:
