@@ -133,6 +133,8 @@ class ForkedSession:
             sys.path[:0] = [str(cwd), *env["PYTHONPATH"].split(os.pathsep)]
             warnings.resetwarnings()
             code = pytest.main(sys.argv[1:])
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:
             traceback.print_exc()
         finally:
