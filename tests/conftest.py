@@ -27,6 +27,8 @@ pytest_plugins = ["pytester"]
 #: Modules that in-process inner runs use; some need an extra that may not be installed.
 USED_BY_INNER_RUNS = [
     "torch",
+    # Its plugin imports it at the end of each run.
+    "hypothesis.internal.observability",
     "rich.table",
     "rich._emoji_codes",
     "pytest_llenergy.api",
