@@ -81,7 +81,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _signals() -> Iterator[None]:
     """Let children have signals that a parent ignores, such as nohup or the shell of a background job."""
-    ignored = {each for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN}
+    ignored: set[int] = {each for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN}
     before: dict[int, Any] = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     # Python ignores these two itself, but not in its children. Handlers end with the start of a program.
     for number in ignored - {signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ}:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ PAIRS = ["--pairs=4+4", "--rounds-per-session=2", "--metric=energy_j", "--keep"]
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
     """Ten percent more joules on the head, and a test for every other verdict."""
-    project = Project(tmp_path_factory.mktemp("compared"), forks=False)
+    project = Project(tmp_path_factory.mktemp("compared"))
     project.write("test_some.py", "FINE = True\n" + MANY.replace("{old}", "old"))
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
@@ -170,7 +171,8 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
 
 
-def test_same_commit_is_unchanged_and_leaves_nothing_behind(project: Project) -> None:
+def test_same_commit_is_unchanged_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    project = Project(tmp_path, forks=False)
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
     assert result.status == 0
