@@ -27,6 +27,8 @@ pytest_plugins = ["pytester"]
 #: Modules that in-process inner runs use; some need an extra that may not be installed.
 USED_BY_INNER_RUNS = [
     "torch",
+    # Its plugin imports it at the end of each run.
+    "hypothesis.internal.observability",
     "rich.table",
     "rich._emoji_codes",
     "pytest_llenergy.api",
@@ -76,11 +78,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interruptible() -> Iterator[None]:
-    """Restore SIGINT: background jobs of a shell ignore it, and child processes would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _signals() -> Iterator[None]:
+    """Let children have signals that a parent ignores, such as nohup or the shell of a background job."""
+    ignored: set[int] = {each for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN}
+    before: dict[int, Any] = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    # Python ignores these two itself, but not in its children. Handlers end with the start of a program.
+    for number in ignored - {signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ}:
+        before[number] = signal.signal(number, lambda *_: None)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

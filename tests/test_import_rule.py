@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -74,11 +75,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {
-    module_name(path): ast.parse(path.read_text())
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path != PACKAGE / "__init__.py"
-}
+@cache
+def modules() -> dict[str, ast.Module]:
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+    return {module_name(path): ast.parse(path.read_text()) for path in files}
 
 
 def part_of(module: str) -> str:
@@ -102,7 +102,7 @@ def names(statement: ast.stmt) -> Iterator[str]:
     elif isinstance(statement, ast.ImportFrom) and statement.module:
         for alias in statement.names:
             inner = f"{statement.module}.{alias.name}"
-            yield inner if inner in MODULES else statement.module
+            yield inner if inner in modules() else statement.module
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -112,15 +112,15 @@ def imported(tree: ast.AST) -> set[str]:
 def test_a_module_imports_only_its_own_tier_and_those_below() -> None:
     upward = [
         f"{module} imports {name}"
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         for name in sorted(imported(tree))
-        if name in MODULES and tier(part_of(name)) > tier(part_of(module))
+        if name in modules() and tier(part_of(name)) > tier(part_of(module))
     ]
     assert not upward, "\n".join(upward)
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph = {module: imported(tree) & MODULES.keys() - {module} for module, tree in MODULES.items()}
+    graph = {module: imported(tree) & modules().keys() - {module} for module, tree in modules().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -130,7 +130,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_nothing_heavy_is_imported_at_module_level() -> None:
     found = [
         f"{module} imports {name}"
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         for statement in tree.body
         if isinstance(statement, ast.Import | ast.ImportFrom)
         for name in names(statement)
@@ -142,7 +142,7 @@ def test_nothing_heavy_is_imported_at_module_level() -> None:
 def test_only_the_plugin_itself_imports_pytest() -> None:
     found = [
         module
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         if (tier(part_of(module)) < PLUGIN_TIER or part_of(module) == "cli")
         and "pytest" in {name.partition(".")[0] for name in imported(tree)}
     ]

@@ -171,23 +171,35 @@ def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester,
     result.stdout.fnmatch_lines([f"*{reason}"])
 
 
-@pytest.mark.parametrize("xdist", [[], ["-n1"]])
 @pytest.mark.parametrize(
-    ("marks", "reported"),
+    ("fixture", "marks", "reported", "xdist"),
     [
-        ("parallel(tensor=2)", "parallel(tensor=2) needs 2 devices and the lease has 1; make gpus(n) their "),
         (
-            "gpus(2)\n@pytest.mark.parallel(tensor=4)",
-            "parallel(tensor=4) needs 4 devices and the lease has 2",
+            "workers",
+            "parallel(tensor=2)",
+            "parallel(tensor=2) needs 2 devices and the lease has 1; ",
+            [],
+        ),
+        (
+            "energy",
+            "parallel(tensor=2)",
+            "parallel divides the work of a test among ranks, but ",
+            [],
+        ),
+        *(
+            (
+                "workers",
+                "gpus(2)\n@pytest.mark.parallel(tensor=4)",
+                "parallel(tensor=4) needs 4 devices and the lease has 2",
+                xdist,
+            )
+            for xdist in ([], ["-n1"])
         ),
     ],
 )
-@pytest.mark.parametrize("fixture", ["workers", "energy"])
 def test_degrees_that_contradict_devices_are_a_collection_error(
-    quick: pytest.Pytester, marks: str, fixture: str, reported: str, xdist: list[str]
+    quick: pytest.Pytester, fixture: str, marks: str, reported: str, xdist: list[str]
 ) -> None:
-    if "gpus" not in marks and fixture == "energy":
-        reported = "parallel divides the work of a test among ranks, but the test has none; "
     if xdist:
         pytest.importorskip("xdist")
     quick.makepyfile(

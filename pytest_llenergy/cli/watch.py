@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -67,21 +68,25 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.meters.trace import NEIGHBOURS
 
     selection = open_selection(args, whole_host=True)
-    stopped = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    # A handler must not take a lock, which the code that it interrupts may hold. Python writes to the pipe
+    # whichever thread gets the signal.
+    signalled, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with Sampler(selection.meters) as sampler:
             sampler.await_ticks(0, TICK_TIMEOUT_S)
             totals = [RunningTotal(series) for series in sampler.series]
             start_ns = end_ns = time.monotonic_ns()
-            while not stopped.is_set():
-                stopped.wait(args.interval - (time.monotonic_ns() - end_ns) / 1e9)
+            stopped: list[int] = []
+            while not stopped:
+                rest_s = args.interval - (time.monotonic_ns() - end_ns) / 1e9
+                stopped, _, _ = select.select([signalled], [], [], max(rest_s, 0.0))
                 begin_ns, end_ns = end_ns, time.monotonic_ns()
                 sampler.await_ticks(end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
                 powers = [total.add(begin_ns, end_ns) for total in totals]
-                if not stopped.is_set():
+                if not stopped:
                     _show(_line(totals, powers, (end_ns - start_ns) / 1e9), live=sys.stdout.isatty())
             if sys.stdout.isatty():
                 print(ERASE, end="")
@@ -93,6 +98,9 @@ def run(args: argparse.Namespace) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        os.close(signalled)
+        os.close(wake)
     return 0
 
 

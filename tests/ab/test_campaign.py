@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -159,8 +160,8 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     assert result.lines[2] == f"session 1 (base {base[:7]}) starts; the first of a side may load models"
     assert result.lines[3] == f"session 2 (head {head[:7]}) starts; the first of a side may load models"
     assert re.fullmatch(
-        r"\[pair 1 of 2, at most 4\] base 0:0\d, head 0:0\d; 7 of 10 tests open; "
-        r"verdicts in about \d s; at most \d+ s left",
+        r"\[pair 1 of 2, at most 4\] base 0:\d\d, head 0:\d\d; 7 of 10 tests open; "
+        r"verdicts in about \d+ s; at most \d+ s left",
         result.lines[4],
     )
     assert result.lines[-2:] == [
@@ -170,7 +171,8 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
 
 
-def test_same_commit_is_unchanged_and_leaves_nothing_behind(project: Project) -> None:
+def test_same_commit_is_unchanged_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    project = Project(tmp_path, forks=False)
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
     assert result.status == 0

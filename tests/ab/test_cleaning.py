@@ -43,6 +43,7 @@ def test_nothing_to_remove(project: Project) -> None:
     assert project.error("--clean", "--", "pytest").startswith("--clean only removes what comparisons have")
 
 
+@pytest.mark.slow
 def test_checkouts_of_a_killed_run_are_removed_after_git_clean(waiting: Project) -> None:
     stop(waiting, signal.SIGKILL)
     (left,) = checkouts(waiting)
@@ -69,6 +70,7 @@ def test_clean_removes_all_of_a_killed_run(waiting: Project) -> None:
     assert waiting.ab("--clean").out == "nothing to remove\n"
 
 
+@pytest.mark.slow
 def test_another_comparison_leaves_a_recent_one_to_be_continued(waiting: Project) -> None:
     stop(waiting, signal.SIGKILL)
     (left,) = checkouts(waiting)

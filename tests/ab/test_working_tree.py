@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project
@@ -83,7 +85,8 @@ def test_gates_in_project_settings_are_ignored(project: Project) -> None:
     assert not list(project.path.rglob("x.json"))
 
 
-def test_xdist_workers_skip_finished_tests(project: Project) -> None:
+def test_xdist_workers_skip_finished_tests(tmp_path: Path) -> None:
+    project = Project(tmp_path, forks=False)
     project.write("test_some.py", TWO)
     project.commit()
     project.git("checkout", "-q", "-b", "feature")

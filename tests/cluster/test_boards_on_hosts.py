@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ..nvml_sim.boards import Process
 from .two_hosts import WORK, TwoHosts
@@ -69,6 +70,7 @@ def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> Non
     assert limits_w(two_hosts) == [700.0] * 4
 
 
+@pytest.mark.slow
 def test_kill_of_the_guard_of_a_host_makes_the_test_invalid(two_hosts: TwoHosts) -> None:
     source = """
 import os, platform, psutil, pytest, time
@@ -114,6 +116,7 @@ def test_agents_restore_boards_when_pytest_is_killed(two_hosts: TwoHosts) -> Non
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_next_lease_restores_the_boards_of_a_host_where_all_was_killed(two_hosts: TwoHosts) -> None:
     (two_hosts.directory / "wait").touch()
     process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
@@ -145,6 +148,7 @@ def test_it(workers):
 )
 
 
+@pytest.mark.slow
 def test_a_wait_for_processes_without_a_lease_is_shown_and_ends(two_hosts: TwoHosts) -> None:
     two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
     process = two_hosts.start(BUSY, "--energy-busy-timeout=300")

@@ -419,9 +419,10 @@ class TestLauncher:
         one["SLURM_JOB_NODELIST"] = "n1"
         for name, value in one.items():
             monkeypatch.setenv(name, value)
-        quick.runpytest_subprocess("-n2", "--energy-report").assert_outcomes(passed=1)
+        quick.runpytest("-n1", "--energy-report").assert_outcomes(passed=1)
         assert read_report()["run"]["slurm"] == {"id": "7", "nodes": "n1", "tasks": 4}
 
+    @pytest.mark.slow
     def test_torchrun(self, quick: pytest.Pytester) -> None:
         pytest.importorskip("torch")
         quick.makepyfile("def test_it(energy): energy(sum, [1])")
