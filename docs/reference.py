@@ -20,7 +20,7 @@ from describe.options import options_page  # noqa: E402
 from describe.schema import schema_page  # noqa: E402
 
 from pytest_llenergy.backends.registry import BUILTIN  # noqa: E402
-from pytest_llenergy.model import report  # noqa: E402
+from pytest_llenergy.record import report  # noqa: E402
 
 
 def pages() -> dict[Path, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_llenergy.model.load_curve import slo
+    from pytest_llenergy.record.load_curve import slo
 
 __all__ = ["__version__", "slo"]
 
@@ -20,6 +20,6 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name != "slo":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pytest_llenergy.model import load_curve
+    from pytest_llenergy.record import load_curve
 
     return load_curve.slo

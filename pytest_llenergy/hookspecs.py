@@ -10,9 +10,9 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
-    from pytest_llenergy.meters.base import MeterSpec
-    from pytest_llenergy.model.record import Record
-    from pytest_llenergy.model.report import Report
+    from pytest_llenergy.energy.meters.base import MeterSpec
+    from pytest_llenergy.record.record import Record
+    from pytest_llenergy.record.report import Report
 
 
 def pytest_llenergy_backends(config: pytest.Config) -> Sequence[BackendSpec]:  # type: ignore[empty-body]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.model.base import cache_directory
+from pytest_llenergy.record.base import cache_directory
 
 from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
 
@@ -32,18 +32,18 @@ USED_BY_INNER_RUNS = [
     "rich.table",
     "rich._emoji_codes",
     "pytest_llenergy.api",
-    "pytest_llenergy.collection",
-    "pytest_llenergy.controller",
-    "pytest_llenergy.gating",
-    "pytest_llenergy.integrations.benchmark",
+    "pytest_llenergy.plugin.collection",
+    "pytest_llenergy.plugin.controller",
+    "pytest_llenergy.plugin.gating",
+    "pytest_llenergy.plugin.benchmark",
     "pytest_llenergy.report.ci",
     "pytest_llenergy.report.markdown",
     "pytest_llenergy.report.pr_comment",
     "pytest_llenergy.report.terminal",
     "pytest_llenergy.report.verdicts",
-    "pytest_llenergy.report_builder",
+    "pytest_llenergy.plugin.report_builder",
     *(
-        f"pytest_llenergy.meters.{name}"
+        f"pytest_llenergy.energy.meters.{name}"
         for name in ("amd", "command", "estimate", "hwmon", "nvml", "rapl", "selfcheck")
     ),
 ]
@@ -52,7 +52,7 @@ USED_BY_INNER_RUNS = [
 TEN_WATTS = """
 import time
 import pytest
-from pytest_llenergy.meters.base import Domain, MeterSpec, within
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec, within
 
 class TenWatts:
     name = "ten-watts"

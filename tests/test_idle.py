@@ -110,7 +110,7 @@ def test_blocked_plugin_is_not_imported(pytester: pytest.Pytester) -> None:
 
 
 def test_rank_entry_imports_only_the_standard_library() -> None:
-    from pytest_llenergy.workers import rank
+    from pytest_llenergy.ranks import rank
 
     source = Path(rank.__file__).read_text()
     names = {

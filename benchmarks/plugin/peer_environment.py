@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llenergy.model.base import cache_directory
+from pytest_llenergy.record.base import cache_directory
 
 #: Oldest Python for which the pinned versions exist.
 MIN_PYTHON = (3, 11)

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import ExitStack
 
-from pytest_llenergy.model.record import Metric, Record
+from pytest_llenergy.record.record import Metric, Record
 
 from . import metering, stand_in
 from .part import Notebook, main, need_board, need_cuda, scratch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.record.base import Primitive
 
 from .results import Machine, Part, Report, Table
 

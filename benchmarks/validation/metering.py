@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from pytest_llenergy.meters import measure
+from pytest_llenergy.energy import measure
 
 from .part import Notebook, module_command
 

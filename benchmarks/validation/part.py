@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.record.base import Primitive
 
 from . import machine
 from .results import Check, Figure, Line, Part, Status, Table, encode

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.meters.nvml import COUNTERS
+from pytest_llenergy.energy.meters.nvml import COUNTERS
 
 from .machine import ROOT
 from .part import Notebook, main

@@ -18,7 +18,7 @@ from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
-from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.record.record import BackendInfo
 
 #: Hidden size, feed-forward size, layers, heads, key-value heads.
 SIZES = {

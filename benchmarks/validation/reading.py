@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llenergy.devices.nvml import Quantity, Session
-from pytest_llenergy.meters.nvml import COUNTERS
-from pytest_llenergy.meters.selfcheck import Reading
+from pytest_llenergy.energy.meters.nvml import COUNTERS
+from pytest_llenergy.energy.selfcheck import Reading
 
 from .machine import AVERAGE, INSTANT
 from .part import module_command

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy.model.base import Primitive, StoredStruct
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.report import Source
+from pytest_llenergy.record.base import Primitive, StoredStruct
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.report import Source
 
 SCHEMA_VERSION = 1
 

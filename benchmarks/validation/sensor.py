@@ -11,8 +11,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.meters.nvml import sensor_coverage
-from pytest_llenergy.meters.selfcheck import CheckResult, evaluate_readings
+from pytest_llenergy.energy.meters.nvml import sensor_coverage
+from pytest_llenergy.energy.selfcheck import CheckResult, evaluate_readings
 
 from . import reading
 from .part import Notebook, main

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report
 
 from .machine import ROOT

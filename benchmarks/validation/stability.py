@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import MeterRegistry, open_meters
 
 from .work import Steps
 

@@ -20,7 +20,7 @@ from pytest_llenergy.devices.inventory import read_inventory
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
-from tests.workers.survivors import MARKER, survivors
+from tests.ranks.survivors import MARKER, survivors
 
 from .part import Notebook, main, need_board, need_cuda
 from .session import (

@@ -21,7 +21,7 @@ from pytest_llenergy.backends.tasks import (
     ServeParams,
 )
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.meters import Measuring, Window, measure
+from pytest_llenergy.energy import Measuring, Window, measure
 
 from .text import code, lines_of, page, parameters, prose, split_attributes, table, typed
 
@@ -89,7 +89,7 @@ def fixtures_page() -> str:
         "## Fixtures",
         *(list(_fixture(each)) for each in fixtures()),
         "## In a plain script",
-        f"`pytest_llenergy.meters.measure{parameters(measure)}`",
+        f"`pytest_llenergy.energy.measure{parameters(measure)}`",
         prose(measure.__doc__),
         "## Objects",
         *(list(_object(each)) for each in OBJECTS),
@@ -102,7 +102,7 @@ def fixtures_page() -> str:
 
 def fixtures() -> list[ast.FunctionDef]:
     """Return the fixtures as they are written; the decorator hides the functions."""
-    path = Path(pytest_llenergy.__file__).parent / "fixtures.py"
+    path = Path(pytest_llenergy.__file__).parent / "plugin" / "fixtures" / "__init__.py"
     found = [each for each in ast.parse(path.read_text()).body if isinstance(each, ast.FunctionDef)]
     return [each for each in found if each.decorator_list and not each.name.startswith("_")]
 

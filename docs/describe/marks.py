@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the page of marks from ``pytest_llenergy.marks``."""
+"""Write the page of marks from ``pytest_llenergy.plugin.marks``."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
 
-from pytest_llenergy.marks import MARKS
+from pytest_llenergy.plugin.marks import MARKS
 
 from .text import capital, code, help_text, lines_of, page, table, typed
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_llenergy.model.report import json_schema, paired_schema
+from pytest_llenergy.record.report import json_schema, paired_schema
 
 from .text import code, lines_of, page, prose, split_attributes, table
 
@@ -18,7 +18,7 @@ SCHEMAS = {
 }
 
 INTRODUCTION = """\
-All fields of the files, from the [JSON Schemas](https://json-schema.org) in `pytest_llenergy/model/schema/`.
+All fields of the files, from the [JSON Schemas](https://json-schema.org) in `pytest_llenergy/record/schema/`.
 Units are in the names. A missing value is `null`, with a reason beside it."""
 
 

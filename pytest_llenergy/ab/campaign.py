@@ -43,10 +43,10 @@ from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
-from pytest_llenergy.model.secrets import redact_arguments
+from pytest_llenergy.record.comparison import ComparedReports
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
+from pytest_llenergy.record.secrets import redact_arguments
 
 #: Most names of tests in one line.
 MAX_NAMES = 5
@@ -94,7 +94,7 @@ class StageEstimator:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CampaignPlan:
     """What to compare, and how.
 
     Attributes:
@@ -140,7 +140,9 @@ class CampaignCallbacks:
 class Campaign:
     """All sessions of one comparison; ``name`` tells it from others in progress lines."""
 
-    def __init__(self, plan: Plan, state: State, callbacks: CampaignCallbacks, name: str = "") -> None:
+    def __init__(
+        self, plan: CampaignPlan, state: State, callbacks: CampaignCallbacks, name: str = ""
+    ) -> None:
         self._plan = plan
         self._name = name
         self._criteria = plan.criteria

@@ -28,8 +28,8 @@ from pytest_llenergy.ab.state import (
     is_kept,
     list_unfinished,
 )
-from pytest_llenergy.model.base import cache_directory
-from pytest_llenergy.model.text import escape_invisible
+from pytest_llenergy.record.base import cache_directory
+from pytest_llenergy.record.text import escape_invisible
 
 #: Checkouts of a stopped comparison are removed after this time. Its measurements are kept.
 MAX_UNUSED_DAYS = 7

@@ -20,13 +20,13 @@ from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.comparison import DEFAULT_METRICS
 from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import MALFORMED, Count, StoredStruct
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.defaults import MAX_FLOOR
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.files import read_limited, replace_file
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.defaults import MAX_FLOOR
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 
 #: Share of the comparisons that the floor keeps from being certain of a change.
 QUANTILE = 0.95

@@ -20,8 +20,8 @@ import msgspec
 from pytest_llenergy.ab.checkouts import Repository
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.record.base import MALFORMED
+from pytest_llenergy.record.files import read_limited
 
 #: Directories that usually hold packages. Any other directory with Python files could be a namespace.
 SOURCE_ROOTS = ("src", "python", "lib")

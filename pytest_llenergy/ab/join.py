@@ -10,13 +10,13 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
 from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
-from pytest_llenergy.measure.carbon_and_cost import rescale
-from pytest_llenergy.measure.custom_metrics import join_custom
-from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
-from pytest_llenergy.model.base import Primitive, Status
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Flag, Record, Round, Times
-from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
+from pytest_llenergy.record.base import Primitive, Status
+from pytest_llenergy.record.carbon_and_cost import rescale
+from pytest_llenergy.record.custom_metrics import join_custom
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, relative_uncertainty
+from pytest_llenergy.record.record import Flag, Record, Round, Times
+from pytest_llenergy.record.report import Report, RunInfo, Session, SideName
 
 #: Parameters whose values depend on options.
 PARAMETERS_OF_OPTIONS = frozenset({"backend"})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.ab import imported_code, state
-from pytest_llenergy.ab.campaign import CampaignCallbacks, Plan
+from pytest_llenergy.ab.campaign import CampaignCallbacks, CampaignPlan
 from pytest_llenergy.ab.checkouts import (
     Repository,
     activate,
@@ -38,7 +38,7 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import Report, SideName
+from pytest_llenergy.record.report import Report, SideName
 
 #: Value of ``--head`` for the working tree with its uncommitted changes.
 WORKING_TREE = "."
@@ -50,7 +50,7 @@ TREE_CHANGED = (
 
 
 @dataclass(frozen=True)
-class Request:
+class CommandLine:
     """The command line; ``command`` is what follows ``--``.
 
     With ``comparisons``, the head is compared with itself so many times.
@@ -90,13 +90,13 @@ class Request:
 class Prepared:
     """A comparison that is ready to run. ``remove_checkouts`` removes the checkouts."""
 
-    plan: Plan
+    plan: CampaignPlan
     state: State
     root: Path
     before: Callable[[Side], None]
     check: Callable[[Side, Sequence[Path]], None]
     remove_checkouts: Callable[[], None]
-    request: Request
+    request: CommandLine
     #: Returns the reader of kept floors; None reads those of the working tree.
     select_reader: Callable[[Callable[[str], None]], FloorReader] | None = None
 
@@ -117,7 +117,7 @@ class Prepared:
         return CampaignCallbacks(say, show, self.before, self.check, None if fixed else choose)
 
 
-def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
+def prepare(request: CommandLine, directory: Path, say: Callable[[str], None]) -> Prepared:
     """Resolve commits, check everything, check out and set up. Nothing is measured.
 
     Args:
@@ -144,7 +144,7 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     return _prepare_commits(request, command, plan, directory, say)
 
 
-def _compared_with_itself(request: Request) -> Request:
+def _compared_with_itself(request: CommandLine) -> CommandLine:
     """Return the request for the head on both sides; without a base and head it is the working tree."""
     if request.comparisons is not None and request.comparisons < 1:
         raise PlanError(f"--aa={request.comparisons} must be 1 or more")
@@ -160,7 +160,7 @@ def _compared_with_itself(request: Request) -> Request:
 
 
 def _prepare_commits(
-    request: Request, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
+    request: CommandLine, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
 ) -> Prepared:
     repository = find_repository(directory)
     _check_paths(command, repository.root)
@@ -217,7 +217,7 @@ def _prepare_commits(
             side, interpreters[side.name], modules, repository.root, other.root
         )
 
-    measured = Plan(
+    measured = CampaignPlan(
         sides,
         command,
         plan,
@@ -242,7 +242,7 @@ def _prepare_commits(
 
 
 def _prepare_option_sets(
-    request: Request, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
+    request: CommandLine, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
 ) -> Prepared:
     if request.base is not None or request.head is not None or request.setup is not None:
         raise PlanError(
@@ -300,7 +300,7 @@ def _prepare_option_sets(
         if repository is not None and repository.hash_working_tree() != tree:
             raise PlanError(TREE_CHANGED)
 
-    measured = Plan(
+    measured = CampaignPlan(
         sides,
         command,
         plan,
@@ -396,7 +396,7 @@ def _find_interpreter(named: str | None, letter: str) -> Path:
 
 
 def _campaign_inputs(
-    request: Request, command: Command, directory: Path, sides: Mapping[str, Sequence[str]]
+    request: CommandLine, command: Command, directory: Path, sides: Mapping[str, Sequence[str]]
 ) -> CampaignInputs:
     return CampaignInputs(
         tool=pytest_llenergy.__version__,

@@ -10,8 +10,8 @@ from statistics import median
 from typing import TextIO
 
 from pytest_llenergy.ab.schedule import Schedule
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import count_tests, one_line
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import count_tests, one_line
 
 #: A line in which a session tells what it waits for, such as devices, and who holds them (``progress``).
 WAIT = re.compile(r"^energy: (?P<wait>(?P<key>.+) \(.+ so far\))$")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llenergy.compare.stages import Stages
-from pytest_llenergy.model.report import SideName
+from pytest_llenergy.record.report import SideName
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from pytest_llenergy.ab.prepare import Prepared
 from pytest_llenergy.ab.progress import format_left
 from pytest_llenergy.ab.state import make_directory
 from pytest_llenergy.compare.comparability import describe_devices
-from pytest_llenergy.model.base import StoredStruct
-from pytest_llenergy.model.comparison import VERDICTS, Comparison
-from pytest_llenergy.model.defaults import MAX_FLOOR
-from pytest_llenergy.model.files import replace_file
-from pytest_llenergy.model.report import PairedReport, Tool, encode_paired_report
-from pytest_llenergy.model.text import count_tests, one_line, short_test_name
+from pytest_llenergy.record.base import StoredStruct
+from pytest_llenergy.record.comparison import VERDICTS, Comparison
+from pytest_llenergy.record.defaults import MAX_FLOOR
+from pytest_llenergy.record.files import replace_file
+from pytest_llenergy.record.report import PairedReport, Tool, encode_paired_report
+from pytest_llenergy.record.text import count_tests, one_line, short_test_name
 
 #: The verdict that is a false alarm if nothing has changed.
 ALARM = "regressed"

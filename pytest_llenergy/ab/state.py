@@ -24,11 +24,11 @@ import msgspec
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
-from pytest_llenergy.model.base import MALFORMED, StoredStruct, cache_directory
-from pytest_llenergy.model.environment import read_boot_id
-from pytest_llenergy.model.files import read_limited, replace_file
-from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import format_time
+from pytest_llenergy.record.base import MALFORMED, StoredStruct, cache_directory
+from pytest_llenergy.record.environment import read_boot_id
+from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.text import format_time
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, Result
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import BackendInfo, Parallel
-from pytest_llenergy.model.timeline import Flops
+from pytest_llenergy.record.record import BackendInfo, Parallel
+from pytest_llenergy.record.timeline import Flops
 
 #: Kinds of parallelism, named like the fields of ``Parallel``.
 Degree = Literal["data", "tensor", "pipeline", "placement"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pytest_llenergy.backends.models import check_context_length, check_not_empty
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.timeline import RequestTimeline
 
 
 def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, limit: int | None) -> None:

@@ -24,8 +24,8 @@ import msgspec
 from pytest_llenergy.backends.models import ModelSource, explain_load_error, resolve_model
 from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.base import MALFORMED, cache_directory
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.record.base import MALFORMED, cache_directory
+from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.scratch import ScratchDirectory
 
 MANIFEST = "llenergy-checksums.json"

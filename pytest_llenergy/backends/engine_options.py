@@ -14,9 +14,9 @@ import msgspec
 
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.secrets import hide_secrets, is_secret
-from pytest_llenergy.model.text import did_you_mean
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.secrets import hide_secrets, is_secret
+from pytest_llenergy.record.text import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,8 +17,8 @@ from typing import Any
 from pytest_llenergy.backends.models import ModelSource, check_gguf_head
 from pytest_llenergy.backends.tasks import Generation, Result
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.model.timeline import Flops
+from pytest_llenergy.record.files import read_limited
+from pytest_llenergy.record.timeline import Flops
 
 #: Supported architectures: grouped-query attention, a gated feed-forward layer, and an output layer. Named as
 #: in config.json (``model_type``) and in GGUF (``general.architecture``).

@@ -20,9 +20,9 @@ from math import sqrt
 from statistics import fmean, median
 from typing import TypeVar
 
-from pytest_llenergy.model.record import Flag, Severity
-from pytest_llenergy.model.served import FAILED, SATURATED, SHORT_LOAD
-from pytest_llenergy.model.timeline import RequestTimeline, Span
+from pytest_llenergy.record.record import Flag, Severity
+from pytest_llenergy.record.served import FAILED, SATURATED, SHORT_LOAD
+from pytest_llenergy.record.timeline import RequestTimeline, Span
 
 T = TypeVar("T")
 

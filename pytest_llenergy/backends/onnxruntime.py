@@ -30,8 +30,8 @@ from pytest_llenergy.backends.models import ModelSource, check_context_length, e
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.files import read_limited
-from pytest_llenergy.model.record import BackendInfo, Precision
+from pytest_llenergy.record.files import read_limited
+from pytest_llenergy.record.record import BackendInfo, Precision
 
 #: The builder's precisions for the CPU, with the names of weights in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}

@@ -31,8 +31,8 @@ from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_pos
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo, Precision
-from pytest_llenergy.model.timeline import Flops
+from pytest_llenergy.record.record import BackendInfo, Precision
+from pytest_llenergy.record.timeline import Flops
 from pytest_llenergy.scratch import ScratchDirectory
 
 #: Prompt tokens per step, high enough to prefill a whole batch at once.

@@ -18,9 +18,9 @@ from pytest_llenergy.backends import (
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.tasks import TASKS, GenerationParams
 from pytest_llenergy.errors import BackendError, PlanError
-from pytest_llenergy.model.entry_points import BrokenEntryPoint, load_entry_points
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.text import did_you_mean
+from pytest_llenergy.record.entry_points import BrokenEntryPoint, load_entry_points
+from pytest_llenergy.record.record import Parallel
+from pytest_llenergy.record.text import did_you_mean
 
 BUILTIN = (
     *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC),

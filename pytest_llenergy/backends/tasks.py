@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import msgspec
 
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.text import did_you_mean
-from pytest_llenergy.model.timeline import RequestTimeline, Span
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.text import did_you_mean
+from pytest_llenergy.record.timeline import RequestTimeline, Span
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,7 +26,7 @@ from pytest_llenergy.cli import (
 )
 from pytest_llenergy.cli.console import print_message, use_encodable_streams
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.record.text import one_line
 
 #: Exit code of a command whose reader has gone: that of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
 from pytest_llenergy.cli.console import HelpFormatter, add_format, print_line
-from pytest_llenergy.model.text import escape_invisible
 from pytest_llenergy.options.table import option_row
+from pytest_llenergy.record.text import escape_invisible
 
 if TYPE_CHECKING:
-    from pytest_llenergy.ab.prepare import Prepared, Request
+    from pytest_llenergy.ab.prepare import CommandLine, Prepared
     from pytest_llenergy.ab.self_comparison import SelfComparison
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.model.report import PairedReport
+    from pytest_llenergy.record.report import PairedReport
 
 DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
-    from pytest_llenergy.ab.prepare import Request, prepare
+    from pytest_llenergy.ab.prepare import CommandLine, prepare
     from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
     from pytest_llenergy.compare.gate import USAGE
 
@@ -145,7 +145,7 @@ def _run(args: argparse.Namespace) -> int:
         _check_output(args.output)
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
     removed = option_row("removed").read_argument(args.removed)
-    request = Request(
+    request = CommandLine(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
         head=args.head,
@@ -220,8 +220,8 @@ def _changed_ns(path: Path) -> int | None:
 def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: str, *, keep: bool) -> bool:
     """Write both sides and remove what is left of the comparison. If that fails, keep it and return False."""
     from pytest_llenergy.errors import ReportError
-    from pytest_llenergy.model.files import replace_file
-    from pytest_llenergy.model.report import encode_paired_report
+    from pytest_llenergy.record.files import replace_file
+    from pytest_llenergy.record.report import encode_paired_report
 
     try:
         replace_file(output, encode_paired_report(paired))
@@ -239,7 +239,7 @@ def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: s
     return True
 
 
-def _compare_with_itself(args: argparse.Namespace, request: Request) -> int:
+def _compare_with_itself(args: argparse.Namespace, request: CommandLine) -> int:
     from pytest_llenergy.ab.prepare import prepare
     from pytest_llenergy.ab.self_comparison import keep_floors, run_comparisons, summarize
     from pytest_llenergy.compare.gate import NOTHING_VALID, PASSED

@@ -14,7 +14,7 @@ from pytest_llenergy.errors import ForgeError, OutdatedRunError, ReportError
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.forges import CiRun
+    from pytest_llenergy.report.forges import CiRun
     from pytest_llenergy.report.pr_comment import CommentContext
 
 #: Name of the comparison in the folder of a job.
@@ -60,7 +60,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Post or print the comments. Returns 0, also if the pull request has a newer commit."""
-    from pytest_llenergy.forges import find_run, post_comments
+    from pytest_llenergy.report.forges import find_run, post_comments
     from pytest_llenergy.report.pr_comment import marker_of
 
     if args.number is not None and args.number < 1:

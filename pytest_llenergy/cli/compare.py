@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_llenergy.cli.console import add_output, print_message
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.defaults import HISTORY as DEFAULT_HISTORY
 from pytest_llenergy.options.table import option_row
+from pytest_llenergy.record.defaults import HISTORY as DEFAULT_HISTORY
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.history.store import Store
-    from pytest_llenergy.model.comparison import ComparedReports
-    from pytest_llenergy.model.defaults import Inconclusive, Removed
-    from pytest_llenergy.model.report import PairedReport, Report
+    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.record.comparison import ComparedReports
+    from pytest_llenergy.record.defaults import Inconclusive, Removed
+    from pytest_llenergy.record.report import PairedReport, Report
 
 
 Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
@@ -93,7 +93,7 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         return encode_json(compared)
     if form == "markdown":
-        from pytest_llenergy.forges import find_run
+        from pytest_llenergy.report.forges import find_run
         from pytest_llenergy.report.pr_comment import CommentContext, render_comment
 
         run = find_run(os.environ)
@@ -113,7 +113,7 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
         from pytest_llenergy.report.ci import render_junit
 
         return render_junit(compared)
-    from pytest_llenergy.model.text import one_line
+    from pytest_llenergy.record.text import one_line
     from pytest_llenergy.report.verdicts import render_verdicts
 
     table = render_verdicts(compared.comparisons, width, color=color)
@@ -186,7 +186,7 @@ def print_comparison(
 
     from pytest_llenergy.cli.console import print_data, print_encodable, wants_color, write_output
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
-    from pytest_llenergy.model.text import count_tests
+    from pytest_llenergy.record.text import count_tests
     from pytest_llenergy.report.verdicts import suggest_remedy
 
     width = shutil.get_terminal_size().columns
@@ -232,7 +232,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
 
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
-    from pytest_llenergy.history.spread import StoredEstimator
+    from pytest_llenergy.compare.history.spread import StoredEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report, read_report
 
@@ -273,7 +273,7 @@ def _warn(line: str) -> None:
 
 
 def _open_history(text: str | None) -> Store | None:
-    from pytest_llenergy.history.store import Store
+    from pytest_llenergy.compare.history.store import Store
 
     if text is None and not Path(DEFAULT_HISTORY).is_dir():
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_llenergy.model.text import encodable, escape_json, escape_surrogates, one_line
+from pytest_llenergy.record.text import encodable, escape_json, escape_surrogates, one_line
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -89,7 +89,7 @@ def encode_json(value: Any) -> str:
 
 def write_output(path: Path, text: str) -> None:
     """Replace a file by text in UTF-8. Raises ``ReportError`` if it cannot be written."""
-    from pytest_llenergy.model.files import replace_file
+    from pytest_llenergy.record.files import replace_file
 
     replace_file(path, text.encode("utf-8", "backslashreplace"))
 

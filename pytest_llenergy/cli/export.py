@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_output, print_data, print_message, write_output
-from pytest_llenergy.export import TARGETS, WITH_SIDES
+from pytest_llenergy.report.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -35,8 +35,8 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.export import DIRECTIONS, ExportSide, export_report, list_omitted_metrics
-    from pytest_llenergy.model.report import PairedReport
+    from pytest_llenergy.record.report import PairedReport
+    from pytest_llenergy.report.export import DIRECTIONS, ExportSide, export_report, list_omitted_metrics
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report_or_paired
 

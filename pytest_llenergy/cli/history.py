@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_output
-from pytest_llenergy.model.defaults import HISTORY
+from pytest_llenergy.record.defaults import HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.history.store import Acceptance, Series
+    from pytest_llenergy.compare.history.store import Acceptance, Series
 
 
 def add_parser(commands: Commands) -> None:
@@ -67,10 +67,10 @@ def add_parser(commands: Commands) -> None:
 def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line, print_message
     from pytest_llenergy.compare.gate import USAGE
+    from pytest_llenergy.compare.history.add import add_run
+    from pytest_llenergy.compare.history.store import Store
     from pytest_llenergy.errors import ReportError
-    from pytest_llenergy.history.add import add_run
-    from pytest_llenergy.history.store import Store
-    from pytest_llenergy.model.text import count_tests
+    from pytest_llenergy.record.text import count_tests
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_report
 
@@ -96,9 +96,9 @@ def _add(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_data, print_encodable, write_output
     from pytest_llenergy.compare.gate import check_metric
-    from pytest_llenergy.history.add import load_accepted_steps
-    from pytest_llenergy.history.store import Store
-    from pytest_llenergy.history.trend import select_series
+    from pytest_llenergy.compare.history.add import load_accepted_steps
+    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.compare.history.trend import select_series
 
     metric = check_metric(args.metric) if args.metric is not None else None
     store = Store(args.at)
@@ -119,7 +119,7 @@ def _render(
     import shutil
 
     from pytest_llenergy.cli.console import encode_json, wants_color
-    from pytest_llenergy.history.trend import build_view
+    from pytest_llenergy.compare.history.trend import build_view
     from pytest_llenergy.report.history import render_markdown, render_text
 
     if args.format == "html":
@@ -137,9 +137,9 @@ def _render(
 
 def _accept(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line
-    from pytest_llenergy.history.add import accept_step
-    from pytest_llenergy.history.store import Store
-    from pytest_llenergy.model.text import count_tests
+    from pytest_llenergy.compare.history.add import accept_step
+    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.record.text import count_tests
 
     store = Store(args.at)
     accepted = accept_step(store, args.commit, args.reason, args.test)

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(saved: SavedReport) -> dict[str, Any]:
-    from pytest_llenergy.model.report import PairedReport
+    from pytest_llenergy.record.report import PairedReport
 
     report, content = saved.report, saved.content
     if report is None or content is None:
@@ -75,7 +75,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
 
     from pytest_llenergy.cli.console import print_encodable, print_line
-    from pytest_llenergy.model.text import strip_trailing_space
+    from pytest_llenergy.record.text import strip_trailing_space
     from pytest_llenergy.report.text_tables import TableColumn, split_into_tables
 
     columns = {

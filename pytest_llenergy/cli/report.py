@@ -15,8 +15,8 @@ from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.history.trend import Trend
-    from pytest_llenergy.model.report import Report
+    from pytest_llenergy.compare.history.trend import Trend
+    from pytest_llenergy.record.report import Report
     from pytest_llenergy.report.layout import Layout
 
 
@@ -81,7 +81,7 @@ def _with_rates(report: Report, args: argparse.Namespace) -> Report:
     """Add emissions and cost at the rates of the command line."""
     import msgspec
 
-    from pytest_llenergy.measure.carbon_and_cost import Rates
+    from pytest_llenergy.record.carbon_and_cost import Rates
 
     rates = Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
     return msgspec.structs.replace(report, records=[rates.add_to(record) for record in report.records])
@@ -122,8 +122,8 @@ def _parse_layout(args: argparse.Namespace) -> Layout:
 
 def _load_report_trends(report: Report, history: Path) -> list[Trend]:
     """Load the trend of each test in the report, on the devices of its last session."""
-    from pytest_llenergy.history.store import Store
-    from pytest_llenergy.history.trend import load_trends
+    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.compare.history.trend import load_trends
 
     names = {record.id for record in report.records}
     return [each for each in load_trends(Store(history)) if each.id in names]

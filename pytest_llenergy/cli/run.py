@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.measure.carbon_and_cost import Rates
-    from pytest_llenergy.meters.select import Selection
-    from pytest_llenergy.meters.trace import Series
-    from pytest_llenergy.model.record import DomainEnergy, Flag, Window
+    from pytest_llenergy.energy.meters.select import Selection
+    from pytest_llenergy.energy.trace import Series
+    from pytest_llenergy.record.carbon_and_cost import Rates
+    from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
 
 #: Exit codes of a shell for a command that cannot be executed, or that does not exist.
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -81,12 +81,12 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command, and print or write its energy. Returns the command's exit code."""
+    from pytest_llenergy.energy.window import Measuring
+    from pytest_llenergy.energy.window_meters import LocalWindows
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.meters.window import Measuring
-    from pytest_llenergy.meters.window_meters import LocalWindows
-    from pytest_llenergy.model.record import Metric
-    from pytest_llenergy.model.text import format_time
-    from pytest_llenergy.workers.proctree import adopting_orphans
+    from pytest_llenergy.ranks.proctree import adopting_orphans
+    from pytest_llenergy.record.record import Metric
+    from pytest_llenergy.record.text import format_time
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -147,8 +147,8 @@ def open_selection(args: argparse.Namespace, *, whole_host: bool) -> Selection:
     """
     from pytest_llenergy.devices.inventory import read_inventory
     from pytest_llenergy.devices.visibility import parse_selection, parse_visible_devices
-    from pytest_llenergy.meters.base import Targets
-    from pytest_llenergy.meters.select import MeterRegistry, open_meters
+    from pytest_llenergy.energy.meters.base import Targets
+    from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 
     meter, gpus, require = (option_row(name).read_argument(getattr(args, name)) for name in METER_OPTIONS)
     inventory = read_inventory()
@@ -262,7 +262,7 @@ def domain_lines(
 
 
 def _format(energy_j: float, u_j: float | None, duration_s: float) -> str:
-    from pytest_llenergy.model.quantity import format_quantity
+    from pytest_llenergy.record.quantity import format_quantity
 
     joules = format_quantity(energy_j, u_j, "J")
     watts = format_quantity(energy_j / duration_s, None if u_j is None else u_j / duration_s, "W")
@@ -294,14 +294,14 @@ def _is_label(flag: Flag, *, estimated: bool) -> bool:
     return flag.name == "estimated" or (estimated and replaced)
 
 
-def _total(window: Window) -> list[str]:
+def _total(window: WindowRecord) -> list[str]:
     if len(window.by_domain) < 2 or window.energy_j is None:
         return []
     return [f"total: {_format(window.energy_j, window.energy_u_absolute_j, window.duration_s)}"]
 
 
 def _derived(metrics: Mapping[str, Any]) -> list[str]:
-    from pytest_llenergy.model.quantity import format_quantity
+    from pytest_llenergy.record.quantity import format_quantity
 
     shown = [each for name, each in metrics.items() if name != "energy_j" and each.value is not None]
     texts = [format_quantity(each.value, each.uncertainty_absolute, each.unit) for each in shown]
@@ -325,7 +325,7 @@ def _check_output(path: Path) -> None:
 
 
 def _read_rates(args: argparse.Namespace) -> Rates:
-    from pytest_llenergy.measure.carbon_and_cost import Rates
+    from pytest_llenergy.record.carbon_and_cost import Rates
 
     return Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
 
@@ -338,7 +338,7 @@ def _write(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _write_lines(args: argparse.Namespace, lines: Sequence[str]) -> None:
-    from pytest_llenergy.model.text import encodable, one_line
+    from pytest_llenergy.record.text import encodable, one_line
 
     text = "".join(f"energy: {one_line(line)}\n" for line in lines)
     if args.output is not None:

@@ -18,7 +18,7 @@ from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.meters.running_total import RunningTotal
+    from pytest_llenergy.energy.running_total import RunningTotal
 
 #: Shortest interval (seconds): a few ticks of common counters.
 SHORTEST_S = 0.1
@@ -62,10 +62,10 @@ def _interval(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Show the power until SIGINT or SIGTERM comes, then the sums. Returns 0."""
-    from pytest_llenergy.meters.running_total import RunningTotal
-    from pytest_llenergy.meters.sampler import Sampler
-    from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
-    from pytest_llenergy.meters.trace import NEIGHBOURS
+    from pytest_llenergy.energy.running_total import RunningTotal
+    from pytest_llenergy.energy.sampler import Sampler
+    from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
+    from pytest_llenergy.energy.trace import NEIGHBOURS
 
     selection = open_selection(args, whole_host=True)
     # A handler must not take a lock, which the code that it interrupts may hold. Python writes to the pipe
@@ -113,7 +113,7 @@ def _sum_lines(total: RunningTotal) -> Iterator[str]:
 
 
 def _line(totals: Sequence[RunningTotal], powers: Sequence[float | None], elapsed_s: float) -> str:
-    from pytest_llenergy.model.quantity import format_energy
+    from pytest_llenergy.record.quantity import format_energy
 
     known = [power for power in powers if power is not None]
     watts = f"{sum(known):.1f} W" if len(known) == len(powers) else "- W"
@@ -128,7 +128,7 @@ def _line(totals: Sequence[RunningTotal], powers: Sequence[float | None], elapse
 
 def _show(line: str, *, live: bool = False) -> None:
     """Print a line; ``live`` replaces the line of the terminal."""
-    from pytest_llenergy.model.text import encodable, one_line
+    from pytest_llenergy.record.text import encodable, one_line
 
     text = encodable(one_line(line), sys.stdout.encoding or "utf-8")
     if live:

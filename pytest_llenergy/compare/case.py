@@ -13,11 +13,11 @@ from typing import Any
 from pytest_llenergy.compare.metrics import direction_of, unit_of
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.compare.statistics import Estimate, Sample
-from pytest_llenergy.measure.metrics import BUILT_IN, ROUND_METRICS, applies_to_rounds
-from pytest_llenergy.measure.round_metric import is_energy_unit
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.comparison import AppliedRule, Comparison, Verdict
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.comparison import AppliedRule, Comparison, Verdict
+from pytest_llenergy.record.metrics import BUILT_IN, ROUND_METRICS, applies_to_rounds
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.round_metric import is_energy_unit
 
 #: A head that is better by a larger factor is no improvement but another unit, or other work.
 MAX_TIMES_BETTER = 100.0

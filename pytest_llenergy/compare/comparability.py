@@ -24,8 +24,8 @@ from statistics import fmean, median
 
 import msgspec
 
-from pytest_llenergy.model.environment import Board, Environment, Host
-from pytest_llenergy.model.record import (
+from pytest_llenergy.record.environment import Board, Environment, Host
+from pytest_llenergy.record.record import (
     LOCALHOST,
     BoardSettings,
     MeterInfo,
@@ -34,7 +34,7 @@ from pytest_llenergy.model.record import (
     domain_kind,
     without_host,
 )
-from pytest_llenergy.model.served import CUT_SHORT, SATURATED
+from pytest_llenergy.record.served import CUT_SHORT, SATURATED
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"

@@ -37,27 +37,22 @@ from pytest_llenergy.compare.pairing import (
 )
 from pytest_llenergy.compare.rule import BY_METERS, DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
-from pytest_llenergy.measure.goodput_metrics import GOODPUT_METRICS
-from pytest_llenergy.measure.metrics import (
-    ROUND_METRICS,
-    applies_to_rounds,
-    is_prefill_only,
-    values_of_rounds,
-)
-from pytest_llenergy.measure.round_statistics import RoundValue
-from pytest_llenergy.measure.scoring import PER_JOULE
-from pytest_llenergy.model.base import pause_garbage_collection
-from pytest_llenergy.model.comparison import (
+from pytest_llenergy.record.base import pause_garbage_collection
+from pytest_llenergy.record.comparison import (
     ONLY_IN_BASELINE,
     OTHER_WORKLOAD,
     ComparedReports,
     Comparison,
     ReportSource,
 )
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record, Round
-from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import count_tests
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.goodput_metrics import GOODPUT_METRICS
+from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
+from pytest_llenergy.record.record import Record, Round
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.round_statistics import RoundValue
+from pytest_llenergy.record.scoring import PER_JOULE
+from pytest_llenergy.record.text import count_tests
 
 #: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
 #: reads them, otherwise the third.

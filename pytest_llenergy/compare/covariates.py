@@ -15,8 +15,8 @@ from statistics import fmean, variance
 
 from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
-from pytest_llenergy.model.comparison import CORRECTED
-from pytest_llenergy.model.record import Record, Round, domain_kind
+from pytest_llenergy.record.comparison import CORRECTED
+from pytest_llenergy.record.record import Record, Round, domain_kind
 
 #: Values of one covariate, one for each round of a sample.
 Covariates = Mapping[str, Sequence[float]]

@@ -12,10 +12,10 @@ from pytest_llenergy.compare.case import Case, finite_or_none
 from pytest_llenergy.compare.limits import normal_quantile
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import NEEDS_ABSOLUTE, AbsoluteChange, Rule, RuleVerdict, decide_verdict
-from pytest_llenergy.measure.round_statistics import half_student
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.comparison import OTHER_WORKLOAD, Comparison
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.comparison import OTHER_WORKLOAD, Comparison
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.round_statistics import half_student
 
 #: Smallest share of the larger value for which a ratio is computed: below, it is a change to or from zero.
 SMALLEST = 1e-9

@@ -13,15 +13,15 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
-from pytest_llenergy.model.defaults import Inconclusive
-from pytest_llenergy.model.quantity import format_pair, scale_of, shown_unit
-from pytest_llenergy.model.record import Metric, Record
-from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import count_tests, did_you_mean
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.comparison import ComparedReports, Comparison
+from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
+from pytest_llenergy.record.defaults import Inconclusive
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.quantity import format_pair, scale_of, shown_unit
+from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.text import count_tests, did_you_mean
 
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"

@@ -9,9 +9,9 @@ from math import inf, sqrt
 
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.model.load_curve import MaxLoad
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.load_curve import MaxLoad
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.round_metric import is_valid
 
 MAX_LOAD = "max_load_requests_per_s"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.metrics import BUILT_IN, ROUND_METRICS
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.metrics import BUILT_IN, ROUND_METRICS
+from pytest_llenergy.record.record import Record
 
 #: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from pytest_llenergy.compare.case import Case
-from pytest_llenergy.measure.scoring import ACCURACY
-from pytest_llenergy.model.comparison import OUTPUTS_DIFFER, Comparison
-from pytest_llenergy.model.outputs import agreement_of
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.comparison import OUTPUTS_DIFFER, Comparison
+from pytest_llenergy.record.outputs import agreement_of
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.scoring import ACCURACY
 
 #: How to accept an improvement with other outputs.
 REMEDY = "a lower --agreement (--energy-agreement in pytest) accepts it"

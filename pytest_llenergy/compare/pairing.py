@@ -9,8 +9,8 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import workload_key
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Record
 
 #: Workload and code of a test, which a new name leaves as they are.
 Work = tuple[str, str | None]

@@ -10,8 +10,8 @@ from typing import Literal
 from pytest_llenergy.compare.drift import Drift
 from pytest_llenergy.compare.limits import SecondLevel, normal_quantile
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.defaults import AGREEMENT, FLOOR
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.defaults import AGREEMENT, FLOOR
 
 RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
 

@@ -26,7 +26,7 @@ from math import expm1, log, log1p
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.compare.statistics import MIN_ROUNDS, PAIRS, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import Direction
+from pytest_llenergy.record.base import Direction
 
 #: Lower bound for the alpha of a stage, since rounding may reduce a very small share to 0. No limit exists at
 #: this alpha.

@@ -38,10 +38,10 @@ from pytest_llenergy.compare.rule import (
     decide_verdict,
     describe_far,
 )
-from pytest_llenergy.measure.round_statistics import half_student
-from pytest_llenergy.model.base import Direction
-from pytest_llenergy.model.comparison import FEW_ROUNDS_OFF
-from pytest_llenergy.model.quantity import shown_unit
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.comparison import FEW_ROUNDS_OFF
+from pytest_llenergy.record.quantity import shown_unit
+from pytest_llenergy.record.round_statistics import half_student
 
 #: Fewest rounds of each side for a verdict. With three of each the limits are just the extremes.
 MIN_ROUNDS = 4

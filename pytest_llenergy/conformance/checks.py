@@ -22,9 +22,9 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.conformance.harness import BatchResult, LoadedBackend
 from pytest_llenergy.conformance.in_rank import LoadCycles, Refusal
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.model.record import Parallel, RankInfo
-from pytest_llenergy.model.timeline import RequestTimeline
-from pytest_llenergy.workers.workload import task_workload
+from pytest_llenergy.ranks.workload import task_workload
+from pytest_llenergy.record.record import Parallel, RankInfo
+from pytest_llenergy.record.timeline import RequestTimeline
 
 Tokens = Sequence[Sequence[int]]
 

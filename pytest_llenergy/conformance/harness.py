@@ -12,12 +12,12 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.model.record import BackendInfo, Parallel
-from pytest_llenergy.model.timeline import RequestTimeline, Timeline
-from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
-from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import call_workload, task_workload
+from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.plan import ProcessPlan, plan_processes
+from pytest_llenergy.ranks.pool import Load, RankPool
+from pytest_llenergy.ranks.workload import call_workload, task_workload
+from pytest_llenergy.record.record import BackendInfo, Parallel
+from pytest_llenergy.record.timeline import RequestTimeline, Timeline
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pytest_llenergy.backends.base import BackendWorker, RankContext, create_bac
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.workers.isolation import Leftovers
-from pytest_llenergy.workers.usage import BackendProcesses, memory_bytes
+from pytest_llenergy.ranks.isolation import Leftovers
+from pytest_llenergy.ranks.usage import BackendProcesses, memory_bytes
 
 #: Models smaller than this (bytes) are loaded more often, since a process keeps about as much memory anyway.
 SMALL_BYTES = 64 << 20

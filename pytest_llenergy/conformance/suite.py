@@ -17,9 +17,9 @@ from pytest_llenergy.conformance import checks, in_rank
 from pytest_llenergy.conformance.harness import LoadedBackend
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.session import RunState, state_of
-from pytest_llenergy.workers.workload import split_prompts
+from pytest_llenergy.plugin.session import RunState, state_of
+from pytest_llenergy.ranks.workload import split_prompts
+from pytest_llenergy.record.record import Parallel
 
 #: Prompts of unequal lengths with their token counts in models of random weights, which have one per byte.
 BYTES = {text: len(text) for text in ("abc", "hello world", "x")}

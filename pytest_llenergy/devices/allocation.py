@@ -22,7 +22,7 @@ from pytest_llenergy.devices.visibility import (
     parse_visible_devices,
 )
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 #: A board with less memory in use than this counts as free. A driver without any process shows up to 45 MiB
 #: (seven MIG instances, NVIDIA MIG user guide); the context of the smallest LLM takes more than this.

@@ -29,7 +29,7 @@ from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.subprocess_query import PROGRAM
 from pytest_llenergy.devices.timeouts import PARENT_POLL_S, QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError, PlanError
-from pytest_llenergy.model.record import BoardSettings
+from pytest_llenergy.record.record import BoardSettings
 
 #: Signals that ask a process to end.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

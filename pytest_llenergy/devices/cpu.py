@@ -8,7 +8,7 @@ import platform
 import re
 from pathlib import Path
 
-from pytest_llenergy.model.environment import Host
+from pytest_llenergy.record.environment import Host
 
 
 def describe_host() -> Host:

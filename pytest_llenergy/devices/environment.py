@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
-from pytest_llenergy.model.environment import Environment, environment_key
+from pytest_llenergy.record.environment import Environment, environment_key
 
 #: Packages whose version may change a result.
 PACKAGES = (

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_llenergy.devices.mig import Instance, is_mig_enabled, list_instances
 from pytest_llenergy.devices.nvml import Session, read_or_none
 from pytest_llenergy.errors import DeviceError, NoDriverError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 #: The CPU, as a device.
 CPU = "cpu"

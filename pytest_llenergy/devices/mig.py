@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_llenergy.devices.nvml import Session, read_or_none
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 MIG_PREFIX = "MIG-"
 

@@ -20,7 +20,7 @@ import msgspec
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
 from pytest_llenergy.devices.nvml import BoardHandle, Session, read_or_none
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import read_boot_id
+from pytest_llenergy.record.environment import read_boot_id
 
 #: Limit for notes that are read, many times the size of one.
 MAX_BYTES = 4096

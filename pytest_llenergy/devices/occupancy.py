@@ -32,7 +32,7 @@ from pytest_llenergy.devices.timeouts import (
     OCCUPANCY_POLL_FIRST_S,
     OCCUPANCY_POLL_LONGEST_S,
 )
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.record.record import Flag
 
 #: Every process that uses CUDA has this file open; a process that uses only NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"

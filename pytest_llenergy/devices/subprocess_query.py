@@ -22,7 +22,7 @@ from pytest_llenergy.devices.inventory import read_answering, read_inventory
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.devices.visibility import parse_selection
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 #: ``python -m`` would search the current directory first, where a project may have a ``random.py``; the
 #: option ``-P`` that prevents this came with Python 3.11. The directory of the package goes last:

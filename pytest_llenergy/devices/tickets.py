@@ -34,7 +34,7 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest, Locks, a
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
 from pytest_llenergy.devices.lockfiles import FILE_MODE
 from pytest_llenergy.devices.timeouts import SUSPENDED_AFTER_S, TICKET_CREATION_LIMIT_S
-from pytest_llenergy.model.base import MALFORMED
+from pytest_llenergy.record.base import MALFORMED
 
 TicketState = Literal["new", "waiting", "firm", "holding"]
 

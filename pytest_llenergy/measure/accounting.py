@@ -9,15 +9,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from pytest_llenergy.energy.uncertainty import (
+    Power,
+    WindowEnergy,
+    absolute_uncertainty_j,
+    sum_energies,
+    sum_hosts,
+)
 from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRound, account_on_all
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_uncertainty_j, sum_energies, sum_hosts
-from pytest_llenergy.model.quantity import RESOLVABLE
-from pytest_llenergy.model.record import Phase, Round, Tokens
-from pytest_llenergy.model.served import ServedRequests, TokenGaps
-from pytest_llenergy.model.timeline import RequestTimeline, Timeline
+from pytest_llenergy.record.quantity import RESOLVABLE
+from pytest_llenergy.record.record import Phase, Round, Tokens
+from pytest_llenergy.record.served import ServedRequests, TokenGaps
+from pytest_llenergy.record.timeline import RequestTimeline, Timeline
 
 #: Relative standard uncertainty of the energy of a phase for which rounds are made long enough: half of what
 #: is resolvable, so that it is known too if less is used than in the round that told how long.
@@ -155,7 +161,9 @@ def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
     )
 
 
-def _sum_over_hosts(hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], Energy]) -> Energy:
+def _sum_over_hosts(
+    hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], WindowEnergy]
+) -> WindowEnergy:
     """Return the sum over all hosts. A host without a meter, or without energy, leaves only its reason."""
     return sum_hosts(
         [sum_energies([energy_of(each) for each in host.domains], host.reasons) for host in hosts]
@@ -192,7 +200,7 @@ def required_lengths(
     return {name: _required_length(_phase_energy(found, name), rounds, limit) for name in wanted}
 
 
-def _required_length(energy: Energy, rounds: int, limit: float = RESOLVABLE) -> float:
+def _required_length(energy: WindowEnergy, rounds: int, limit: float = RESOLVABLE) -> float:
     if energy.energy_j is None or energy.energy_j <= 0:
         return math.inf
     # These grow with the energy; the others with the root of the number of iterations.
@@ -224,7 +232,7 @@ def _phases(timeline: Timeline, hosts: Sequence[HostRound]) -> list[Phase]:
     return phases
 
 
-def _phase_energy(hosts: Sequence[HostRound], name: str) -> Energy:
+def _phase_energy(hosts: Sequence[HostRound], name: str) -> WindowEnergy:
     return _sum_over_hosts(hosts, lambda domain: domain.phases[name])
 
 

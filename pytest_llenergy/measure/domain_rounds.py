@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pytest_llenergy.energy.attribution import Split, attribution_flags, choose_split
+from pytest_llenergy.energy.edges import mean_powers
+from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
+from pytest_llenergy.energy.trace import Series, Trace
+from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy, domain_energy
+from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_energies, phase_spans, solve_round, solved_together
 from pytest_llenergy.measure.quality import clocks_mhz, host_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
-from pytest_llenergy.meters.attribution import Split, attribution_flags, choose_split
-from pytest_llenergy.meters.edges import mean_powers
-from pytest_llenergy.meters.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
-from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.meters.uncertainty import Attributed, Energy, Power, Variances, domain_energy
-from pytest_llenergy.meters.window_arithmetic import energy_between, energy_between_readings
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class _Found:
     """
 
     series: Series
-    whole: Energy
-    phases: dict[str, Energy]
+    whole: WindowEnergy
+    phases: dict[str, WindowEnergy]
     idle: Power | None
     attributed: Attributed | None = None
     split: Split | None = None
@@ -100,7 +100,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
             f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
             "it stands still, or --energy-gap is too short"
         )
-        nothing = Energy(None, reason=reason)
+        nothing = WindowEnergy(None, reason=reason)
         return _Found(series, nothing, dict.fromkeys(spans, nothing), None)
     whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
     spread = abs(after.watts - before.watts) / math.sqrt(12)
@@ -130,7 +130,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
 
 def _split_round(found: _Found, split: Split, timeline: Timeline) -> _Found:
     """Return the test's part of the energy of a domain."""
-    phases: dict[str, Energy] = {}
+    phases: dict[str, WindowEnergy] = {}
     for name, parts in phase_spans(timeline).items():
         part = split.part(found.phases[name], sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9)
         phases[name] = part.energy if part is not None else found.phases[name]
@@ -188,8 +188,8 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
 
 
 def _add_clock(
-    energy: Energy, u_ns: tuple[float, float], starts_w: Sequence[float], ends_w: Sequence[float]
-) -> Energy:
+    energy: WindowEnergy, u_ns: tuple[float, float], starts_w: Sequence[float], ends_w: Sequence[float]
+) -> WindowEnergy:
     """Return an energy with the steps of power (W) at the starts and ends of its parts, moved by ``u_ns``.
 
     The first of the two is that of this host's clock, the other that of the host that marked the edges.

@@ -16,17 +16,11 @@ from typing import Protocol
 import msgspec
 
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.goodput import mark_good_requests, whole_loads
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
-from pytest_llenergy.measure.metrics import (
-    PHASE_METRICS,
-    ROUND_METRICS,
-    compute_metrics,
-    relative_uncertainty,
-)
 from pytest_llenergy.measure.phase_lengths import lengthen_again, lengthen_for_phases
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
@@ -50,10 +44,11 @@ from pytest_llenergy.measure.rounds import (
     run_round,
 )
 from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
-from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.power_trace import PowerTrace
-from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round, Times
+from pytest_llenergy.record.goodput import mark_good_requests, whole_loads
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.metrics import PHASE_METRICS, ROUND_METRICS, compute_metrics, relative_uncertainty
+from pytest_llenergy.record.power_trace import PowerTrace
+from pytest_llenergy.record.record import Flag, MeterInfo, Metric, Procedure, Round, Times
 
 
 class MemoryAware(Workload, Protocol):

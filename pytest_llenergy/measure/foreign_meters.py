@@ -20,6 +20,11 @@ from statistics import median_low
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.energy.attribution import CpuReading, CpuUse, read_cpu
+from pytest_llenergy.energy.cpu_time import ProcessTree
+from pytest_llenergy.energy.meters.select import Selection
+from pytest_llenergy.energy.sampler import Sampler
+from pytest_llenergy.energy.window import synchronize_gpus
 from pytest_llenergy.measure.boards import collect_conditions, watch_boards
 from pytest_llenergy.measure.experiment import Experiment, unread_meter_flags
 from pytest_llenergy.measure.foreign_rounds import (
@@ -33,16 +38,11 @@ from pytest_llenergy.measure.foreign_rounds import (
     split_into_stretches,
 )
 from pytest_llenergy.measure.local_meters import domain_facts, meter_info
-from pytest_llenergy.measure.metrics import relative_uncertainty
 from pytest_llenergy.measure.quality import drift_flags, outlier_flags
 from pytest_llenergy.measure.rounds import FIRST_TICK_TIMEOUT_S, MeasuredRound, required_gap_s
-from pytest_llenergy.meters.attribution import CpuReading, CpuUse, read_cpu
-from pytest_llenergy.meters.cpu_time import ProcessTree
-from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.window import synchronize_gpus
-from pytest_llenergy.model.record import Procedure, Times
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
+from pytest_llenergy.record.metrics import relative_uncertainty
+from pytest_llenergy.record.record import Procedure, Times
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
 
 #: Age up to which the quiet gap of the previous benchmark gives the idle power before the next (seconds).
 QUIET_FOR_S = 60.0

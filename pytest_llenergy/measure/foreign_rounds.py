@@ -18,32 +18,28 @@ from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import (
-    ROUND_METRICS,
-    compute_metrics,
-    round_values,
-)
-from pytest_llenergy.measure.quality import stretch_flags
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.measure.round_statistics import weighted_median
-from pytest_llenergy.measure.rounds import (
-    MeasuredRound,
-)
-from pytest_llenergy.meters.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
-from pytest_llenergy.meters.quiet_gaps import Quiet, quiet_power
-from pytest_llenergy.meters.trace import Mark, Series, Trace
-from pytest_llenergy.meters.uncertainty import (
-    Energy,
+from pytest_llenergy.energy.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
+from pytest_llenergy.energy.quiet_gaps import Quiet, quiet_power
+from pytest_llenergy.energy.trace import Mark, Series, Trace
+from pytest_llenergy.energy.uncertainty import (
     Power,
     Variances,
+    WindowEnergy,
     absolute_uncertainty_j,
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.meters.window_arithmetic import energy_between, energy_between_readings
-from pytest_llenergy.model.quantity import RESOLVABLE
-from pytest_llenergy.model.record import DomainEnergy, Flag, Metric, Round
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
+from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
+from pytest_llenergy.measure.quality import stretch_flags
+from pytest_llenergy.measure.rounds import (
+    MeasuredRound,
+)
+from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics, round_values
+from pytest_llenergy.record.quantity import RESOLVABLE
+from pytest_llenergy.record.record import DomainEnergy, Flag, Metric, Round
+from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.round_statistics import weighted_median
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
 #: last stretch needs the share ``ENOUGH`` of that, since stretches end at the end of a round.
@@ -253,7 +249,7 @@ def foreign_round_flags(reported: ForeignRounds, stretches: Sequence[Stretch]) -
     return flags
 
 
-def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Sequence[Mark]) -> Energy:
+def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Sequence[Mark]) -> WindowEnergy:
     """Return the most certain energy of a stretch: from its own edges, or from those of the whole work.
 
     The energy at an edge next to a quiet gap is much more certain than at an edge under load.
@@ -278,7 +274,7 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound, marks: Seque
     return min(available, key=lambda each: each.u_j or 0.0) if available else candidates[0]
 
 
-def _stretch_share(energy: Energy, stretch: Stretch, length_ns: int) -> Energy:
+def _stretch_share(energy: WindowEnergy, stretch: Stretch, length_ns: int) -> WindowEnergy:
     """Return a stretch's share of a longer window, with the uncertainty of the energy of the rest.
 
     The power of the rest lies between 0 and twice the mean: a board that still drew more than its idle power
@@ -307,7 +303,7 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
 
 
 def _split(
-    series: Series, energy: Energy, stretch: Stretch, whole: MeasuredRound, rest: dict[str, Power]
+    series: Series, energy: WindowEnergy, stretch: Stretch, whole: MeasuredRound, rest: dict[str, Power]
 ) -> Split | None:
     """Return how to split the energy of a stretch by CPU time, known of the whole work; ``None`` if not.
 
@@ -319,13 +315,13 @@ def _split(
     return choose_split(series.domain, whole.cpu, energy.energy_j / stretch.timed_s, gaps, rest)
 
 
-def _scale_energy(energy: Energy, share: float) -> Energy:
+def _scale_energy(energy: WindowEnergy, share: float) -> WindowEnergy:
     if energy.energy_j is None:
         return energy
     return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
-def _between_u_j(stretch: Stretch, rounds: Energy) -> float:
+def _between_u_j(stretch: Stretch, rounds: WindowEnergy) -> float:
     """Return the uncertainty of the joules between rounds, with limits of nothing and twice the power."""
     if rounds.energy_j is None or stretch.timed_s <= 0:
         return 0.0
@@ -343,7 +339,7 @@ def _loop_spread(whole: MeasuredRound, trace: Trace) -> float:
     return 0.0 if all(series.domain.rests for series in trace) else PACKAGE_RATIO - 1
 
 
-def _require_distinct(total: Energy, between_u_j: float) -> Energy:
+def _require_distinct(total: WindowEnergy, between_u_j: float) -> WindowEnergy:
     """Drop an energy most of which may have been used between the rounds."""
     if total.energy_j is None or between_u_j <= RESOLVABLE * total.energy_j:
         return total
@@ -351,7 +347,7 @@ def _require_distinct(total: Energy, between_u_j: float) -> Energy:
         "not resolvable: the rounds are too short to be separated from what runs between them; make them "
         "longer (iterations, min_time), or set up less for each"
     )
-    return Energy(None, reason=reason)
+    return WindowEnergy(None, reason=reason)
 
 
 def _part(stretch: Stretch, whole: MeasuredRound) -> float:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from pytest_llenergy.meters.uncertainty import Energy, Power
-from pytest_llenergy.model.base import EnergyKind
-from pytest_llenergy.model.power_trace import DomainPower
-from pytest_llenergy.model.record import DomainEnergy, Flag, MeterInfo
+from pytest_llenergy.energy.uncertainty import Power, WindowEnergy
+from pytest_llenergy.record.base import EnergyKind
+from pytest_llenergy.record.power_trace import DomainPower
+from pytest_llenergy.record.record import DomainEnergy, Flag, MeterInfo
 
 if TYPE_CHECKING:
     from pytest_llenergy.measure.rounds import MeasuredRound
@@ -69,8 +69,8 @@ class DomainRound:
     """
 
     name: str
-    whole: Energy
-    phases: dict[str, Energy]
+    whole: WindowEnergy
+    phases: dict[str, WindowEnergy]
     idle: Power | None
     record: DomainEnergy
 

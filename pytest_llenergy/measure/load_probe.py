@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.goodput import attainment, has_flag, is_mostly, worst_latency_ratio
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Round
-from pytest_llenergy.model.served import CUT_SHORT, ENDED_EARLY, OUT_OF_TIME, REFUSED, SATURATED, SHORT_LOAD
+from pytest_llenergy.record.goodput import attainment, has_flag, is_mostly, worst_latency_ratio
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.served import CUT_SHORT, ENDED_EARLY, OUT_OF_TIME, REFUSED, SATURATED, SHORT_LOAD
 
 #: Most rounds of a rate in a search, and fewest of the maximum itself unless they are long.
 MAX_PROBE_ROUNDS = 3

@@ -20,11 +20,11 @@ from statistics import fmean
 import msgspec
 
 from pytest_llenergy.backends.load_phases import KEEPS_UP
-from pytest_llenergy.measure.goodput import worst_latency_ratio
 from pytest_llenergy.measure.load_probe import required_seconds
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.goodput import worst_latency_ratio
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.round_metric import is_valid
 
 #: The lower rate is below the maximum by this factor or more, because between closer ones latencies rise in
 #: steps. The second is the margin of one that is measured for it.

@@ -14,21 +14,21 @@ import msgspec
 
 from pytest_llenergy.devices.condition import process_tree
 from pytest_llenergy.devices.cpu import load_average
+from pytest_llenergy.energy.attribution import read_cpu
+from pytest_llenergy.energy.cpu_time import ProcessTree
+from pytest_llenergy.energy.meters.select import Selection
+from pytest_llenergy.energy.sampler import Sampler
+from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
+from pytest_llenergy.energy.trace import Series, Trace
+from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.boards import collect_conditions, watch_boards
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, HostRound, TickReference
 from pytest_llenergy.measure.power_trace import power_steps
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_reference
 from pytest_llenergy.measure.warmup import block_power, required_round_s
-from pytest_llenergy.meters.attribution import read_cpu
-from pytest_llenergy.meters.cpu_time import ProcessTree
-from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.timeouts import TICK_TIMEOUT_S
-from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.meters.uncertainty import Power
-from pytest_llenergy.model.power_trace import DomainPower
-from pytest_llenergy.model.record import MeterInfo
+from pytest_llenergy.record.power_trace import DomainPower
+from pytest_llenergy.record.record import MeterInfo
 
 
 class LocalMeters:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_llenergy.measure.accounting import RESOLVED_WELL, required_lengths
 from pytest_llenergy.measure.host_meters import HostMeters
-from pytest_llenergy.measure.metrics import unresolved_phases
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.model.quantity import RESOLVABLE
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.metrics import unresolved_phases
+from pytest_llenergy.record.quantity import RESOLVABLE
+from pytest_llenergy.record.record import Round
 
 #: Rounds that are tried at most to find how long they must be for the energies of phases, and how much longer
 #: the second is at most.

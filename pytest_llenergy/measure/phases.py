@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_llenergy.meters.joint_solution import (
+from pytest_llenergy.energy.joint_solution import (
     SHORTEST_TICKS,
     Segment,
     solve_jointly,
     solve_window,
     widen_for_few,
 )
-from pytest_llenergy.meters.quiet_gaps import Quiet
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies
-from pytest_llenergy.meters.window_arithmetic import energy_between
-from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.energy.quiet_gaps import Quiet
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy, sum_energies
+from pytest_llenergy.energy.window_arithmetic import energy_between
+from pytest_llenergy.record.timeline import Timeline
 
 #: Shortest phase that is solved, in ticks, if the sensor sees only a part of each tick.
 SHORTEST_TICKS_PART_TIME = 1 / 2
@@ -73,10 +73,10 @@ def phase_energies(
     series: Series,
     spans: Mapping[str, list[tuple[int, int]]],
     timeline: Timeline,
-    whole: Energy,
+    whole: WindowEnergy,
     before: Quiet | None = None,
     after: Quiet | None = None,
-) -> dict[str, Energy]:
+) -> dict[str, WindowEnergy]:
     """Return the energy of each phase, summed over its iterations.
 
     Only the outermost edges of a round are quiet. A counter that ticks is solved for all phases together,
@@ -90,7 +90,7 @@ def phase_energies(
         for name, mean_s in means_s.items():
             if 0 < mean_s < least * tick_s:
                 reason = f"not resolvable: {mean_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick"
-                energies[name] = Energy(None, reason=reason)
+                energies[name] = WindowEnergy(None, reason=reason)
     else:
         energies = {
             name: sum_energies(
@@ -117,7 +117,7 @@ def solved_together(series: Series, timeline: Timeline) -> bool:
     return ticks and series.reason_between(timeline.start_ns, timeline.end_ns) is None
 
 
-def solve_round(series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet) -> Energy:
+def solve_round(series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet) -> WindowEnergy:
     """Return the energy of a round whose edges are not known to be quiet, from all ticks around it.
 
     Args:
@@ -140,8 +140,8 @@ def _solve_phases(
     spans: Mapping[str, list[tuple[int, int]]],
     before: Quiet,
     after: Quiet,
-    whole: Energy,
-) -> dict[str, Energy]:
+    whole: WindowEnergy,
+) -> dict[str, WindowEnergy]:
     """Solve for all phases and for the power of the gaps around them."""
     parts = sorted((start, end, name) for name, several in spans.items() for start, end in several)
     segments = [
@@ -168,7 +168,7 @@ def _solve_phases(
     return _add_up_to(whole, solved)
 
 
-def _add_up_to(whole: Energy, phases: dict[str, Energy]) -> dict[str, Energy]:
+def _add_up_to(whole: WindowEnergy, phases: dict[str, WindowEnergy]) -> dict[str, WindowEnergy]:
     """Return phases whose sum is the energy of the round, which its quiet gaps tell more closely.
 
     The difference goes to the phases by their variances.

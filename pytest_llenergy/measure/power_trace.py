@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from pytest_llenergy.energy.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
+from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.phases import phase_spans
-from pytest_llenergy.measure.round_metric import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
-from pytest_llenergy.meters.trace import Series, Trace
-from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.power_trace import DomainPower, PhaseSpan, PowerTrace
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.round_metric import is_valid
 
 #: Largest number of steps of a domain; more could not be distinguished in a chart and would enlarge the
 #: report.

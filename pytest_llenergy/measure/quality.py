@@ -17,18 +17,18 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
+from pytest_llenergy.energy.attribution import is_busy
+from pytest_llenergy.energy.trace import Trace
+from pytest_llenergy.energy.uncertainty import WindowEnergy, student_factor
+from pytest_llenergy.energy.window_arithmetic import trace_flags
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.host_meters import DomainFacts
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.measure.round_statistics import linear_drift, outlying
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.attribution import is_busy
-from pytest_llenergy.meters.trace import Trace
-from pytest_llenergy.meters.uncertainty import Energy, student_factor
-from pytest_llenergy.meters.window_arithmetic import trace_flags
-from pytest_llenergy.model.quantity import format_energy
-from pytest_llenergy.model.record import Flag, Round, Terms
-from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.record.quantity import format_energy
+from pytest_llenergy.record.record import Flag, Round, Terms
+from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.round_statistics import linear_drift, outlying
+from pytest_llenergy.record.text import one_line, shorten
 
 #: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
@@ -73,14 +73,16 @@ def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
     return flags + _board_flags(measured, timeline.duration_s)
 
 
-def stretch_flags(stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, total: Energy) -> list[Flag]:
+def stretch_flags(
+    stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, total: WindowEnergy
+) -> list[Flag]:
     """Return the flags of a part of uninterrupted work. Use by others is known only for the ``whole``.
 
     Args:
         stretch: The part.
         whole: All of the work.
         trace: One series for each domain.
-        total: Energy of the part.
+        total: WindowEnergy of the part.
     """
     flags = energy_flags(total)
     flags += _short_flags(stretch.timeline.duration_s, trace)
@@ -208,7 +210,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
-def energy_flags(total: Energy) -> list[Flag]:
+def energy_flags(total: WindowEnergy) -> list[Flag]:
     """Return the flags of a missing, impossible or imprecise energy."""
     if total.energy_j is None or total.u_j is None:
         # Only a warning: the times and counts of the round are valid.
@@ -240,7 +242,7 @@ def unread_round(measured: MeasuredRound, error: Exception) -> Round:
         energy_u_j=None,
         energy_u_absolute_j=None,
         iterations=measured.timeline.iterations,
-        flags=energy_flags(Energy(None, reason=reason)),
+        flags=energy_flags(WindowEnergy(None, reason=reason)),
         reason=reason,
     )
 

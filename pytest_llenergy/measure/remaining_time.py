@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pytest_llenergy.measure.metrics import relative_uncertainty
-from pytest_llenergy.measure.round_statistics import widening
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.metrics import relative_uncertainty
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.round_statistics import widening
 
 
 @dataclass(frozen=True)

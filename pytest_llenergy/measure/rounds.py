@@ -23,11 +23,11 @@ from typing import Any, Protocol
 import msgspec
 
 from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.energy.attribution import CpuUse
+from pytest_llenergy.energy.trace import Series, Tick, Trace
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, TickReference
-from pytest_llenergy.meters.attribution import CpuUse
-from pytest_llenergy.meters.trace import Series, Tick, Trace
-from pytest_llenergy.model.record import Tokens
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, Timeline
+from pytest_llenergy.record.record import Tokens
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
 
 #: Latest ticks among which the reference of the phase is chosen, and the relative error of a period: the
 #: older the tick, the less certain the phase.

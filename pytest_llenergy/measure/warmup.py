@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_llenergy.energy.joint_solution import SHORTEST_TICKS
+from pytest_llenergy.energy.quiet_gaps import quiet_power
+from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.measure.host_meters import BlockPower, HostMeters, enter_all
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
-from pytest_llenergy.meters.joint_solution import SHORTEST_TICKS
-from pytest_llenergy.meters.quiet_gaps import quiet_power
-from pytest_llenergy.meters.trace import Series, Trace
 
 #: Consecutive blocks that differ by no more than this are settled.
 SETTLED = 0.05

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model import defaults
 from pytest_llenergy.options.values import (
     agreement,
     auto_or,
@@ -45,12 +44,13 @@ from pytest_llenergy.options.values import (
     url_path,
     word,
 )
+from pytest_llenergy.record import defaults
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_llenergy.compare.gate import Threshold
-    from pytest_llenergy.measure.carbon_and_cost import Price, Rates
+    from pytest_llenergy.record.carbon_and_cost import Price, Rates
     from pytest_llenergy.report.layout import Layout
 
 #: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
@@ -412,7 +412,7 @@ class Settings:
         """What a kilowatt-hour emits and costs; None if neither is given."""
         if self.carbon is None and self.price is None:
             return None
-        from pytest_llenergy.measure.carbon_and_cost import Rates
+        from pytest_llenergy.record.carbon_and_cost import Rates
 
         return Rates(self.carbon, self.price)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.defaults import MAX_FLOOR, SAVED
+from pytest_llenergy.record.defaults import MAX_FLOOR, SAVED
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
-    from pytest_llenergy.measure.carbon_and_cost import Price
+    from pytest_llenergy.record.carbon_and_cost import Price
 
 #: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
 MAX_NAME_BYTES = 200
@@ -220,19 +220,19 @@ def backend_python(text: str) -> tuple[str, Path]:
 
 
 def carbon(text: str) -> float:
-    from pytest_llenergy.measure.carbon_and_cost import parse_carbon
+    from pytest_llenergy.record.carbon_and_cost import parse_carbon
 
     return parse_carbon(text)
 
 
 def peak_flops(text: str) -> float:
-    from pytest_llenergy.measure.peak_flops import parse_peak
+    from pytest_llenergy.record.peak_flops import parse_peak
 
     return parse_peak(text)
 
 
 def price(text: str) -> Price:
-    from pytest_llenergy.measure.carbon_and_cost import parse_price
+    from pytest_llenergy.record.carbon_and_cost import parse_price
 
     return parse_price(text)
 

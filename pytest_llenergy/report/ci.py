@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
-from pytest_llenergy.model.text import escape_invisible, escape_lines, one_line, short_test_name
+from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.record.text import escape_invisible, escape_lines, one_line, short_test_name
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment, render_title
 from pytest_llenergy.report.verdicts import (
     failing_verdicts,
@@ -26,7 +26,7 @@ from pytest_llenergy.report.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from pytest_llenergy.model.record import Record
+    from pytest_llenergy.record.record import Record
     from pytest_llenergy.report.layout import Layout
 
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.carbon_and_cost import CARBON, DERIVED
-from pytest_llenergy.measure.metrics import BUILT_IN, is_prefill_only
-from pytest_llenergy.model.quantity import format_quantity, format_with_uncertainty
-from pytest_llenergy.model.record import BackendInfo, Metric, Precision, Record, Window, domain_kind
-from pytest_llenergy.model.served import SATURATED
-from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.record.carbon_and_cost import CARBON, DERIVED
+from pytest_llenergy.record.metrics import BUILT_IN, is_prefill_only
+from pytest_llenergy.record.quantity import format_quantity, format_with_uncertainty
+from pytest_llenergy.record.record import BackendInfo, Metric, Precision, Record, WindowRecord, domain_kind
+from pytest_llenergy.record.served import SATURATED
+from pytest_llenergy.record.text import one_line, shorten
 
 #: Headings of metrics.
 HEADINGS = {name: figure.heading or name for name, figure in BUILT_IN.items()}
@@ -234,7 +234,7 @@ def _custom_metric(name: str, *, absolute: bool) -> Callable[[Record], str]:
     return cell
 
 
-def format_window_energy(window: Window, *, absolute: bool) -> str:
+def format_window_energy(window: WindowRecord, *, absolute: bool) -> str:
     """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"

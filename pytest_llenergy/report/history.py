@@ -7,8 +7,8 @@ import io
 
 from rich.console import Console
 
-from pytest_llenergy.history.trend import HistoryView, Standing
-from pytest_llenergy.model.text import short_test_name, strip_trailing_space
+from pytest_llenergy.compare.history.trend import HistoryView, Standing
+from pytest_llenergy.record.text import short_test_name, strip_trailing_space
 from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, tables_with_whole_names
 from pytest_llenergy.report.verdicts import format_value, name_column

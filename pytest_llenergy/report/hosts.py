@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pytest_llenergy.model.record import LOCALHOST, DomainEnergy, RankInfo, Record, Round, host_of
+from pytest_llenergy.record.record import LOCALHOST, DomainEnergy, RankInfo, Record, Round, host_of
 
 
 class HostEnergy(NamedTuple):

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.custom_metrics import custom_metrics_of, is_custom_name
-from pytest_llenergy.measure.metrics import METRIC_NAMES
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import MAX_NAME_LENGTH, one_line, shorten, unique_function_names
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
+from pytest_llenergy.record.metrics import METRIC_NAMES
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import MAX_NAME_LENGTH, one_line, shorten, unique_function_names
 from pytest_llenergy.report.columns import (
     COLUMNS,
     Column,

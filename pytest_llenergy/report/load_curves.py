@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, describe_max_load
-from pytest_llenergy.model.quantity import format_scaled, scale_of
-from pytest_llenergy.model.served import REFUSED, SHORT_LOAD
+from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint, describe_max_load
+from pytest_llenergy.record.quantity import format_scaled, scale_of
+from pytest_llenergy.record.served import REFUSED, SHORT_LOAD
 
 NO_RESULT = "no result"
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import short_test_name, unique_function_names
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import short_test_name, unique_function_names
 from pytest_llenergy.report.columns import Column, format_window_energy, scales_differ
 from pytest_llenergy.report.layout import Layout, has_values, record_labels
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure

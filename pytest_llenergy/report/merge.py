@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Environment, describe_differences
-from pytest_llenergy.model.record import LOCALHOST, Record
-from pytest_llenergy.model.report import Report, RunInfo, Source
+from pytest_llenergy.record.environment import Environment, describe_differences
+from pytest_llenergy.record.record import LOCALHOST, Record
+from pytest_llenergy.record.report import Report, RunInfo, Source
 
 
 def merge_environments(environments: Sequence[Environment]) -> Environment:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from pytest_llenergy.model.base import EnergyKind
-from pytest_llenergy.model.record import Flag, MeterInfo, Record, domain_kind
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.record.base import EnergyKind
+from pytest_llenergy.record.record import Flag, MeterInfo, Record, domain_kind
+from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.columns import scales_differ
 
 #: Style of a line about a flag, by severity.

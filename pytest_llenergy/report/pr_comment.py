@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
-from pytest_llenergy.model.comparison import (
+from pytest_llenergy.record.comparison import (
     ONLY_IN_BASELINE,
     VERDICTS,
     AppliedRule,
@@ -22,7 +22,7 @@ from pytest_llenergy.model.comparison import (
     ReportSource,
     Verdict,
 )
-from pytest_llenergy.model.text import count_tests, one_line, shorten, unique_short_ids
+from pytest_llenergy.record.text import count_tests, one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
     count_verdicts,
     describe_detectable,

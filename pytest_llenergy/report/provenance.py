@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_llenergy.model.report import SlurmJob, Source
-from pytest_llenergy.model.text import escape_surrogates
+from pytest_llenergy.record.report import SlurmJob, Source
+from pytest_llenergy.record.text import escape_surrogates
 
 #: Time of one git command. A slow file system costs the commit, not the report.
 GIT_TIMEOUT_S = 10.0

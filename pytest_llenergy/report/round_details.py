@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.model.quantity import format_energy, format_scaled, scale_of
-from pytest_llenergy.model.record import Flag, Record, Round, Terms
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.record.quantity import format_energy, format_scaled, scale_of
+from pytest_llenergy.record.record import Flag, Record, Round, Terms
+from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.columns import UNKNOWN, number_types
 from pytest_llenergy.report.hosts import list_hosts, sum_by_host
 from pytest_llenergy.report.notes import SEVERITY_STYLES

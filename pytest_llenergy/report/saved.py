@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.defaults import SAVED
-from pytest_llenergy.model.report import PairedReport, Report
-from pytest_llenergy.model.text import did_you_mean, relative_path
+from pytest_llenergy.record.defaults import SAVED
+from pytest_llenergy.record.report import PairedReport, Report
+from pytest_llenergy.record.text import did_you_mean, relative_path
 from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report_or_paired
 
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import MALFORMED
-from pytest_llenergy.model.files import read_limited, replace_file
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import (
+from pytest_llenergy.record.base import MALFORMED
+from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import (
     SCHEMA_VERSION,
     PairedReport,
     Report,

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.model.load_curve import LoadCurve
-from pytest_llenergy.model.record import Record, Times
-from pytest_llenergy.model.served import SATURATED
-from pytest_llenergy.model.text import (
+from pytest_llenergy.record.load_curve import LoadCurve
+from pytest_llenergy.record.record import Record, Times
+from pytest_llenergy.record.served import SATURATED
+from pytest_llenergy.record.text import (
     MAX_NAME_LENGTH,
     one_line,
     short_test_name,

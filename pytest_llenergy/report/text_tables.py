@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.model.text import escape_invisible, shorten
+from pytest_llenergy.record.text import escape_invisible, shorten
 
 #: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12

@@ -16,10 +16,10 @@ from rich.text import Text
 from pytest_llenergy.compare.max_load import MAX_LOAD
 from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, NEEDS_ABSOLUTE, Rule, rounds_can_decide
 from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
-from pytest_llenergy.model.quantity import format_pair, shown_unit
-from pytest_llenergy.model.text import (
+from pytest_llenergy.record.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.quantity import format_pair, shown_unit
+from pytest_llenergy.record.text import (
     MAX_NAME_LENGTH,
     one_line,
     short_test_name,

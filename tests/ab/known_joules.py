@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.api import energy
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.host_meters import close_all
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.record import MeterInfo, Procedure, Round
+from pytest_llenergy.plugin.fixtures import energy
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import MeterInfo, Procedure, Round
 
 SPREAD = (1, 1.002, 0.997, 1.001, 0.998, 1.002)
 METER = MeterInfo(

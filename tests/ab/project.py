@@ -25,7 +25,7 @@ import pytest
 import pytest_llenergy
 from pytest_llenergy.ab import session
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import PairedReport
+from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
 #: Imported once, before sessions are forks.

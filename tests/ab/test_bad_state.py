@@ -16,7 +16,7 @@ from pytest_llenergy.ab.floors import LearnedFloor, device_key, load_floors, sav
 from pytest_llenergy.ab.imported_code import _read_imports
 from pytest_llenergy.ab.state import State
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 
 from ..cli.bad_files import FUZZ, WHOLE, spoiled
 from ..compare.runs import record_of, report_of

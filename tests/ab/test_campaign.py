@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 
 from .project import Project, Result
 

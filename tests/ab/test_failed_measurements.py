@@ -10,7 +10,7 @@ import pytest
 from pytest_llenergy.cli import main
 
 from ..conftest import TEN_WATTS
-from ..workers.no_torch import without_torch
+from ..ranks.no_torch import without_torch
 from .project import Project
 
 #: Work that fails in the third round of session 3, the second one of the head.

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
-from pytest_llenergy.draft import SETTINGS_LOST
-from pytest_llenergy.measure.round_metric import is_valid
-from pytest_llenergy.model.record import Metric, Record
-from pytest_llenergy.model.report import Report, SideName
+from pytest_llenergy.plugin.draft import SETTINGS_LOST
+from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.report import Report, SideName
+from pytest_llenergy.record.round_metric import is_valid
 
 from ..compare.runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of
-from ..model.reports import HOST, REPORT
+from ..record.reports import HOST, REPORT
 
 
 def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:

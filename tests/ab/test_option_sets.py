@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.ab.join import pair_by_parameters, unpaired_note
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.record import Record
 
 from .project import Project
 

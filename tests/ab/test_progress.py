@@ -9,9 +9,9 @@ import pytest
 from pytest_llenergy.ab.progress import RemainingTime, describe_pair, describe_plan
 from pytest_llenergy.ab.schedule import plan_schedule
 from pytest_llenergy.compare.stages import parse_pairs
-from pytest_llenergy.model.record import Record, Times
+from pytest_llenergy.record.record import Record, Times
 
-from ..model.reports import REPORT
+from ..record.reports import REPORT
 
 LOOKS = plan_schedule(parse_pairs("6+2+2+2+2+2+4+4+6+6"), 1)
 

@@ -18,9 +18,9 @@ from pytest_llenergy.ab.floors import certain_change, estimate_floor, load_floor
 from pytest_llenergy.ab.prepare import Prepared
 from pytest_llenergy.ab.self_comparison import keep_floors, render_self_comparison, summarize, wilson_limits
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.report import PairedReport
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project, Result

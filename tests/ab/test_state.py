@@ -20,9 +20,9 @@ from pytest_llenergy.ab.state import (
     list_unfinished,
 )
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import Report, encode_report
+from pytest_llenergy.record.report import Report, encode_report
 
-from ..model.reports import REPORT
+from ..record.reports import REPORT
 
 ASKED = CampaignInputs(
     tool="1",

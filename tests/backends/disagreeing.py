@@ -9,8 +9,8 @@ from typing import Any
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.timeline import RequestTimeline
 
 
 class Job:

@@ -15,15 +15,15 @@ from pytest_llenergy.backends import transformers
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Params, Result
+from pytest_llenergy.backends.traffic.requests import Inputs
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import Timeline
-from pytest_llenergy.traffic.requests import Inputs
-from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
-from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
+from pytest_llenergy.ranks.local import LocalHost
+from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan, plan_processes
+from pytest_llenergy.ranks.pool import Load, RankPool
+from pytest_llenergy.ranks.workload import RankWorkload, call_workload, task_workload
+from pytest_llenergy.record.record import Parallel
+from pytest_llenergy.record.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pytest_llenergy.backends.tasks import ServeParams
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.timeline import RequestTimeline
 
 S = 1_000_000_000
 

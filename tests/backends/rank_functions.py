@@ -18,7 +18,7 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
     from pytest_llenergy.backends.base import RankContext
     from pytest_llenergy.backends.models import resolve_model
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
-    from pytest_llenergy.model.record import Parallel
+    from pytest_llenergy.record.record import Parallel
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = TransformersBackend()
@@ -60,7 +60,7 @@ def refusal_by_other_degrees(model: str) -> str:
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
     from pytest_llenergy.backends.transformers.parallel import verify_shards
     from pytest_llenergy.errors import BackendError
-    from pytest_llenergy.model.record import Parallel
+    from pytest_llenergy.record.record import Parallel
 
     rank = int(os.environ["RANK"])
     backend = TransformersBackend()
@@ -78,7 +78,7 @@ def refusal_of_no_shards() -> str:
     from pytest_llenergy.backends.base import RankContext
     from pytest_llenergy.backends.transformers.parallel import verify_shards
     from pytest_llenergy.errors import BackendError
-    from pytest_llenergy.model.record import Parallel
+    from pytest_llenergy.record.record import Parallel
 
     context = RankContext(rank=1, world_size=2, parallel=Parallel(tensor=2))
     try:

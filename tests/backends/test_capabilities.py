@@ -13,8 +13,8 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.registry import BUILTIN, load_backends
 from pytest_llenergy.cli import main
-from pytest_llenergy.doctor.checkup import BackendRow
-from pytest_llenergy.doctor.text import UNKNOWN, list_facts, render_row
+from pytest_llenergy.cli.doctor.checkup import BackendRow
+from pytest_llenergy.cli.doctor.text import UNKNOWN, list_facts, render_row
 
 
 def test_everything_that_a_test_can_require_is_shown() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.workload import split_prompts
+from pytest_llenergy.ranks.workload import split_prompts
+from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 

@@ -22,7 +22,7 @@ from pytest_llenergy.backends.server.endpoint import Exchange
 from pytest_llenergy.backends.server.load import LoadJob, LoadOutcome
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ServerError
-from pytest_llenergy.model.load_curve import slo
+from pytest_llenergy.record.load_curve import slo
 
 from .servers.start import queueing, running
 from .test_server import loaded

@@ -126,8 +126,8 @@ def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.timeline import RequestTimeline
 
 class Job:
     def __init__(self, prompts): self.prompts = prompts

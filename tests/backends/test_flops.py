@@ -27,8 +27,8 @@ from pytest_llenergy.backends.flops import (
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import Flops, RequestTimeline
+from pytest_llenergy.record.record import Parallel
+from pytest_llenergy.record.timeline import Flops, RequestTimeline
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 

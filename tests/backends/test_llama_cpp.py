@@ -16,11 +16,11 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.llama_cpp import SPEC
-from pytest_llenergy.backends.llama_cpp.backend import Answer, LlamaCppBackend
+from pytest_llenergy.backends.llama_cpp.backend import BatchReply, LlamaCppBackend
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
 
@@ -145,8 +145,8 @@ class TestTimes:
 
     def test_durations_longer_than_the_round_are_discarded(self) -> None:
         actual = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
-        assert Answer(actual, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
-        assert Answer(actual, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
+        assert BatchReply(actual, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
+        assert BatchReply(actual, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
 
     def test_no_prefix_is_kept_between_rounds(self, smollm: LoadedRanks) -> None:
         """By default a repeated prompt would cost almost nothing."""

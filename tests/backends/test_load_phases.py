@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.backends.load_phases import kendall_z, load_phases, phase_spans, steady_span
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.timeline import RequestTimeline
 
 from .queues import S, arrivals_s, conversing, queued, shared, shedding, split
 

@@ -23,7 +23,7 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.onnxruntime import SPEC, OnnxRuntimeBackend
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 

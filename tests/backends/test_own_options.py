@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_llenergy.api.backend_handle import BackendHandle
-from pytest_llenergy.api.context import TestContext
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino
 from pytest_llenergy.backends.engine_options import CommonOptions, combine_options
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.openvino import translate
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.plugin.fixtures.backend_handle import BackendHandle
+from pytest_llenergy.plugin.fixtures.context import TestContext
 
 from .loaded_ranks import LoadedRanks
 

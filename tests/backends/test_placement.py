@@ -22,8 +22,8 @@ from pytest_llenergy.backends.transformers.parallel import (
 )
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.ranks.plan import plan_processes
+from pytest_llenergy.record.record import Parallel
 
 from . import rank_functions
 from .loaded_ranks import TINY, LoadedRanks

@@ -19,13 +19,13 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo, Flag, Precision, Record
+from pytest_llenergy.record.record import BackendInfo, Flag, Precision, Record
 from pytest_llenergy.report.columns import COLUMNS, number_types
 from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of
-from ..model.reports import RECORD
+from ..record.reports import RECORD
 from .loaded_ranks import LoadedRanks
 
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")

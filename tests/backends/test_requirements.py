@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.backends import vllm
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 #: Two backends that never load anything: tests are refused earlier.
 TWO = """

@@ -28,7 +28,7 @@ from pytest_llenergy.backends.tasks import (
     ServeParams,
 )
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.record.record import BackendInfo
 
 from .servers.start import running, scripted
 

@@ -20,9 +20,9 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.backends.tasks import ServeParams
-from pytest_llenergy.workers.usage import BackendProcesses, cpu_time_used_s
+from pytest_llenergy.ranks.usage import BackendProcesses, cpu_time_used_s
 
-from ..workers.survivors import await_none, marked, survivors
+from ..ranks.survivors import await_none, marked, survivors
 from .servers.start import orphan, running, scripted
 
 pytest.importorskip("aiohttp")
@@ -349,7 +349,7 @@ def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: R
     quick.makepyfile(
         """
         import json, pathlib
-        from pytest_llenergy.traffic import Request, dataset, synthetic
+        from pytest_llenergy.backends.traffic import Request, dataset, synthetic
 
         def test_trace(energy, backend):
             rows = [{"timestamp": 20 * n, "input_length": 30 + n, "output_length": 2} for n in range(40)]

@@ -17,9 +17,9 @@ from pytest_llenergy.backends.server import endpoint
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.load import BatchJob, LoadJob
 from pytest_llenergy.backends.tasks import GenerationParams, ServedLoad, ServeParams
+from pytest_llenergy.backends.traffic import Request, synthetic
+from pytest_llenergy.backends.traffic.requests import complete_arguments
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.traffic import Request, synthetic
-from pytest_llenergy.traffic.requests import complete_arguments
 
 from .servers.start import scripted
 

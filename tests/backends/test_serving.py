@@ -12,15 +12,15 @@ import pytest
 
 from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
 from pytest_llenergy.backends.server.stream import (
-    Answer,
     FailedRequestError,
+    StreamedAnswer,
     has_tokens_after,
     read_answer,
 )
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.measure.round_statistics import percentile
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.round_statistics import percentile
+from pytest_llenergy.record.timeline import RequestTimeline
 
 MS = 1_000_000
 
@@ -177,7 +177,7 @@ def stream(*parts: tuple[int, bytes], status: int = 200, broke: str | None = Non
     return Stream(100 * MS, status, [(at_ms * MS, data) for at_ms, data in parts], broke)
 
 
-def answer(*parts: tuple[int, bytes], dialect: str = "") -> Answer:
+def answer(*parts: tuple[int, bytes], dialect: str = "") -> StreamedAnswer:
     return read_answer(stream(*parts), DIALECTS.get(dialect, UNKNOWN_DIALECT), "request 1 of 1")
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.traffic import synthetic
+from pytest_llenergy.backends.traffic import synthetic
+from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import TINY, LoadedRanks, counts
 
@@ -56,7 +56,7 @@ def test_a_batch_and_a_text_embedding_take_requests(quick: pytest.Pytester, read
     quick.makepyfile(
         """
         import pytest
-        from pytest_llenergy.traffic import synthetic
+        from pytest_llenergy.backends.traffic import synthetic
         REQUESTS = synthetic(count=3, input_tokens=20, output_tokens=2)
         def test_generate(energy, backend):
             energy(backend.generate, REQUESTS, ignore_eos=True)

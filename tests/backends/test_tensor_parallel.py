@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.backends.transformers.parallel import check_heads
 from pytest_llenergy.errors import BackendError, WorkerError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 from . import disagreeing, rank_functions
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks

@@ -16,7 +16,7 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 

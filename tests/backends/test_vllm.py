@@ -26,15 +26,15 @@ from pytest_llenergy.backends.vllm.backend import VllmJob
 from pytest_llenergy.backends.vllm.options import effective_settings
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError, WorkerError
-from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import Timeline
-from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import HostDevices, plan_on_hosts
-from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import task_workload
+from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.plan import HostDevices, plan_on_hosts
+from pytest_llenergy.ranks.pool import Load, RankPool
+from pytest_llenergy.ranks.workload import task_workload
+from pytest_llenergy.record.record import Parallel
+from pytest_llenergy.record.timeline import Timeline
 
-from ..cluster.remote_ranks import open_gang
-from ..workers.survivors import await_none, marked
+from ..hosts.remote_ranks import open_gang
+from ..ranks.survivors import await_none, marked
 from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 

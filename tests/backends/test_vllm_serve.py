@@ -21,8 +21,8 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
-from pytest_llenergy.model.timeline import Timeline
-from pytest_llenergy.traffic import Request, synthetic
+from pytest_llenergy.backends.traffic import Request, synthetic
+from pytest_llenergy.record.timeline import Timeline
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 

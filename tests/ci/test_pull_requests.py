@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_llenergy.model.report import PairedReport
+from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
 from ..ab.project import Project

@@ -21,20 +21,15 @@ from hypothesis import strategies as st
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import Store
-from pytest_llenergy.model.record import Terms
-from pytest_llenergy.model.report import (
-    PairedReport,
-    Session,
-    encode_paired_report,
-    encode_report,
-)
-from pytest_llenergy.model.served import ServedRequests, TokenGaps
+from pytest_llenergy.compare.history.add import add_run
+from pytest_llenergy.compare.history.store import Store
+from pytest_llenergy.record.record import Terms
+from pytest_llenergy.record.report import PairedReport, Session, encode_paired_report, encode_report
+from pytest_llenergy.record.served import ServedRequests, TokenGaps
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, report_of, scaled
-from ..model.reports import RECORD, REPORT, ROUND
+from ..record.reports import RECORD, REPORT, ROUND
 
 #: The same inputs in each run. One that fails is named as drawn: to simplify it takes long.
 FUZZ = settings(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llenergy.model.report import decode_lean_report, decode_paired_report
+from pytest_llenergy.record.report import decode_lean_report, decode_paired_report
 from pytest_llenergy.report.store import decode_journal
 
 from .bad_files import (

@@ -14,12 +14,12 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import PairedReport, encode_paired_report
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import PairedReport, encode_paired_report
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
-from ..forges.forge import Forge, serving
-from ..model.test_paired import PAIRED
+from ..record.test_paired import PAIRED
+from ..report.forge import Forge, serving
 
 
 @pytest.fixture

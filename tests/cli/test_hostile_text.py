@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.history.store import Acceptance, Entry
-from pytest_llenergy.model.report import PairedReport, Report
+from pytest_llenergy.compare.history.store import Acceptance, Entry
+from pytest_llenergy.record.report import PairedReport, Report
 
 from .bad_files import COMMANDS, build_project, find_place, find_value, list_spots, run_command
 

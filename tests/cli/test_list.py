@@ -15,7 +15,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.report import PairedReport, Report, Source, encode_paired_report, encode_report
+from pytest_llenergy.record.report import PairedReport, Report, Source, encode_paired_report, encode_report
 
 from ..compare.runs import record_of, report_of
 

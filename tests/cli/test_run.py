@@ -20,8 +20,8 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.run import Child
-from pytest_llenergy.meters.estimate import AVERAGE_W
-from pytest_llenergy.model.record import Window
+from pytest_llenergy.energy.meters.estimate import AVERAGE_W
+from pytest_llenergy.record.record import WindowRecord
 
 from ..nvml_sim import Board, World
 
@@ -52,7 +52,7 @@ def test_the_command_with_all_its_children_counts_and_its_output_is_untouched(tm
     ran = llenergy("--format=json", "-o", str(tmp_path / "e.json"), "--", sys.executable, "-c", code)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
     found = json.loads((tmp_path / "e.json").read_text())
-    window = msgspec.json.decode(json.dumps(found["window"]), type=Window)
+    window = msgspec.json.decode(json.dumps(found["window"]), type=WindowRecord)
     assert window.energy_j is not None
     # Two interpreters also start.
     assert 1.2 <= window.energy_j / AVERAGE_W < 1.6

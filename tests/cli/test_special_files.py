@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.model import files
+from pytest_llenergy.record import files
 
-from ..meters.unprivileged import open_directory, unprivileged
+from ..energy.unprivileged import open_directory, unprivileged
 from .bad_files import COMMANDS, PLACES, TOLERANT, build_project, find_place, run_command
 
 #: One command for each kind of file, and each that reads it in another way.

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.record import Flag, Record, Round, Tokens
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Flag, Record, Round, Tokens
+from pytest_llenergy.record.report import Report
 
-from ..model.reports import RECORD, REPORT
+from ..record.reports import RECORD, REPORT
 
 #: Joules of six rounds, without a trend and hardly scattered.
 LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)

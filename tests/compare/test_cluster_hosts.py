@@ -15,10 +15,10 @@ from pytest_llenergy.compare.comparability import (
     device_facts,
     fingerprint,
 )
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.record import Record
 
-from ..model.reports import HOST, REPORT
+from ..record.reports import HOST, REPORT
 from .runs import record_of, report_of
 from .test_comparison import compared
 

@@ -18,13 +18,13 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, render_comparison
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
+from pytest_llenergy.record.comparison import AppliedRule, ComparedReports, Comparison
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 
-from ..model.reports import HOST, REPORT
-from ..model.test_paired import PAIRED
+from ..record.reports import HOST, REPORT
+from ..record.test_paired import PAIRED
 from .runs import LEVEL, TEST, UNSURE, record_of, report_of, round_of, scaled
 
 Compare = Callable[..., tuple[int, str, str]]

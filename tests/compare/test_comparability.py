@@ -19,12 +19,12 @@ from pytest_llenergy.compare.comparability import (
     workload_differences,
     workload_key,
 )
-from pytest_llenergy.model.environment import Board, Environment
-from pytest_llenergy.model.load_curve import LoadCurve
-from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record, Tokens
-from pytest_llenergy.model.served import ServedRequests
+from pytest_llenergy.record.environment import Board, Environment
+from pytest_llenergy.record.load_curve import LoadCurve
+from pytest_llenergy.record.record import Flag, Parallel, RankInfo, Record, Tokens
+from pytest_llenergy.record.served import ServedRequests
 
-from ..model.reports import BOARD, HOST, RECORD, REPORT
+from ..record.reports import BOARD, HOST, RECORD, REPORT
 from .runs import record_of, round_of
 
 HERE = REPORT.environment

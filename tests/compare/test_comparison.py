@@ -15,12 +15,12 @@ from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import ComparedReports, Comparison, ReportSource
-from pytest_llenergy.model.load_curve import MaxLoad
-from pytest_llenergy.model.record import Flag, Metric, Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.comparison import ComparedReports, Comparison, ReportSource
+from pytest_llenergy.record.load_curve import MaxLoad
+from pytest_llenergy.record.record import Flag, Metric, Record
+from pytest_llenergy.record.report import Report
 
-from ..model.reports import HOST, REPORT
+from ..record.reports import HOST, REPORT
 from .runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of, scaled
 
 PER_TOKEN = "energy_per_output_token_j"

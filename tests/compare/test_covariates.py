@@ -15,8 +15,8 @@ from pytest_llenergy.compare.covariates import adjust_rounds, find_disturbance, 
 from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
 from pytest_llenergy.compare.statistics import PAIRS, STORED, Estimate, Sample, compare_samples
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Flag, Record
 
 from .runs import record_of, report_of, round_of
 from .test_comparison import compared

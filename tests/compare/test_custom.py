@@ -17,9 +17,9 @@ from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.custom import Value, compare_values
 from pytest_llenergy.compare.gate import exit_code, list_void_gates, parse_threshold
 from pytest_llenergy.compare.rule import Rule
-from pytest_llenergy.measure.custom_metrics import add_metric
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.custom_metrics import add_metric
+from pytest_llenergy.record.record import Record
 
 from .runs import TEST, record_of, report_of
 

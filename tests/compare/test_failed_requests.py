@@ -18,9 +18,9 @@ from pytest_llenergy.compare.comparability import (
     workload_key,
 )
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Flag, Record, Round, Tokens
-from pytest_llenergy.model.served import ServedRequests
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Flag, Record, Round, Tokens
+from pytest_llenergy.record.served import ServedRequests
 
 from ..backends.servers.start import scripted
 from .runs import LEVEL, record_of, report_of, round_of

@@ -18,8 +18,8 @@ from pytest_llenergy.compare.gate import (
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.comparison import AppliedRule, Comparison
-from pytest_llenergy.model.record import Metric
+from pytest_llenergy.record.comparison import AppliedRule, Comparison
+from pytest_llenergy.record.record import Metric
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pytest_llenergy.compare.limits import (
 )
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import ONE_SESSION, PAIRS, STORED, Design, Sample, compare_samples
-from pytest_llenergy.model.base import Direction
+from pytest_llenergy.record.base import Direction
 
 LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02, 10.03, 9.99, 10.0, 10.01, 9.98, 10.02)
 

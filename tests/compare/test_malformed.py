@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 
-from ..gating.inner import usage_error
-from ..model.reports import RECORD
+from ..plugin.inner import usage_error
+from ..record.reports import RECORD
 from .runs import record_of, report_of, scaled
 
 PAIR = [record_of(), record_of("t.py::b", scaled(2))]

@@ -23,10 +23,10 @@ from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import DEFAULT_STAGES
 from pytest_llenergy.compare.statistics import Design, Estimate, Sample, compare_samples
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
-from pytest_llenergy.model.load_curve import MaxLoad
-from pytest_llenergy.model.record import Flag, Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.comparison import ComparedReports, Comparison
+from pytest_llenergy.record.load_curve import MaxLoad
+from pytest_llenergy.record.record import Flag, Record
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import write_report
 from pytest_llenergy.report.verdicts import suggest_remedy
 

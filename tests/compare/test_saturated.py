@@ -11,11 +11,11 @@ import pytest
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code, list_failures
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.load_curve import MaxLoad
-from pytest_llenergy.model.record import Flag, Phase, Record, Round
-from pytest_llenergy.model.served import ServedRequests, TokenGaps
+from pytest_llenergy.record.comparison import ComparedReports
+from pytest_llenergy.record.load_curve import MaxLoad
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Flag, Phase, Record, Round
+from pytest_llenergy.record.served import ServedRequests, TokenGaps
 
 from .runs import LEVEL, record_of, report_of, round_of
 

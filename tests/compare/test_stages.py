@@ -22,7 +22,7 @@ from pytest_llenergy.compare.stages import (
 )
 from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import Direction
+from pytest_llenergy.record.base import Direction
 
 #: Stages that find changes clearly above the threshold, and others that find it exactly.
 SHORT_STAGES, SHARP_STAGES = Stages((6, 6)), Stages((6, 6, 12, 12))

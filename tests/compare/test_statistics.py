@@ -17,7 +17,7 @@ from pytest_llenergy.compare.multiple_comparisons import correct_multiple_compar
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, minimum_detectable_change
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.base import Direction
+from pytest_llenergy.record.base import Direction
 
 #: Six rounds around 100 J with a scatter of about 0.7 %.
 CALM = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)

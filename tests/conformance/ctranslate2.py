@@ -9,7 +9,7 @@ from pytest_llenergy.backends.batches import check_lengths, stamped_result
 from pytest_llenergy.backends.convert import build_cached, pretrained_path, source_key
 from pytest_llenergy.backends.models import encode_prompts, load_tokenizer, translate_load_errors
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import BackendInfo, Precision
+from pytest_llenergy.record.record import BackendInfo, Precision
 
 TYPES = ("float32", "int8", "int8_float32", "int16")
 SPEC = BackendSpec(

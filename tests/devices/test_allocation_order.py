@@ -16,7 +16,7 @@ from pytest_llenergy.devices.lease import DeviceLock
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board as BoardInfo
+from pytest_llenergy.record.environment import Board as BoardInfo
 
 from ..compare.runs import record_of
 from ..nvml_sim import Board, MigInstance, World

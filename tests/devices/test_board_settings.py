@@ -25,8 +25,8 @@ from pytest_llenergy.ab.join import SessionRecord
 from pytest_llenergy.compare.comparability import device_differences
 from pytest_llenergy.devices.board_settings import parse_settings
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report as read_report_file
 
 from ..nvml_sim.boards import MigInstance

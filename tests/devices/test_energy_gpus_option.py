@@ -9,7 +9,7 @@ from pytest_llenergy.devices.inventory import Inventory
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.devices.visibility import parse_selection
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 A, B, C = UUIDS = ("GPU-a1b2c300-51d0", "GPU-a1b2c301-51d0", "GPU-b7000000-51d0")
 FIRST, SECOND = "MIG-7b2d4a1e-0001", "MIG-7c2d4a1e-0002"

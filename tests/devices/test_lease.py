@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest, join_leases
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 
 class TestClaims:

@@ -124,10 +124,10 @@ import os, sys, time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import CPU, DeviceLock
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.leases import LeaseKeeper
-from pytest_llenergy.workers.plan import plan_processes
-from pytest_llenergy.workers.pool import RankPool
-from pytest_llenergy.workers.workload import call_workload
+from pytest_llenergy.ranks.leases import LeaseKeeper
+from pytest_llenergy.ranks.plan import plan_processes
+from pytest_llenergy.ranks.pool import RankPool
+from pytest_llenergy.ranks.workload import call_workload
 
 def daemon(wanted):
     import os, time

@@ -207,7 +207,7 @@ def test_a_note_ends_with_a_reboot(
 ) -> None:
     """The board has forgotten the change, so what it has is somebody else's."""
     leave(directory, LIMIT, CLOCKS)
-    monkeypatch.setattr("pytest_llenergy.model.environment.BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr("pytest_llenergy.record.environment.BOOT_ID", tmp_path / "boot")
     if boot is not None:
         (tmp_path / "boot").write_text(boot)
     assert bool([*describe_left_changes(directory)]) is (expected == FACTORY)

@@ -26,8 +26,8 @@ import time
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.timeline import RequestTimeline
 
 class Job:
     def __init__(self, prompts): self.prompts = prompts

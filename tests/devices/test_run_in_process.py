@@ -12,7 +12,7 @@ import pytest
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
-from ..workers.no_torch import without_torch
+from ..ranks.no_torch import without_torch
 
 Read = Callable[..., dict[str, Any]]
 

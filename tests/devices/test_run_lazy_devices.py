@@ -11,7 +11,7 @@ import pytest
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
-from ..workers.no_torch import without_torch
+from ..ranks.no_torch import without_torch
 
 #: Records for each process at its end whether the driver's library was loaded.
 WITNESS = """

@@ -16,7 +16,7 @@ from pytest_llenergy.devices.visibility import (
     parse_visible_devices,
 )
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
+from pytest_llenergy.record.environment import Board
 
 A, B, C, D = UUIDS = (
     "GPU-a1b2c300-51d0-4c1f-9e70-0000005e11f0",

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from pytest_llenergy.cli import build_parser, main
 from pytest_llenergy.compare.gate import USAGE
 from pytest_llenergy.compare.stages import parse_pairs
-from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.plugin.settings import settings_of
 
 from .config import read_toml
 from .pages import ROOT

@@ -12,12 +12,12 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
+from pytest_llenergy.record.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, scaled
+from ..compare.sessions import session
 from ..conftest import TEN_WATTS
-from ..history.sessions import session
 from .pages import ROOT, block
 
 #: The test behind ``pytest benchmarks``.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 
 from ..compare.runs import record_of, report_of
 from .pages import ROOT, blocks

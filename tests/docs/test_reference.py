@@ -12,12 +12,12 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.cli import COMMANDS
-from pytest_llenergy.doctor.text import list_facts
+from pytest_llenergy.cli.doctor.text import list_facts
 from pytest_llenergy.hookspecs import pytest_llenergy_meters
-from pytest_llenergy.marks import MARKS
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.report import Report
 from pytest_llenergy.options.table import OPTIONS
+from pytest_llenergy.plugin.marks import MARKS
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.report import Report
 
 from .pages import ROOT
 

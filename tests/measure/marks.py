@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.energy.attribution import CpuUse
+from pytest_llenergy.energy.meters.select import Selection
+from pytest_llenergy.energy.trace import Trace
+from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import HostRound
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.attribution import CpuUse
-from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.meters.trace import Trace
-from pytest_llenergy.meters.uncertainty import Power
-from pytest_llenergy.model.record import Round
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
-from ..meters.waves import MS
+from ..energy.waves import MS
 
 GAP_NS = 250 * MS
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.round_plan import is_finished
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Round
 
 from .plans import round_plan
 

@@ -9,6 +9,10 @@ from random import Random
 
 import pytest
 
+from pytest_llenergy.energy.quiet_gaps import quiet_power
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
+from pytest_llenergy.energy.window_arithmetic import energy_between
 from pytest_llenergy.measure.accounting import (
     RESOLVED_WELL,
     _required_length,
@@ -16,14 +20,10 @@ from pytest_llenergy.measure.accounting import (
     required_lengths,
     time_to_first_token_s,
 )
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.meters.quiet_gaps import quiet_power
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Variances
-from pytest_llenergy.meters.window_arithmetic import energy_between
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
-from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
+from ..energy.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import ReadBefore, account_here, iteration, measured_round, rank_of
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
@@ -111,15 +111,15 @@ def test_a_phase_too_short_to_resolve_has_its_uncertainty_and_no_metric() -> Non
 
 def test_longer_rounds_help_a_phase_whose_uncertainties_are_independent() -> None:
     """A phase known to a half needs 9 times the goal's variance; one that rounds share it no length helps."""
-    known = Energy(2.0, Variances(edges=1.0))
+    known = WindowEnergy(2.0, Variances(edges=1.0))
     assert _required_length(known, rounds=1) == pytest.approx(0.25 / RESOLVED_WELL**2)
     assert _required_length(known, rounds=4) == pytest.approx(0.25 / 4 / RESOLVED_WELL**2)
-    assert _required_length(Energy(2.0, Variances(edges=1e-4)), rounds=1) < 1
-    assert _required_length(Energy(2.0, Variances(shape=1.0)), rounds=9) == math.inf
-    assert _required_length(Energy(0.0, Variances(edges=1.0)), rounds=9) == math.inf
-    assert _required_length(Energy(None, reason="lost"), rounds=9) == math.inf
+    assert _required_length(WindowEnergy(2.0, Variances(edges=1e-4)), rounds=1) < 1
+    assert _required_length(WindowEnergy(2.0, Variances(shape=1.0)), rounds=9) == math.inf
+    assert _required_length(WindowEnergy(0.0, Variances(edges=1.0)), rounds=9) == math.inf
+    assert _required_length(WindowEnergy(None, reason="lost"), rounds=9) == math.inf
     # A trial of few iterations may show a part that rounds share as a quarter, and the rounds more of it.
-    quarter = Energy(2.0, Variances(shape=0.25))
+    quarter = WindowEnergy(2.0, Variances(shape=0.25))
     assert _required_length(quarter, rounds=9) <= 1
     assert _required_length(quarter, rounds=9, limit=RESOLVED_WELL) == math.inf
 

@@ -10,15 +10,15 @@ from random import Random
 import msgspec
 import pytest
 
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy, sum_energies, sum_hosts
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.domain_rounds import account_domains
-from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Variances, sum_energies, sum_hosts
-from pytest_llenergy.model.record import Round, Terms
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Round, Terms
 
-from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
+from ..energy.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import account_here, iteration, measured_round
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
@@ -96,7 +96,7 @@ def test_hosts_share_the_clock_of_the_one_that_marks_the_edges(hosts: int) -> No
     """A rank of the first host marks one edge; each clock is off by up to ±1 ms against pytest's."""
     rng, bound_s, step_w = Random(hosts), 1e-3, 1000.0
     variance = (step_w * bound_s) ** 2 / 3
-    each = sum_energies([Energy(1.0, Variances(clock=variance, marking=variance))])
+    each = sum_energies([WindowEnergy(1.0, Variances(clock=variance, marking=variance))])
     claimed_j = sum_hosts([each] * hosts).variances.terms().clock_j
     squares = 0.0
     for _ in range(5000):

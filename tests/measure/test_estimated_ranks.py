@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.estimate import AVERAGE_W
+from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.measure.experiment import measure
 from pytest_llenergy.measure.round_plan import RoundPlan
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.estimate import AVERAGE_W
-from pytest_llenergy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.workload import call_workload
+from pytest_llenergy.ranks.local import LocalHost
+from pytest_llenergy.ranks.workload import call_workload
 
-from ..meters.test_cpu_time import neighbours
-from ..workers.groups import PLAIN, start
+from ..energy.test_cpu_time import neighbours
+from ..ranks.groups import PLAIN, start
 
 pytestmark = pytest.mark.clock
 

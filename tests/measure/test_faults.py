@@ -15,17 +15,17 @@ import pytest
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.energy import Measuring, Window
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.rapl import open_rapl
+from pytest_llenergy.energy.meters.select import MeterRegistry, Selection, open_meters
+from pytest_llenergy.energy.window_meters import LocalWindows
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters import Measuring, Window
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.rapl import open_rapl
-from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
-from pytest_llenergy.meters.window_meters import LocalWindows
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.record import Round
 
-from ..meters.waves import MS
+from ..energy.waves import MS
 from ..nvml_sim import Board, MigInstance, World
 from .plans import round_plan
 

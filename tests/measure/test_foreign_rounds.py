@@ -13,6 +13,8 @@ from statistics import fmean
 import msgspec
 import pytest
 
+from pytest_llenergy.energy.attribution import PACKAGE_RATIO
+from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.foreign_rounds import (
     STRETCH_S,
     ForeignRounds,
@@ -24,13 +26,11 @@ from pytest_llenergy.measure.foreign_rounds import (
     min_stretch_s,
     split_into_stretches,
 )
-from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.attribution import PACKAGE_RATIO
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Round
 
-from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
+from ..energy.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, measured_round
 
 START = 10 * S

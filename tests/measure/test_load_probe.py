@@ -29,11 +29,11 @@ from pytest_llenergy.measure.load_probe import (
 )
 from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.load_uncertainty import arrivals_uncertainty, lower_rate
-from pytest_llenergy.model.load_curve import Slo, slo
-from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.record.load_curve import Slo, slo
+from pytest_llenergy.record.record import Flag, Round
 
 from ..backends.queues import arrivals_s, queued
-from .test_goodput import load
+from ..record.test_goodput import load
 
 TOLERANCE = 0.05
 

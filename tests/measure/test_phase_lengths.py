@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 
 from pytest_llenergy.compare.gate import parse_fail_on, parse_gate
-from pytest_llenergy.measure.metrics import _least_length
+from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.phase_lengths import TRIED_LENGTH, lengthen_for_phases
-from pytest_llenergy.measure.round_statistics import RoundValue
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.options.rounds import plan_rounds
 from pytest_llenergy.options.table import Settings
+from pytest_llenergy.plugin.rounds import plan_rounds
+from pytest_llenergy.record.metrics import _least_length
+from pytest_llenergy.record.round_statistics import RoundValue
 
-from ..meters.waves import MS, S, domain
+from ..energy.waves import MS, S, domain
 from .marks import ReadBefore, iteration, measured_round
 from .plans import round_plan
 

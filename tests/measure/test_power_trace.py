@@ -9,13 +9,13 @@ from random import Random
 import msgspec
 import pytest
 
+from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.power_trace import MAX_SPANS, MAX_STEPS, median_round_index, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
+from pytest_llenergy.record.power_trace import DomainPower, PowerTrace
 
 from ..compare.runs import SPOILED, round_of
-from ..meters.waves import MS, SHAPES, S, Sensor, Wave, domain, read_at
+from ..energy.waves import MS, SHAPES, S, Sensor, Wave, domain, read_at
 from .marks import ReadBefore, account_here, iteration, measured_round
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S

@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from pytest_llenergy.devices.condition import BoardProcess, Condition
+from pytest_llenergy.energy.meters.base import Domain
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
 from pytest_llenergy.measure import quality
-from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
     clocks_mhz,
@@ -24,17 +26,15 @@ from pytest_llenergy.measure.quality import (
     unfinished_flag,
 )
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.base import Domain
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Variances
-from pytest_llenergy.model.record import Flag, Round, Terms
-from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Flag, Round, Terms
+from pytest_llenergy.record.timeline import Timeline
 
-from ..meters.waves import MS, domain
+from ..energy.waves import MS, domain
 from .marks import account_here, iteration, measured_round
 
 WORK = iteration(1_000 * MS, 2_000 * MS)
-GOOD = Energy(100.0, Variances(edges=1.0))
+GOOD = WindowEnergy(100.0, Variances(edges=1.0))
 BOARD = "GPU-a"
 
 
@@ -46,14 +46,14 @@ def ticking(period_ms: int = 10, meter_domain: Domain | None = None) -> Series:
 
 
 def flags(
-    energy: Energy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
+    energy: WindowEnergy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
 ) -> list[str]:
     found = [*energy_flags(energy), *host_flags(round_ or measured_round(WORK), [series or ticking()])]
     return [f"{flag.severity}: {flag.name}: {flag.detail}" for flag in found]
 
 
-def energy(energy_j: float, u_j: float) -> Energy:
-    return Energy(energy_j, Variances(edges=u_j**2))
+def energy(energy_j: float, u_j: float) -> WindowEnergy:
+    return WindowEnergy(energy_j, Variances(edges=u_j**2))
 
 
 def test_a_clean_round_has_no_flag() -> None:
@@ -63,7 +63,7 @@ def test_a_clean_round_has_no_flag() -> None:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (Energy(None, reason="gone"), "warning: unmeasured: gone"),
+        (WindowEnergy(None, reason="gone"), "warning: unmeasured: gone"),
         (energy(-4, 1), "warning: impossible: the counters give -4 J, which is impossible"),
         (
             energy(-2, 1),
@@ -75,7 +75,7 @@ def test_a_clean_round_has_no_flag() -> None:
         ),
     ],
 )
-def test_energy_is_flagged_if_missing_impossible_or_imprecise(found: Energy, expected: str) -> None:
+def test_energy_is_flagged_if_missing_impossible_or_imprecise(found: WindowEnergy, expected: str) -> None:
     assert flags(found) == [expected]
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.remaining_time import Forecast, Step
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.progress import describe_step, format_duration
+from pytest_llenergy.plugin.progress import describe_step, format_duration
 
 from ..compare.runs import round_of
 from .plans import round_plan

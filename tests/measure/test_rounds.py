@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from pytest_llenergy.energy.trace import Series, Tick
 from pytest_llenergy.measure.rounds import (
     PhaseDither,
     required_strata,
@@ -15,9 +16,8 @@ from pytest_llenergy.measure.rounds import (
     tick_phase,
     tick_reference,
 )
-from pytest_llenergy.meters.trace import Series, Tick
 
-from ..meters.waves import EPOCH, MS, domain
+from ..energy.waves import EPOCH, MS, domain
 
 PERIOD_NS = 80 * MS
 

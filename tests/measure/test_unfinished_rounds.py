@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..workers.no_torch import without_torch
+from ..ranks.no_torch import without_torch
 
 ReadReport = Callable[..., dict[str, Any]]
 

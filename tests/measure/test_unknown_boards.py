@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.local_meters import domain_facts
-from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.quality import widen_by_scatter
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import Round
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Round
 
-from ..meters.watching import Spell, simulate_reader
-from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain
+from ..energy.watching import Spell, simulate_reader
+from ..energy.waves import EPOCH, MS, S, Sensor, Wave, domain
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
 from .marks import account_here, iteration, measured_round

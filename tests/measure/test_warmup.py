@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.warmup import (
     CRITERION,
     GIVEN,
@@ -17,10 +18,9 @@ from pytest_llenergy.measure.warmup import (
     required_round_s,
     warm_up,
 )
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.timeline import Timeline
+from pytest_llenergy.record.timeline import Timeline
 
-from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
+from ..energy.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
 from .marks import ReadBefore, iteration, rank_of
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from ..workers.no_torch import without_torch
+from ..ranks.no_torch import without_torch
 from .runs import FinishedRun, RunSuite
 
 

@@ -9,7 +9,7 @@ from .runs import RunSuite
 
 SUITE = """
 import time, unittest, pytest, {library}
-from pytest_llenergy.meters import measure
+from pytest_llenergy.energy import measure
 {mark}
 async def test_window(energy_meter):
     async with energy_meter("load") as window:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from pytest_llenergy.cli.compare import ComparisonResult, Format, render_comparison
-from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.record.comparison import ComparedReports
 
-from ..model.reports import REPORT
+from ..record.reports import REPORT
 
 
 def shown(compared: ComparedReports, form: Format) -> str:

@@ -14,14 +14,14 @@ import msgspec
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.history.trend import Trend, TrendPoint
-from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.compare.history.trend import Trend, TrendPoint
 from pytest_llenergy.measure.power_trace import MAX_STEPS
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
-from pytest_llenergy.model.power_trace import DomainPower, PhaseSpan, PowerTrace
-from pytest_llenergy.model.record import BackendInfo, Flag, Phase, Record, Round, Tokens, Window
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.comparison import ComparedReports, Comparison
+from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint, slo
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.power_trace import DomainPower, PhaseSpan, PowerTrace
+from pytest_llenergy.record.record import BackendInfo, Flag, Phase, Record, Round, Tokens, WindowRecord
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.html.page import render_compared, render_report
 
 from ..compare.runs import SPOILED, TEST, record_of, report_of, round_of
@@ -252,7 +252,7 @@ def run_of() -> Report:
         for name, joules in (("tokenize", 0.02), ("embed", 1.7), ("sort_a_very_long_list", 0.4))
     ]
     windows = [
-        Window(
+        WindowRecord(
             name=name,
             start_s=3.0 * place,
             duration_s=1.5,

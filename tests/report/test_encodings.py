@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.model.text import encodable
+from pytest_llenergy.record.text import encodable
 
 ROOT = Path(__file__).parents[2]
 
 #: Source of a conftest whose measurements are the same on every machine, however busy.
 CONFTEST = """
 import os
-import pytest_llenergy.api.energy
-from tests.gating.inner import fake_measure
+import pytest_llenergy.plugin.fixtures.energy
+from tests.plugin.inner import fake_measure
 
 os.environ.update(WATTS="10", KIND="measured")
-pytest_llenergy.api.energy.measure_on_hosts = fake_measure
+pytest_llenergy.plugin.fixtures.energy.measure_on_hosts = fake_measure
 """
 
 SUITE = """

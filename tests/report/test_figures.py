@@ -13,7 +13,7 @@ from pytest_llenergy.cli.compare import Format
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import explain_failure
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.report.html.page import render_compared
 from pytest_llenergy.report.verdicts import format_change, format_sides
 

@@ -12,8 +12,8 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.comparison import ComparedReports
+from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, workflow_command
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled

@@ -13,15 +13,15 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
+from pytest_llenergy.compare.history.trend import Trend, TrendPoint
 from pytest_llenergy.compare.rule import Rule
-from pytest_llenergy.history.trend import Trend, TrendPoint
-from pytest_llenergy.model.comparison import VERDICTS, Baseline, Comparison
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint, slo
-from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
-from pytest_llenergy.model.quantity import format_pair
-from pytest_llenergy.model.record import Record, Round, Tokens, Window
-from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.served import ServedRequests
+from pytest_llenergy.record.comparison import VERDICTS, Baseline, Comparison
+from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint, slo
+from pytest_llenergy.record.power_trace import DomainPower, PowerTrace
+from pytest_llenergy.record.quantity import format_pair
+from pytest_llenergy.record.record import Record, Round, Tokens, WindowRecord
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.served import ServedRequests
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.cases import report_cases
 from pytest_llenergy.report.html.comparison_charts import forest_plot
@@ -33,7 +33,7 @@ from pytest_llenergy.report.html.svg import open_sheet
 from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of
-from ..model.reports import REPORT
+from ..record.reports import REPORT
 from .pages import LONG_REASON, Pair, decode_record, load_curve, odd, run_shown
 from .reading import Reader
 
@@ -274,7 +274,7 @@ def test_the_trend_is_drawn_with_its_change_point() -> None:
 
 def test_windows_in_the_round_are_named() -> None:
     (record, *_) = REPORT.records
-    window = Window(
+    window = WindowRecord(
         name="prompt",
         start_s=100.6,
         duration_s=0.5,

@@ -20,7 +20,7 @@ import pytest
 from pytest_llenergy.report.html.page import render_report
 
 from ..compare.runs import record_of, report_of
-from ..history.test_page import history_shown
+from ..compare.test_history_page import history_shown
 from .pages import LONG_REASON, load_curve, pair_shown, run_shown
 from .test_html_hostile import HOSTILE, hostile_shown
 

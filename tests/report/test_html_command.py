@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.store import read_report
 

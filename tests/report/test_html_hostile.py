@@ -9,9 +9,9 @@ from functools import cache
 import msgspec
 import pytest
 
-from pytest_llenergy.history.trend import Trend, TrendPoint
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.report import Report, encode_report
+from pytest_llenergy.compare.history.trend import Trend, TrendPoint
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.report import Report, encode_report
 from pytest_llenergy.report.html.page import render_compared, render_report
 
 from ..compare.runs import record_of, report_of

@@ -16,13 +16,13 @@ import pytest
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report
 
 from ..conftest import TEN_WATTS
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
-from ..workers.survivors import check_nothing_is_left, marked
+from ..ranks.survivors import check_nothing_is_left, marked
 
 pytestmark = pytest.mark.usefixtures("few_plugins", "no_xdist")
 
@@ -211,7 +211,7 @@ STARTS_RANKS = "def work(): pass\ndef test_last(workers): workers.run(work)\n"
 RANK_WAITS = f"""
 import sys, time
 from pathlib import Path
-if any(each.endswith("workers/rank.py") for each in sys.orig_argv): {WAIT}
+if any(each.endswith("ranks/rank.py") for each in sys.orig_argv): {WAIT}
 """
 LOADS = "def test_last(backend): backend.generate(['a'])\n"
 SLOW_BACKEND = """

@@ -9,7 +9,7 @@ import junitparser
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 
 from ..compare.runs import record_of, report_of, scaled
 from .forms import shown

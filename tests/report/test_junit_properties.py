@@ -10,8 +10,8 @@ from typing import Any
 import junitparser
 import pytest
 
-from pytest_llenergy.meters import attribution
-from pytest_llenergy.meters.cpu_time import CpuTime
+from pytest_llenergy.energy import attribution
+from pytest_llenergy.energy.cpu_time import CpuTime
 
 SUITE = """
 import time, pytest

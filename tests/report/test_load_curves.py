@@ -8,9 +8,9 @@ import re
 import msgspec
 import pytest
 
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure

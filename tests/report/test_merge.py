@@ -13,14 +13,14 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Board, Environment, environment_key
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.environment import Board, Environment, environment_key
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.store import Journal, write_report
 
 from ..compare.runs import record_of, report_of, scaled
-from ..model.reports import BOARD, HOST, REPORT
+from ..record.reports import BOARD, HOST, REPORT
 
 ENVIRONMENT = REPORT.environment
 assert ENVIRONMENT is not None

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import Flag, Record
-from pytest_llenergy.model.text import unique_function_names
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Flag, Record
+from pytest_llenergy.record.text import unique_function_names
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary

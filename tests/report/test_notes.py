@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.record.record import Flag, Record
 from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of, round_of

@@ -13,12 +13,12 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.history.add import add_run
-from pytest_llenergy.history.store import Store, read_entries
+from pytest_llenergy.compare.history.add import add_run
+from pytest_llenergy.compare.history.store import Store, read_entries
 from pytest_llenergy.measure.quality import outlier_flags
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import Record, Round, Tokens
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.quantity import format_quantity
+from pytest_llenergy.record.record import Record, Round, Tokens
+from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.columns import COLUMNS
 
 from ..compare.runs import record_of, report_of, round_of

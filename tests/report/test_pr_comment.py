@@ -12,7 +12,7 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, ReportSource
+from pytest_llenergy.record.comparison import AppliedRule, ComparedReports, Comparison, ReportSource
 from pytest_llenergy.report.pr_comment import (
     MARKER,
     MAX_COMMENT_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.report import encode_report
 
 from ..compare.runs import record_of, report_of, scaled
 

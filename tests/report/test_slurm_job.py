@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.model.report import Report, SlurmJob
+from pytest_llenergy.record.report import Report, SlurmJob
 from pytest_llenergy.report.html.cases import LabelledReport
 from pytest_llenergy.report.html.tables import machine
 from pytest_llenergy.report.merge import NamedReport, merge_reports

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.model.comparison import Comparison, Verdict
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.record.comparison import Comparison, Verdict
+from pytest_llenergy.record.record import Flag
 from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, append_run_summary
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout
 from pytest_llenergy.report.markdown import render_run_markdown

@@ -20,12 +20,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import json_schema
+from pytest_llenergy.plugin.report_builder import ReportBuilder
+from pytest_llenergy.record.report import json_schema
 from pytest_llenergy.report.store import read_report
-from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
-from ..model.reports import REPORT
+from ..record.reports import REPORT
 
 THREE = """
 import pathlib, time

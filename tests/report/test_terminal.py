@@ -12,20 +12,29 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
-from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.metrics import BUILT_IN, METRIC_NAMES
-from pytest_llenergy.model.base import Status
-from pytest_llenergy.model.environment import Board
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import BackendInfo, Flag, Metric, Record, Terms, Times, Tokens, Window
-from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.record.base import Status
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.environment import Board
+from pytest_llenergy.record.metrics import BUILT_IN, METRIC_NAMES
+from pytest_llenergy.record.quantity import format_quantity
+from pytest_llenergy.record.record import (
+    BackendInfo,
+    Flag,
+    Metric,
+    Record,
+    Terms,
+    Times,
+    Tokens,
+    WindowRecord,
+)
+from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.columns import COLUMNS
 from pytest_llenergy.report.layout import GROUP_KEYS, Layout, parse_columns, parse_group_by, parse_sort
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of, report_of, round_of, scaled
-from ..model.reports import RECORD
+from ..record.reports import RECORD
 
 TERMS = Terms(edges_j=0.0031, outside_j=0.0012, resolution_j=0.0005, coverage_j=0.0)
 LATE = Flag(name="late-reader", severity="warning", detail="a tick was seen 12 ms late")
@@ -519,7 +528,7 @@ def test_the_device_is_shown_unless_it_is_the_only_one() -> None:
 def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:
     reason = "not resolvable: 0.01 ms window"
     missing = Flag(name="unmeasured", severity="warning", detail=reason)
-    window = Window(
+    window = WindowRecord(
         name="tiny",
         start_s=0.0,
         duration_s=1e-5,

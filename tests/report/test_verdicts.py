@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.model.comparison import RULE_VERDICTS, AppliedRule, Comparison, Verdict
+from pytest_llenergy.record.comparison import RULE_VERDICTS, AppliedRule, Comparison, Verdict
 from pytest_llenergy.report.verdicts import (
     LEGEND,
     format_sides,

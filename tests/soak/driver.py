@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from ..nvml_sim import Board, World, build_library
-from ..workers.survivors import marked
+from ..ranks.survivors import marked
 from .runs import DISTURBANCES, END_LIMIT_S, Ended, Run, Setting, finish_run, read_lines, start_run
 
 #: Residents in turn. One that uses pytest-xdist and one that does not, with real torch and with boards.

@@ -24,8 +24,8 @@ from pytest_llenergy.report.store import find_journals, read_report
 
 from ..conformance.tiny import BACKEND, HOOK
 from ..conftest import TEN_WATTS
-from ..workers.no_torch import without_torch
-from ..workers.survivors import MARKER, await_none, survivors
+from ..ranks.no_torch import without_torch
+from ..ranks.survivors import MARKER, await_none, survivors
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any, Protocol
 
-from pytest_llenergy.meters import Window, measure
+from pytest_llenergy.energy import Window, measure
 
 J_PER_KWH = 3.6e6
 
@@ -52,7 +52,7 @@ class Tool(Protocol):
 
 
 class OurWindow:
-    """A window of ``pytest_llenergy.meters.measure``."""
+    """A window of ``pytest_llenergy.energy.measure``."""
 
     name = OURS_WINDOW
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
 
 PERIOD_S, WATTS = 0.1, 10.0
 

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.model.record import DomainEnergy, Record, Round, Tokens
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import DomainEnergy, Record, Round, Tokens
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import write_report
-from tests.model.reports import RECORD, REPORT
+from tests.record.reports import RECORD, REPORT
 
 #: Limits for loading and comparing 10,000 records of 12 rounds: CPU seconds and MB.
 MAX_S, MAX_MB = 2.0, 500.0

@@ -49,9 +49,9 @@ def measure_construct(tool: str, uuids: list[str]) -> Figures:
     ``ready_ms`` is the time from the first construction until a window can be opened.
     """
     if tool == "pytest-llenergy":
-        from pytest_llenergy.meters import measure
-        from pytest_llenergy.meters.base import Targets
-        from pytest_llenergy.meters.select import MeterRegistry, open_meters
+        from pytest_llenergy.energy import measure
+        from pytest_llenergy.energy.meters.base import Targets
+        from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 
         watch = Stopwatch()
         first = open_meters(("nvml",), MeterRegistry(), Targets(tuple(uuids)))
@@ -96,7 +96,7 @@ def measure_window(tool: str, uuids: list[str]) -> Figures:
     close: Callable[[], Any] = int
     times = 300
     if tool == "pytest-llenergy":
-        from pytest_llenergy.meters import measure
+        from pytest_llenergy.energy import measure
 
         measuring = measure(uuids, ("nvml",))
         measuring.start()
@@ -157,7 +157,7 @@ def measure_reader(tool: str, uuids: list[str]) -> Figures:
 
     stop: Callable[[], Any] = int
     if tool.startswith("pytest-llenergy"):
-        from pytest_llenergy.meters import measure
+        from pytest_llenergy.energy import measure
 
         measuring = measure(uuids, ("nvml",))
         measuring.start()

@@ -30,7 +30,7 @@ NUMBERS_OF_BOARDS = (1, 8)
 
 IMPORTS = {
     "nothing": "pass",
-    OURS: "import pytest_llenergy.meters",
+    OURS: "import pytest_llenergy.energy",
     ZEUS: "from zeus.monitor import ZeusMonitor",
     CODECARBON: "import codecarbon",
 }

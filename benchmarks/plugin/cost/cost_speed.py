@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from cost_world import boards
 
-from pytest_llenergy.meters import measure
+from pytest_llenergy.energy import measure
 
 T = TypeVar("T")
 

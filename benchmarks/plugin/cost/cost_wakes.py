@@ -25,8 +25,8 @@ from cost_speed import LEARNING_S, run_beside_matrices, run_beside_python
 from cost_table import OURS
 from cost_world import MS, boards
 
-from pytest_llenergy.meters import measure
-from pytest_llenergy.meters.sampler import Reader
+from pytest_llenergy.energy import measure
+from pytest_llenergy.energy.sampler import Reader
 
 #: Time that a wake-up disturbs before and after it (ns). In one process the reader first waits for the
 #: interpreter's lock, and caches refill afterwards. Wake-ups next to another process are closer together.

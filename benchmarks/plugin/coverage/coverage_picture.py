@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from drawing import BLUE, GREY, ORANGE, RED, configure_pyplot, save_picture
 
-from tests.meters.cases import KINDS, Case, draw
+from tests.energy.cases import KINDS, Case, draw
 
 #: Smaller relative errors are drawn here.
 FLOOR = 1e-6

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the stated uncertainty with thousands of random windows of exactly known energy.
 
-The windows are those of the test suite (tests/meters/cases.py), which runs a few hundred. ``--even MS`` reads
+The windows are those of the test suite (tests/energy/cases.py), which runs a few hundred. ``--even MS`` reads
 evenly within the same budget, without a prediction of ticks, to show what the prediction is worth.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pytest_llenergy.meters import sampler
-from pytest_llenergy.meters.schedule import Timetable
-from tests.meters import watching
-from tests.meters.cases import KINDS, Case, Kind, Summary, draw, summarise
+from pytest_llenergy.energy import sampler
+from pytest_llenergy.energy.schedule import Timetable
+from tests.energy import watching
+from tests.energy.cases import KINDS, Case, Kind, Summary, draw, summarise
 
 #: Limits that the package promises.
 COVERED, FULLNESS = 0.95, 0.2

@@ -15,7 +15,7 @@ from statistics import NormalDist, median, quantiles
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pytest_llenergy.measure import round_statistics
+from pytest_llenergy.record import round_statistics
 from tests.measure.simulated_rounds import Scatter, cold_start, delays, normal, repeat
 
 SCATTERS: dict[str, Scatter] = {

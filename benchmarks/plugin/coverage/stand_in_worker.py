@@ -18,16 +18,16 @@ from stand_in_worlds import BUSY_W, MS, WORLDS, Rank, S, Setting, add_faults
 
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.energy import Window, measure
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.experiment import measure as measure_test
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.round_plan import RoundPlan
-from pytest_llenergy.meters import Window, measure
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from drawing import BLUE, GREY, ORANGE, RED, configure_pyplot, save_picture
 
-from pytest_llenergy.meters.quiet_gaps import quiet_power
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.window_arithmetic import energy_between
-from tests.meters.watching import Spell, simulate_reader
-from tests.meters.waves import EPOCH, MS, S, Sensor, Wave, domain
+from pytest_llenergy.energy.quiet_gaps import quiet_power
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.window_arithmetic import energy_between
+from tests.energy.watching import Spell, simulate_reader
+from tests.energy.waves import EPOCH, MS, S, Sensor, Wave, domain
 
 IDLE_W, WORK_W = 100.0, 500.0
 WORK_NS, LATCH_NS, GAP_NS = 250 * MS, 100 * MS, 350 * MS

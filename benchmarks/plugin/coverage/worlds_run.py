@@ -4,7 +4,7 @@
 Each row is a world with its lengths: how many results have a number, how many of those lie within two
 standard uncertainties, the mean and the median of their error in standard uncertainties, their median
 relative error. The worlds are those of the test suite
-(tests/meters/worlds.py), which runs fewer of them.
+(tests/energy/worlds.py), which runs fewer of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.meters.worlds import WORLDS, Result, loop, phases
+from tests.energy.worlds import WORLDS, Result, loop, phases
 
 LOOPS = [(length_ms, rest_ms) for length_ms in (50, 100, 300) for rest_ms in (10, 50, 100)]
 PHASES = ((20, 150), (40, 160), (60, 200), (150, 500))

@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
+from pytest_llenergy.compare.history.change_points import MIN_SEGMENT, find_change_points
 from pytest_llenergy.compare.limits import MAD_TO_SIGMA
-from pytest_llenergy.history.change_points import MIN_SEGMENT, find_change_points
 
 #: Sessions of a history, and how many histories are simulated for each world and step.
 LENGTHS = {12: 1000, 60: 1000, 500: 200}

@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from pytest_llenergy.cluster.agent import agent_command
-from pytest_llenergy.cluster.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.cluster.wire import Listener
+from pytest_llenergy.hosts.agent import agent_command
+from pytest_llenergy.hosts.client import AgentClient, accept_agents, close_all
+from pytest_llenergy.hosts.wire import Listener
 
 #: How long idle agents are observed (seconds).
 IDLE_S = 5.0

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.cluster.ray_cluster import RayNodes
-from tests.cluster.runs import CUDA_STAND_IN
-from tests.cluster.slurm import Slurm
+from tests.hosts.ray_cluster import RayNodes
+from tests.hosts.runs import CUDA_STAND_IN
+from tests.hosts.slurm import Slurm
 from tests.nvml_sim import build_library
 
 ROOT = Path(__file__).resolve().parents[3]

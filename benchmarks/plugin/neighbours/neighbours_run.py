@@ -19,16 +19,16 @@ from statistics import fmean
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.estimate import AVERAGE_W
+from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
-from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.estimate import AVERAGE_W
-from pytest_llenergy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.plan import LOCALHOST, plan_processes
-from pytest_llenergy.workers.workload import call_workload
+from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.local import LocalHost
+from pytest_llenergy.ranks.plan import LOCALHOST, plan_processes
+from pytest_llenergy.ranks.workload import call_workload
 
 LOOPS_S = (1.0, 2.0, 4.0)
 NEIGHBOURS = (0, 1, 4)

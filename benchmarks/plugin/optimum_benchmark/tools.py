@@ -18,8 +18,8 @@ from typing import Any
 
 from setting import BATCH_SIZE, NEW_TOKENS, PROMPT_TOKENS
 
-from pytest_llenergy.meters.cpu_time import read_cpu_time
-from pytest_llenergy.model.report import decode_report
+from pytest_llenergy.energy.cpu_time import read_cpu_time
+from pytest_llenergy.record.report import decode_report
 
 HERE = Path(__file__).resolve().parent
 OURS = "pytest-llenergy"

@@ -34,9 +34,9 @@ from pytest_llenergy.measure.load_probe import (
 )
 from pytest_llenergy.measure.load_search import LoadSearch
 from pytest_llenergy.measure.load_uncertainty import arrivals_uncertainty, lower_rate
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Round
-from pytest_llenergy.model.served import ServedRequests
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.record import Round
+from pytest_llenergy.record.served import ServedRequests
 
 ROOT = Path(__file__).resolve().parents[3]
 

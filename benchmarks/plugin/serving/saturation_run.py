@@ -16,10 +16,10 @@ from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServeParams
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.served import SATURATED, SHORT_LOAD
-from pytest_llenergy.model.timeline import RequestTimeline
-from pytest_llenergy.traffic import Request
+from pytest_llenergy.backends.traffic import Request
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.served import SATURATED, SHORT_LOAD
+from pytest_llenergy.record.timeline import RequestTimeline
 from tests.backends.queues import arrivals_s, conversing, queued, shared, split
 from tests.backends.servers.start import scripted
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.model.report import decode_report
+from pytest_llenergy.record.report import decode_report
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

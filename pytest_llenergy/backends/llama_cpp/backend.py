@@ -15,12 +15,12 @@ from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.batches import check_lengths
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.llama_cpp.options import CONTEXT_STEP, SMALLEST, Capacity, Settings
-from pytest_llenergy.backends.llama_cpp.server import Server
+from pytest_llenergy.backends.llama_cpp.server import LlamaServer
 from pytest_llenergy.backends.models import ModelSource, check_context_length
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.timeline import RequestTimeline
 
 #: Types in which ggml multiplies weights with activations, by the types of the weights (``vec_dot_type`` in
 #: ggml-cpu.c). It adds up in float32.
@@ -48,7 +48,7 @@ RESPONSE_FIELDS = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchReply:
     """The server's answer for each prompt, and when it was requested and received."""
 
     sequences: list[dict[str, Any]]
@@ -71,15 +71,15 @@ class Answer:
 class LlamaCppJob:
     """A batch of token ids in one request; each prompt has its own slot."""
 
-    server: Server
+    server: LlamaServer
     request: dict[str, Any]
 
-    def run(self) -> Answer:
+    def run(self) -> BatchReply:
         sent_ns = time.monotonic_ns()
         answer = self.server.request("POST", "/completion", self.request)
-        return Answer(answer if isinstance(answer, list) else [answer], sent_ns, time.monotonic_ns())
+        return BatchReply(answer if isinstance(answer, list) else [answer], sent_ns, time.monotonic_ns())
 
-    def result(self, outcome: Answer) -> Generation:
+    def result(self, outcome: BatchReply) -> Generation:
         prompts = self.request["prompt"]
         sequences = sorted(outcome.sequences, key=lambda each: int(each["index"]))
         start_ns = outcome.start_ns()
@@ -135,7 +135,7 @@ class LlamaCppBackend:
         file = Path(model.location) if dtype is None else converted_gguf("llama-cpp", model, str(dtype))
         self._file, self._label = str(file), model.label
         # Loaded once to print what it does, which would disturb a measurement; ``prepare`` loads it again.
-        self._server: Server | None = self._serve(SMALLEST, describes=True)
+        self._server: LlamaServer | None = self._serve(SMALLEST, describes=True)
         assert self._server.precision is not None
         weights = describe_gguf_weights(file)
         kinds = set((weights or "").split(", "))
@@ -200,12 +200,12 @@ class LlamaCppBackend:
         body = {"content": prompt, "add_special": True, "parse_special": True}
         return list(self._any_server().request("POST", "/tokenize", body)["tokens"])
 
-    def _any_server(self) -> Server:
+    def _any_server(self) -> LlamaServer:
         if self._server is None:
             self._server = self._serve(SMALLEST)
         return self._server
 
-    def _with_capacity(self, rows: list[list[int]], new: int) -> Server:
+    def _with_capacity(self, rows: list[list[int]], new: int) -> LlamaServer:
         needed = max(map(len, rows)) + new
         capacity = Capacity(
             prompts=len(rows),
@@ -219,8 +219,8 @@ class LlamaCppBackend:
         check_context_length("llama-cpp", needed, limit)
         return self._server
 
-    def _serve(self, capacity: Capacity, *, describes: bool = False) -> Server:
-        return Server(self._file, self._label, capacity, self._settings, describes=describes)
+    def _serve(self, capacity: Capacity, *, describes: bool = False) -> LlamaServer:
+        return LlamaServer(self._file, self._label, capacity, self._settings, describes=describes)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(self._tokens(text)) for text in texts]

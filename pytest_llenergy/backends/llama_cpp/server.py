@@ -24,7 +24,7 @@ from typing import Any
 from pytest_llenergy.backends.llama_cpp.options import Capacity, Settings, server_parameters
 from pytest_llenergy.backends.precision import captured_log, list_types
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.record import Precision
+from pytest_llenergy.record.record import Precision
 
 #: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
 MAX_SOCKET_PATH_BYTES = 103
@@ -36,7 +36,7 @@ VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
 LOG_TIMEOUT_S, LOG_POLL_S = 10.0, 0.01
 
 
-class Server:
+class LlamaServer:
     """A loaded model.
 
     Raises ``ModelError`` if llama.cpp cannot load it, or ``BackendError`` if it was given options.

@@ -23,11 +23,11 @@ from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettin
 from pytest_llenergy.backends.server.stream import error_text, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH_TIMEOUT_S
+from pytest_llenergy.backends.traffic.requests import Inputs, Request, as_request
+from pytest_llenergy.backends.traffic.texts import Writer
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import BackendInfo, Flag, Precision
-from pytest_llenergy.traffic.requests import Inputs, Request, as_request
-from pytest_llenergy.traffic.texts import Writer
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.record import BackendInfo, Flag, Precision
 
 MODELS_PATH = "/v1/models"
 

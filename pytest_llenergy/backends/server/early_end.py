@@ -18,9 +18,9 @@ from pytest_llenergy.backends.server.client import Client, Stream
 from pytest_llenergy.backends.server.stream import error_text, has_tokens_after
 from pytest_llenergy.backends.tasks import Probe
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.load_curve import Slo
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.served import ENDED_EARLY, OUT_OF_TIME
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.served import ENDED_EARLY, OUT_OF_TIME
 
 #: Interval of the checks whether a request that has tokens already gets one after its limit (seconds).
 RECHECK_S = 0.05

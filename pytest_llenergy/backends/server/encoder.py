@@ -10,8 +10,8 @@ import msgspec
 
 from pytest_llenergy.backends.server.client import PATHS, Dialect
 from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.traffic.requests import Request
 
 #: A role and a text.
 Message = tuple[str, str]

@@ -11,11 +11,11 @@ from pytest_llenergy.backends.server.client import Client, Dialect, Stream
 from pytest_llenergy.backends.server.early_end import SETTLE_S, IdleCheck
 from pytest_llenergy.backends.server.process import is_port_closed
 from pytest_llenergy.backends.server.settings import Address
-from pytest_llenergy.backends.server.stream import Answer, FailedRequestError, read_answer
+from pytest_llenergy.backends.server.stream import FailedRequestError, StreamedAnswer, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.record.record import Flag
 
 CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
 
@@ -94,7 +94,7 @@ class Endpoint:
         asked: int,
         *,
         search_rate: float | None = None,
-    ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
+    ) -> tuple[list[tuple[Exchange, StreamedAnswer]], list[str]]:
         """Parse the streams, after measured time: a check whether the server has died takes a second.
 
         Args:
@@ -112,7 +112,7 @@ class Endpoint:
                 at any load.
         """
         self._check_broken(exchanges, asked)
-        answered: list[tuple[Exchange, Answer]] = []
+        answered: list[tuple[Exchange, StreamedAnswer]] = []
         failures: list[str] = []
         for exchange in exchanges:
             name = exchange.name(asked)
@@ -143,7 +143,7 @@ class Endpoint:
                 "anymore"
             )
 
-    def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
+    def cache_flags(self, answers: Sequence[StreamedAnswer]) -> list[Flag]:
         """Return flags about prefix cache hits, which distort the measured work."""
         hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
         if hits:
@@ -157,7 +157,7 @@ class Endpoint:
         return []
 
 
-def _check_lengths(exchange: Exchange, answer: Answer, params: GenerationParams, name: str) -> None:
+def _check_lengths(exchange: Exchange, answer: StreamedAnswer, params: GenerationParams, name: str) -> None:
     """Raise ``BackendError`` if a prompt or an answer has not the length that was asked for."""
     produced, asked = answer.request.output_tokens, exchange.output_tokens
     # A stop token may end any request.
@@ -174,7 +174,7 @@ def _check_lengths(exchange: Exchange, answer: Answer, params: GenerationParams,
         )
 
 
-def sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
+def sum_cached_tokens(answers: Sequence[StreamedAnswer]) -> int | None:
     """Return the prompt tokens that were not computed; None if an answer has no count."""
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return sum(known) if len(known) == len(answers) else None

@@ -26,10 +26,10 @@ from pytest_llenergy.backends.tasks import (
     ServedLoad,
     ServeParams,
 )
+from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.served import FAILED, REFUSED
-from pytest_llenergy.traffic.requests import Request
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.served import FAILED, REFUSED
 
 #: A request is late beyond this share of the mean gap between requests, and at least this time (seconds).
 LATE_SHARE, LATE_S = 0.1, 0.01

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.secrets import redact_secrets, redact_text
+from pytest_llenergy.record.secrets import redact_secrets, redact_text
 
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"

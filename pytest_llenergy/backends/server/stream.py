@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Dialect, Stream
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.timeline import RequestTimeline
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -42,7 +42,7 @@ class FailedRequestError(BackendError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamedAnswer:
     """The parsed answer of one request.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Event:
     ends: bool
 
 
-def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
+def read_answer(stream: Stream, dialect: Dialect, name: str) -> StreamedAnswer:
     """Parse the stream of one request.
 
     Args:
@@ -124,7 +124,7 @@ def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
         ) from error
 
 
-def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
+def _read_events(stream: Stream, dialect: Dialect, name: str) -> StreamedAnswer:
     events: list[_Event] = []
     usage: Mapping[str, Any] | None = None
     ended = False
@@ -147,7 +147,9 @@ def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
     return _build_answer(stream, events, usage, name)
 
 
-def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str) -> Answer:
+def _build_answer(
+    stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str
+) -> StreamedAnswer:
     produced, prompt_tokens = (usage or {}).get("completion_tokens"), (usage or {}).get("prompt_tokens")
     if not (_is_count(produced) and _is_count(prompt_tokens)):
         raise BackendError(
@@ -173,7 +175,7 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
     if not (cached is None or _is_count(cached)):
         raise ValueError(f"cached_tokens is {cached!r}")
     ids = [token for event in events for token in event.ids]
-    return Answer(
+    return StreamedAnswer(
         text="".join(event.text for event in events),
         token_ids=ids if len(ids) == produced else [],
         request=RequestTimeline(

@@ -40,7 +40,7 @@ SPEC = BackendSpec(
             "placement": "device_map: whole layers on several GPUs, which work in turn",
         },
         sources={
-            "hosts": "workers/plan.py: ranks of all hosts join one process group",
+            "hosts": "ranks/plan.py: ranks of all hosts join one process group",
             **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
             **dict.fromkeys(("gpu", "pipeline"), "this adapter"),
             **dict.fromkeys(("tasks", "caches", "batching", "timestamps", "exact", "clock"), "tested"),

@@ -33,9 +33,9 @@ from pytest_llenergy.backends.transformers.options import (
 )
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import BackendInfo, Precision
-from pytest_llenergy.model.timeline import Flops
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.record import BackendInfo, Precision
+from pytest_llenergy.record.timeline import Flops
 
 
 class TransformersBackend:

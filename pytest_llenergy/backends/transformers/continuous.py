@@ -13,7 +13,7 @@ from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.timeline import RequestTimeline
 
 #: Tokens per page of the cache: transformers' default.
 PAGE_TOKENS = 256

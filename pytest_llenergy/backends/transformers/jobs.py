@@ -24,8 +24,8 @@ from pytest_llenergy.backends.tasks import (
 from pytest_llenergy.backends.transformers.library_options import show_options
 from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.timeline import RequestTimeline
 
 #: How a model drafts, set explicitly so that no other default applies. With the threshold of 0 it drafts as
 #: many tokens as requested, as in other libraries; transformers' own default stops where it is unsure.

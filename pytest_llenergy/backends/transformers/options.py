@@ -19,7 +19,7 @@ from pytest_llenergy.backends.engine_options import (
 )
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 #: Attention implementations, with the module that each needs besides torch and how to install it.
 ATTENTIONS: dict[str, tuple[str, str] | None] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.record.record import Parallel
 
 #: How accelerate distributes layers: evenly by memory, without filling one device before the next.
 DEVICE_MAP = "balanced"

@@ -25,8 +25,8 @@ from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
 from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
-from pytest_llenergy.model.record import BackendInfo, Precision
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.record.record import BackendInfo, Precision
+from pytest_llenergy.record.timeline import RequestTimeline
 
 #: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
 NO_PIPELINE_ON_CPU = "vLLM's CPU workers do not support pipeline parallelism; use tensor"

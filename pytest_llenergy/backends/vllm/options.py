@@ -21,7 +21,7 @@ from pytest_llenergy.backends.engine_options import (
 )
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.record.base import Primitive
 
 #: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
 #: is free (vllm/v1/worker/cpu_worker.py).

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import one_line
-from pytest_llenergy.report.html.cases import PER_ITERATION, Case, value_and_u
+from pytest_llenergy.record.quantity import format_quantity, scale_of
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import one_line
+from pytest_llenergy.report.html.cases import PER_ITERATION, TestSection, value_and_u
 from pytest_llenergy.report.html.labels import FONT_SIZE, fit, name_cases, text_width
 from pytest_llenergy.report.html.parts import Plot
 from pytest_llenergy.report.html.scatter import ends_of, set_scale
@@ -127,7 +127,7 @@ def bars_plot(sheet: Sheet, bars: Sequence[Bar], name: str, title: str, caption:
     return Plot(narrow, title, " ".join(said), (), wide)
 
 
-def energy_bars(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
+def energy_bars(sheet: Sheet, cases: Sequence[TestSection], name: str) -> Plot | None:
     """Plot the energies of tests without tokens and of windows, largest first.
 
     Returns None without energies, and for a single one, which is shown as a number.

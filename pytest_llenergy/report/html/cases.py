@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import ROUND_METRICS, is_prefill_only
-from pytest_llenergy.measure.round_metric import CLOCK_RESOLUTION_S, is_valid
-from pytest_llenergy.measure.round_statistics import RoundValue
-from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import Record, Round
-from pytest_llenergy.model.report import Report, SideName
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison
+from pytest_llenergy.record.metrics import ROUND_METRICS, is_prefill_only
+from pytest_llenergy.record.quantity import format_quantity
+from pytest_llenergy.record.record import Record, Round
+from pytest_llenergy.record.report import Report, SideName
+from pytest_llenergy.record.round_metric import CLOCK_RESOLUTION_S, is_valid
+from pytest_llenergy.record.round_statistics import RoundValue
+from pytest_llenergy.record.text import one_line
 
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
 
@@ -29,7 +29,7 @@ class LabelledReport:
 
 
 @dataclass(frozen=True)
-class Case:
+class TestSection:
     """One test. ``anchor`` is its id in the page; ``records`` hold the sides that have the test."""
 
     anchor: str
@@ -80,7 +80,7 @@ class OrderedRound:
         return ROUND_METRICS[metric].value_of(self.round)
 
 
-def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
+def order_rounds(case: TestSection, *, interleaved: bool) -> list[OrderedRound]:
     """Return the rounds of a test by start time, with those of the base first unless ``interleaved``.
 
     Raises:
@@ -104,13 +104,13 @@ def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
     ]
 
 
-def report_cases(report: Report) -> list[Case]:
+def report_cases(report: Report) -> list[TestSection]:
     """Return the last attempt of each test, most urgent verdicts first."""
     last = {record.id: record for record in report.records}
     return _number_cases([(name, {"head": record}, record.comparisons) for name, record in last.items()])
 
 
-def compared_cases(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
+def compared_cases(base: Report, head: Report, compared: ComparedReports) -> list[TestSection]:
     """Return the tests of two reports, most urgent verdicts first.
 
     Args:
@@ -136,12 +136,12 @@ def compared_cases(base: Report, head: Report, compared: ComparedReports) -> lis
 
 def _number_cases(
     cases: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
-) -> list[Case]:
+) -> list[TestSection]:
     def rank(each: tuple[str, Mapping[SideName, Record], Sequence[Comparison]]) -> int:
         return min((VERDICTS.index(comparison.verdict) for comparison in each[2]), default=len(VERDICTS))
 
     ordered = sorted(cases, key=rank)
-    return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]
+    return [TestSection(f"t{number}", *each) for number, each in enumerate(ordered, 1)]
 
 
 def metric_of_all(records: Collection[Record]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import exp, log, log1p
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.model.comparison import AppliedRule, Comparison
+from pytest_llenergy.record.comparison import AppliedRule, Comparison
 from pytest_llenergy.report.html.bars import BAR_AT, BAR_THICKNESS, row_figure, write_row
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes, plot_label

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from pytest_llenergy.compare.comparability import describe_settings
-from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Coordinates, Record
-from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.record.quantity import format_quantity, scale_of
+from pytest_llenergy.record.record import Coordinates, Record
+from pytest_llenergy.record.text import one_line, shorten
 from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of, sum_by_host
 from pytest_llenergy.report.html.cases import (
     PER_ITERATION,
     PER_TOKEN,
-    Case,
     OrderedRound,
+    TestSection,
     format_metric_of,
 )
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
@@ -30,7 +30,7 @@ from pytest_llenergy.report.verdicts import format_value
 MAX_SETTING_LENGTH = 300
 
 
-def metrics(case: Case) -> Table:
+def metrics(case: TestSection) -> Table:
     """List the metrics of a test that have a value, side by side."""
     records = list(case.records.values())
     names = dict.fromkeys(
@@ -41,7 +41,7 @@ def metrics(case: Case) -> Table:
     return table("Metrics", ("metric", *sides), rows)
 
 
-def missing_metrics(case: Case) -> Table:
+def missing_metrics(case: TestSection) -> Table:
     """List the metrics of a test that have no value on any side, by the reason."""
     records = list(case.records.values())
     names: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def missing_metrics(case: Case) -> Table:
     return table("Metrics without a value", ("metrics", "reason"), rows)
 
 
-def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+def rounds(case: TestSection, ordered: Sequence[OrderedRound]) -> Table:
     """List the rounds in order; start times count from the first round of each side."""
     first_start_s: dict[str, float] = {}
     for turn in ordered:
@@ -119,7 +119,7 @@ def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     return table("Rounds", (*columns, "#iterations", "", "flags"), rows)
 
 
-def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+def hosts(case: TestSection, ordered: Sequence[OrderedRound]) -> Table:
     """List the energy of each host of a cluster in each round."""
     names = {side: list_hosts(record) for side, record in case.records.items()}
     rows: list[Row] = [
@@ -138,7 +138,7 @@ def hosts(case: Case, ordered: Sequence[OrderedRound]) -> Table:
     return table("Hosts", ("#", "side", "host", "#energy ± u", "reason"), rows)
 
 
-def phases(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+def phases(case: TestSection, ordered: Sequence[OrderedRound]) -> Table:
     """List duration and energy of each phase of each round."""
     rows: list[Row] = [
         [
@@ -163,7 +163,7 @@ def steps(curve: PowerCurve) -> Table:
     return table(label, ("#from s", "#W"), rows)
 
 
-def spans(case: Case) -> Table:
+def spans(case: TestSection) -> Table:
     """List the start and end of each plotted round and of its phases."""
     rows: list[Row] = []
     for side, record in case.records.items():
@@ -175,7 +175,7 @@ def spans(case: Case) -> Table:
     return table("Edges and phases", ("side", "span", "#from s", "#to s"), rows)
 
 
-def flags(case: Case) -> Table:
+def flags(case: TestSection) -> Table:
     """List the flags of a test."""
     rows: list[Row] = [
         [
@@ -190,7 +190,7 @@ def flags(case: Case) -> Table:
     return table("Flags", ("side", "", "flag", "detail"), rows)
 
 
-def windows(case: Case) -> Table:
+def windows(case: TestSection) -> Table:
     """List the named windows of the ``energy_meter`` fixture."""
     rows: list[Row] = [
         [
@@ -211,7 +211,7 @@ def windows(case: Case) -> Table:
     return table("Windows", ("side", "window", "#s", "#energy ± u", "#power", "reason"), rows)
 
 
-def settings(case: Case) -> Table:
+def settings(case: TestSection) -> Table:
     """List how a test was run and measured, and mark settings that differ between its sides."""
     facts = [(side, dict(_settings(record))) for side, record in case.records.items()]
     names = dict.fromkeys(name for _, each in facts for name in each)

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from pytest_llenergy.model.comparison import VERDICTS, ReportSource
-from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report, RunInfo
-from pytest_llenergy.model.text import count_tests, one_line, short_test_name
+from pytest_llenergy.record.comparison import VERDICTS, ReportSource
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report, RunInfo
+from pytest_llenergy.record.text import count_tests, one_line, short_test_name
 from pytest_llenergy.report.columns import meter_names, model_name
-from pytest_llenergy.report.html.cases import Case, format_metric_of
+from pytest_llenergy.report.html.cases import TestSection, format_metric_of
 from pytest_llenergy.report.html.parts import Cell, Reason
 from pytest_llenergy.report.layout import record_labels
 from pytest_llenergy.report.notes import list_notes, summary_flags
@@ -115,7 +115,7 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join([*distinct[:MAX_NAMES], *more])
 
 
-def run_notes(cases: Sequence[Case]) -> list[str]:
+def run_notes(cases: Sequence[TestSection]) -> list[str]:
     """Return the notes of the terminal's table, the most important first."""
     metered = [case.records["head"] for case in cases if case.records["head"].meters]
     labels = record_labels(metered)
@@ -131,7 +131,7 @@ def single_values(record: Record) -> list[tuple[str, str]]:
     ]
 
 
-def reasons(cases: Sequence[Case], shown: int) -> list[Reason]:
+def reasons(cases: Sequence[TestSection], shown: int) -> list[Reason]:
     """Return why tests have no result or which verdict, each reason once, the most urgent first.
 
     Args:
@@ -148,7 +148,7 @@ def reasons(cases: Sequence[Case], shown: int) -> list[Reason]:
     return sorted(found, key=lambda each: ORDER.index(each.state) if each.state in ORDER else len(ORDER))
 
 
-def _reasons(case: Case) -> list[tuple[str, str, str]]:
+def _reasons(case: TestSection) -> list[tuple[str, str, str]]:
     """Return states with their reasons, each with a suffix of the test's name for a window."""
     if case.comparisons:
         return [

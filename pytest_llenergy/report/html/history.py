@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest_llenergy
-from pytest_llenergy.history.store import Acceptance, Series
-from pytest_llenergy.history.trend import Standing, build_trend, build_view
-from pytest_llenergy.model.text import count_tests, short_test_name
+from pytest_llenergy.compare.history.store import Acceptance, Series
+from pytest_llenergy.compare.history.trend import Standing, build_trend, build_view
+from pytest_llenergy.record.text import count_tests, short_test_name
 from pytest_llenergy.report.history import COLUMNS, list_notes, standing_cells
 from pytest_llenergy.report.html.page import MAX_OPEN_SECTIONS, MAX_SECTIONS
 from pytest_llenergy.report.html.parts import Cell, Plot, Row, Table, table

@@ -10,10 +10,10 @@ from itertools import takewhile
 from math import dist
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_llenergy.model.quantity import shown_unit
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import one_line, shorten, unique_function_names
-from pytest_llenergy.report.html.cases import Case
+from pytest_llenergy.record.quantity import shown_unit
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import one_line, shorten, unique_function_names
+from pytest_llenergy.report.html.cases import TestSection
 from pytest_llenergy.report.html.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _boxes_near(
         yield Box(left, bottom, left + width, bottom + LINE_HEIGHT)
 
 
-def name_cases(cases: Sequence[Case], known: frozenset[str] = frozenset()) -> dict[str, str]:
+def name_cases(cases: Sequence[TestSection], known: frozenset[str] = frozenset()) -> dict[str, str]:
     """Return what distinguishes each test from the others, by anchor: function, backend, parameters.
 
     Args:
@@ -182,7 +182,7 @@ def name_cases(cases: Sequence[Case], known: frozenset[str] = frozenset()) -> di
     return names
 
 
-def case_facts(case: Case, function: str) -> dict[str, str]:
+def case_facts(case: TestSection, function: str) -> dict[str, str]:
     """Return function, model, backend and parameters of a test."""
     record = next(iter(case.records.values()))
     facts = {"test": function, **_backend_facts(record)}
@@ -209,7 +209,7 @@ def describe_facts(facts: Mapping[str, str], names: Sequence[str]) -> str:
     )
 
 
-def _distinct_params(cases: Sequence[Case], functions: Mapping[str, str]) -> dict[str, str]:
+def _distinct_params(cases: Sequence[TestSection], functions: Mapping[str, str]) -> dict[str, str]:
     """Return what differs between the ids of each function, after its name if there are several."""
     several = len(set(functions.values())) > 1
     names = {}

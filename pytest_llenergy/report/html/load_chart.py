@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.model.load_curve import LoadCurve, LoadPoint
-from pytest_llenergy.model.quantity import format_quantity, scale_of
+from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint
+from pytest_llenergy.record.quantity import format_quantity, scale_of
 from pytest_llenergy.report.html.parts import LegendEntry, Plot, Table, table
 from pytest_llenergy.report.html.scatter import MARKERS, ends_of, set_scale
 from pytest_llenergy.report.html.svg import ABOVE, BELOW, COLOURS, SERIES, WIDE, WIDTH, Sheet

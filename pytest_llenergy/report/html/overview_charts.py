@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SideName
-from pytest_llenergy.model.text import short_test_name, unique_function_names
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.quantity import format_quantity, scale_of
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import SideName
+from pytest_llenergy.record.text import short_test_name, unique_function_names
 from pytest_llenergy.report.html.cases import (
     PER_ITERATION,
     PER_TOKEN,
-    Case,
+    TestSection,
     format_metric_of,
     metric_of_all,
     value_and_u,
@@ -24,7 +24,7 @@ from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Tabl
 from pytest_llenergy.report.html.scatter import (
     MARKERS,
     UNNAMED_CAPTION,
-    Point,
+    ScatterPoint,
     describe_front,
     ends_of,
     front_entries,
@@ -53,7 +53,7 @@ MAX_PARAMETER_PLOTS = 12
 LATENCIES = ("inter_token_latency_s", "end_to_end_latency_p50_s", "duration_s")
 
 
-def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
+def energy_speed_plot(sheet: Sheet, cases: Sequence[TestSection], name: str) -> Plot | None:
     """Plot energy per token against throughput; a line joins the sides of a test.
 
     Returns None if fewer than two tests count tokens, since one point shows nothing.
@@ -93,7 +93,7 @@ def _has_speed(record: Record) -> bool:
     return with_values and metric_of_all([record]) == PER_TOKEN
 
 
-def _speed_point(case: Case, name: str, colour: str, marker: str) -> Point | None:
+def _speed_point(case: TestSection, name: str, colour: str, marker: str) -> ScatterPoint | None:
     both: dict[SideName, tuple[tuple[float, float], tuple[float, float]]] = {
         side: (speed, energy)
         for side, record in case.records.items()
@@ -106,22 +106,22 @@ def _speed_point(case: Case, name: str, colour: str, marker: str) -> Point | Non
     suffix = f", {side}" if len(case.records) > 1 else ""
     tip = f"{case.id}{suffix}: {_describe_pair(x, y)}"
     if len(both) < 2:
-        return Point(name, tip, x, y, x_u, y_u, colour, marker)
+        return ScatterPoint(name, tip, x, y, x_u, y_u, colour, marker)
     (base_x, _), (base_y, _) = both["base"]
     base_tip = f"{case.id}, base: {_describe_pair(base_x, base_y)}"
-    return Point(name, tip, x, y, 0.0, 0.0, colour, marker, (base_x, base_y), base_tip)
+    return ScatterPoint(name, tip, x, y, 0.0, 0.0, colour, marker, (base_x, base_y), base_tip)
 
 
 def _describe_pair(speed: float, energy: float) -> str:
     return f"{format_value(speed, 'token/s')}, {format_quantity(energy, None, 'J/token')}"
 
 
-def _extremes(points: Sequence[Point]) -> str:
+def _extremes(points: Sequence[ScatterPoint]) -> str:
     thriftiest, fastest = min(points, key=lambda each: each.y), max(points, key=lambda each: each.x)
     return f"Thriftiest: {thriftiest.tip}. Fastest: {fastest.tip}."
 
 
-def _speed_table(cases: Sequence[Case]) -> Table:
+def _speed_table(cases: Sequence[TestSection]) -> Table:
     rows: list[Row] = [
         [
             Cell(short_test_name(case.id), "name"),
@@ -136,10 +136,10 @@ def _speed_table(cases: Sequence[Case]) -> Table:
     return table("Energy against speed", ("test", "side", "#tokens/s", "#energy"), rows)
 
 
-def parameter_plots(sheet: Sheet, cases: Sequence[Case], name: str) -> list[Plot]:
+def parameter_plots(sheet: Sheet, cases: Sequence[TestSection], name: str) -> list[Plot]:
     """Plot energy over each parameter of parametrised functions, and against latency."""
     functions = unique_function_names(case.id for case in cases)
-    groups: dict[str, list[Case]] = {}
+    groups: dict[str, list[TestSection]] = {}
     for case in cases:
         if value_and_u(case.records["head"], PER_ITERATION) is not None:
             groups.setdefault(functions[case.id], []).append(case)
@@ -163,7 +163,7 @@ def parameter_plots(sheet: Sheet, cases: Sequence[Case], name: str) -> list[Plot
 def _parameter_plot(
     sheet: Sheet,
     function: str,
-    cases: Sequence[Case],
+    cases: Sequence[TestSection],
     facts: Sequence[dict[str, str]],
     parameter: str,
     others: Sequence[str],
@@ -251,7 +251,7 @@ def _name_values(axes: Axes, values: Sequence[str]) -> None:
     axes.set_xticks(list(places), [fit(values[place], room * every) for place in places])
 
 
-def _latency_plot(sheet: Sheet, function: str, cases: Sequence[Case], name: str) -> Plot | None:
+def _latency_plot(sheet: Sheet, function: str, cases: Sequence[TestSection], name: str) -> Plot | None:
     """Plot energy against latency of one function; return None if there are too few tests for a front."""
     metric = metric_of_all([case.records["head"] for case in cases])
     unit = ROUND_METRICS[metric].unit
@@ -270,7 +270,9 @@ def _latency_plot(sheet: Sheet, function: str, cases: Sequence[Case], name: str)
         numbers.append([short_test_name(case.id), *figures])
         tip = f"{case.id}: {figures[0]} ms, {figures[1]}"
         x, x_u = (each * 1e3 for each in time)
-        points.append(Point(names[case.anchor], tip, x, energy[0], x_u, energy[1], *colours[case.anchor]))
+        points.append(
+            ScatterPoint(names[case.anchor], tip, x, energy[0], x_u, energy[1], *colours[case.anchor])
+        )
     front = front_of(points, more_is_better=False)
     if not front:
         return None

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest_llenergy
-from pytest_llenergy.history.trend import Trend
-from pytest_llenergy.model.comparison import ComparedReports, Comparison
-from pytest_llenergy.model.quantity import format_quantity
-from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.compare.history.trend import Trend
+from pytest_llenergy.record.comparison import ComparedReports, Comparison
+from pytest_llenergy.record.quantity import format_quantity
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.html import details, header, tables
 from pytest_llenergy.report.html.bars import energy_bars, windows_plot
 from pytest_llenergy.report.html.cases import (
     PER_TOKEN,
-    Case,
     LabelledReport,
+    TestSection,
     compared_cases,
     order_rounds,
     report_cases,
@@ -51,7 +51,7 @@ QUIET_STATES = frozenset({"unchanged", "measured", "attributed", "estimated", "s
 class Section:
     """One test of the page."""
 
-    case: Case
+    case: TestSection
     title: str
     summary: str
     is_open: bool
@@ -143,7 +143,7 @@ def render_compared(
 
 def _render(
     sides: Sequence[LabelledReport],
-    cases: Sequence[Case],
+    cases: Sequence[TestSection],
     title: str,
     states: Mapping[str, int],
     facts: Sequence[tuple[str, str]],
@@ -206,18 +206,20 @@ def _render(
     return render_template("page.html.j2", sheet, page=page, most_tests=header.MAX_TESTS)
 
 
-def _find_single(cases: Sequence[Case]) -> Record | None:
+def _find_single(cases: Sequence[TestSection]) -> Record | None:
     """Return the only record with values, which is shown as numbers, unless it has windows."""
     measured = [case.records["head"] for case in cases if _has_energy(case)]
     return measured[0] if len(measured) == 1 and not measured[0].windows else None
 
 
-def _has_energy(case: Case) -> bool:
+def _has_energy(case: TestSection) -> bool:
     record = case.records["head"]
     return has_values(record) or any(window.energy_j is not None for window in record.windows)
 
 
-def _plot_run(sheet: Sheet, cases: Sequence[Case]) -> tuple[Sequence[Plot | None], Sequence[Plot | None]]:
+def _plot_run(
+    sheet: Sheet, cases: Sequence[TestSection]
+) -> tuple[Sequence[Plot | None], Sequence[Plot | None]]:
     """Return the charts of all tests, and those of parameters."""
     measured = [case for case in cases if _has_energy(case)]
     speed = energy_speed_plot(sheet, measured, "speed")
@@ -232,7 +234,7 @@ def _describe_noise(comparisons: Sequence[Comparison]) -> str:
 
 def _build_section(
     sheet: Sheet,
-    case: Case,
+    case: TestSection,
     trends: Sequence[Trend],
     *,
     may_open: bool,
@@ -290,7 +292,7 @@ def _build_section(
     )
 
 
-def _summarize(case: Case) -> str:
+def _summarize(case: TestSection) -> str:
     """Return the main value of a test, shown next to its name."""
     worst: Comparison | None = case.worst
     if worst is not None:

@@ -9,12 +9,12 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.measure.metrics import ROUND_METRICS
-from pytest_llenergy.model.power_trace import DomainPower, PowerTrace
-from pytest_llenergy.model.quantity import format_quantity, scale_of
-from pytest_llenergy.model.record import Record, domain_kind
-from pytest_llenergy.model.report import SideName
-from pytest_llenergy.report.html.cases import Case, OrderedRound
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.power_trace import DomainPower, PowerTrace
+from pytest_llenergy.record.quantity import format_quantity, scale_of
+from pytest_llenergy.record.record import Record, domain_kind
+from pytest_llenergy.record.report import SideName
+from pytest_llenergy.report.html.cases import OrderedRound, TestSection
 from pytest_llenergy.report.html.labels import axis_unit
 from pytest_llenergy.report.html.parts import LegendEntry, Plot
 from pytest_llenergy.report.html.svg import COLOURS, Sheet, label_axes
@@ -36,7 +36,7 @@ POWER_ROOM = 52
 DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name: str) -> Plot | None:
+def rounds_plot(sheet: Sheet, case: TestSection, ordered: Sequence[OrderedRound], name: str) -> Plot | None:
     """Plot a metric and the temperature round by round; return None if no round has the metric."""
     metric, unit = case.metric, ROUND_METRICS[case.metric].unit
     known = [(turn, value) for turn in ordered if (value := turn.value(metric)) is not None]
@@ -104,7 +104,9 @@ def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name:
     )
 
 
-def energy_time_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name: str) -> Plot | None:
+def energy_time_plot(
+    sheet: Sheet, case: TestSection, ordered: Sequence[OrderedRound], name: str
+) -> Plot | None:
     """Plot energy against duration of an iteration, with lines of constant power.
 
     Returns None if no valid round has energy.
@@ -189,7 +191,7 @@ def _constant_powers(seconds: tuple[float, float], joules: tuple[float, float], 
     return [float(watts) for watts in levels if lowest < watts < highest]
 
 
-def _legend(case: Case) -> list[LegendEntry]:
+def _legend(case: TestSection) -> list[LegendEntry]:
     return [LegendEntry(f"dot {side}", side) for side in case.records] if len(case.records) > 1 else []
 
 
@@ -208,7 +210,7 @@ class PowerCurve:
     power_w: Sequence[float]
 
 
-def power_curves(case: Case) -> list[PowerCurve]:
+def power_curves(case: TestSection) -> list[PowerCurve]:
     """Return the power curves of each side that has a trace. Domains of one kind are summed."""
     return [
         curve
@@ -256,7 +258,7 @@ def sum_step_functions(
     return edges_s, power_w
 
 
-def power_plot(sheet: Sheet, case: Case, curves: Sequence[PowerCurve], name: str) -> Plot | None:
+def power_plot(sheet: Sheet, case: TestSection, curves: Sequence[PowerCurve], name: str) -> Plot | None:
     """Plot power curves with the edges, phases and windows of the round; return None if there are none."""
     if not curves:
         return None

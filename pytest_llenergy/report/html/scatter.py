@@ -9,8 +9,8 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.model.text import short_test_name, unique_function_names
-from pytest_llenergy.report.html.cases import Case
+from pytest_llenergy.record.text import short_test_name, unique_function_names
+from pytest_llenergy.report.html.cases import TestSection
 from pytest_llenergy.report.html.labels import case_facts, fit, place_names
 from pytest_llenergy.report.html.parts import LegendEntry
 from pytest_llenergy.report.html.svg import COLOURS, SERIES, WIDE
@@ -39,7 +39,7 @@ UNNAMED_CAPTION = "Points without a name are in the numbers below."
 
 
 @dataclass(frozen=True)
-class Point:
+class ScatterPoint:
     """One test in a chart of two metrics, with standard uncertainties and the place of its base, if any."""
 
     name: str
@@ -62,7 +62,7 @@ class SeriesLegend:
     entries: Sequence[LegendEntry]
 
 
-def series_of(cases: Sequence[Case]) -> tuple[dict[str, tuple[str, str]], SeriesLegend]:
+def series_of(cases: Sequence[TestSection]) -> tuple[dict[str, tuple[str, str]], SeriesLegend]:
     """Return colour and mark of each test: by verdict, or by a fact with few values."""
     if any(case.comparisons for case in cases):
         coloured = {"regressed": "regressed", "improved": "improved"}
@@ -114,14 +114,14 @@ def pareto_front(points: Sequence[tuple[float, float]], *, more_is_better: bool)
     return sorted(front, key=lambda each: points[each][0])
 
 
-def front_of(points: Sequence[Point], *, more_is_better: bool) -> list[int]:
+def front_of(points: Sequence[ScatterPoint], *, more_is_better: bool) -> list[int]:
     """Return the places of the points on the Pareto front, none if there are too few points for one."""
     if len(points) < MIN_FRONT:
         return []
     return pareto_front([(each.x, each.y) for each in points], more_is_better=more_is_better)
 
 
-def describe_front(front: Sequence[int], points: Sequence[Point]) -> str:
+def describe_front(front: Sequence[int], points: Sequence[ScatterPoint]) -> str:
     """Return a sentence about the front, or an empty string without one."""
     if len(front) == 1:
         test = points[front[0]].tip.rpartition(": ")[0]
@@ -135,7 +135,7 @@ def front_entries(front: Sequence[int]) -> list[LegendEntry]:
 
 
 def scatter(
-    axes: Axes, points: Sequence[Point], front: Sequence[int], y_unit: float, width: int
+    axes: Axes, points: Sequence[ScatterPoint], front: Sequence[int], y_unit: float, width: int
 ) -> tuple[dict[str, list[str]], int]:
     """Draw points with names where there is room, those of the front first.
 

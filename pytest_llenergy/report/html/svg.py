@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.record.text import one_line, shorten
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -7,17 +7,17 @@ import math
 from collections.abc import Sequence
 
 from pytest_llenergy.compare.limits import relative_spread
-from pytest_llenergy.measure.carbon_and_cost import DERIVED
-from pytest_llenergy.measure.custom_metrics import custom_metrics_of
-from pytest_llenergy.measure.metrics import is_prefill_only, round_values
-from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.environment import Board, Environment, describe_unlike
-from pytest_llenergy.model.quantity import format_quantity, shown_unit
-from pytest_llenergy.model.record import MeterInfo, Record, Round
-from pytest_llenergy.model.secrets import redact_arguments
-from pytest_llenergy.model.text import short_test_name
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.custom_metrics import custom_metrics_of
+from pytest_llenergy.record.environment import Board, Environment, describe_unlike
+from pytest_llenergy.record.metrics import is_prefill_only, round_values
+from pytest_llenergy.record.quantity import format_quantity, shown_unit
+from pytest_llenergy.record.record import MeterInfo, Record, Round
+from pytest_llenergy.record.secrets import redact_arguments
+from pytest_llenergy.record.text import short_test_name
 from pytest_llenergy.report.columns import COLUMNS, column_of
-from pytest_llenergy.report.html.cases import Case, LabelledReport, order_rounds
+from pytest_llenergy.report.html.cases import LabelledReport, TestSection, order_rounds
 from pytest_llenergy.report.html.header import describe_machine
 from pytest_llenergy.report.html.parts import Cell, Row, Table, table
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
@@ -61,7 +61,7 @@ def format_share(number: float | None) -> str:
     return "-" if number is None else f"{number:.1%}"
 
 
-def verdicts(cases: Sequence[Case], shown: int) -> Table:
+def verdicts(cases: Sequence[TestSection], shown: int) -> Table:
     """List every comparison. Tests after the first ``shown`` have no section to link to."""
     metrics = {each.metric for case in cases for each in case.comparisons}
     rows: list[Row] = [
@@ -104,7 +104,7 @@ def _pair(comparison: Comparison) -> tuple[str, str]:
     return base, head + comparison.kind_label
 
 
-def measured(cases: Sequence[Case], shown: int) -> Table:
+def measured(cases: Sequence[TestSection], shown: int) -> Table:
     """List every test of one report that has a value, and its windows, in columns of the terminal."""
     records = [case.records["head"] for case in cases]
     names = [*MEASURED_COLUMNS, *custom_metrics_of(records)]
@@ -144,7 +144,7 @@ def _cell(name: str, record: Record) -> str:
     return column_of(name, absolute=True).cell(record)
 
 
-def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
+def invalid_rounds(cases: Sequence[TestSection], *, interleaved: bool) -> Table:
     """List the invalid rounds with the reasons."""
     rows: list[Row] = []
     for case in cases:

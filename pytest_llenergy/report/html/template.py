@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.html.svg import Sheet
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.history.trend import Trend, TrendPoint
-from pytest_llenergy.model.comparison import VERDICTS
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.compare.history.trend import Trend, TrendPoint
+from pytest_llenergy.record.comparison import VERDICTS
+from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.html.comparison_charts import VERDICT_COLOURS
 from pytest_llenergy.report.html.parts import Cell, LegendEntry, Plot, Row, Table, table
 from pytest_llenergy.report.html.svg import COLOURS, WIDE, WIDTH, Sheet, label_axes

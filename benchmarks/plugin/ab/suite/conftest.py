@@ -10,9 +10,9 @@ import msgspec
 import psutil
 import pytest
 
-from pytest_llenergy.measure.metrics import compute_metrics
-from pytest_llenergy.meters.base import Domain, MeterSpec
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Record
 
 #: Watts that a busy core adds to an idle one: Cloud Carbon Footprint, averages of AWS.
 BUSY_W = 3.5 - 0.74

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llenergy.api import Energy, Workers
 
-AGENT = "pytest_llenergy.cluster.agent"
+AGENT = "pytest_llenergy.hosts.agent"
 PER_HOST = int(os.environ["LLENERGY_BENCH_PER_HOST"])
 
 on_hosts = pytest.mark.gpus(2, per_host=PER_HOST)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with their lengths and times, which a rank turns into texts by the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.errors import BackendError, LLEnergyError
+from pytest_llenergy.record.prompts import digest_prompts
+
+#: Largest number that is accepted: what 64 bits hold.
+MOST = 2**63 - 1
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, with the text of its prompt or with the lengths of blocks to write one.
+
+    Attributes:
+        prompt: Text of the prompt; empty if it is to be written.
+        blocks: Parts of the prompt to write, each with a name and its number of tokens. Prompts that begin
+            with the same blocks begin with the same text.
+        system: System message of the chat endpoint; other work puts it before the prompt.
+        output_tokens: Tokens to generate; None for ``max_new_tokens``.
+        answer: If ``output_tokens`` is None, generate as many tokens as this text has.
+        at_s: When to send it, in seconds from the start; None without a schedule.
+        think_s: Pause before this request of a conversation, after the answer before it (seconds).
+        follow_ups: Further requests of a conversation; each is sent with all messages and answers before it.
+    """
+
+    prompt: str = ""
+    blocks: tuple[tuple[str, int], ...] = ()
+    system: str = ""
+    output_tokens: int | None = None
+    answer: str = ""
+    at_s: float | None = None
+    think_s: float = 0.0
+    follow_ups: tuple[Request, ...] = ()
+
+    @property
+    def input_tokens(self) -> int | None:
+        """Tokens of the prompt to write, counted with the tokenizer's special tokens; None for a text."""
+        return sum(tokens for _, tokens in self.blocks) if self.blocks else None
+
+    def turns(self) -> Iterator[Request]:
+        """Yield the request and its follow-ups."""
+        yield self
+        yield from self.follow_ups
+
+
+class Requests(tuple[Request, ...]):
+    """Requests in order. ``description`` is what the record says of them, in one line."""
+
+    description: str
+
+    def __new__(cls, requests: Iterable[Request], description: str) -> Requests:
+        made = super().__new__(cls, requests)
+        made.description = description
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} requests: {self.description}>"
+
+
+Inputs = Sequence[str | Request]
+
+
+def as_request(each: str | Request) -> Request:
+    """Return a text as a request."""
+    return Request(prompt=each) if isinstance(each, str) else each
+
+
+def check_inputs(task: str, inputs: Any) -> None:
+    """Check the inputs of a task.
+
+    Raises:
+        BackendError: If they are not a list of texts or requests, or a request is unusable.
+    """
+    is_list = isinstance(inputs, Sequence) and not isinstance(inputs, str)
+    if not is_list or not inputs or not all(isinstance(each, (str, Request)) for each in inputs):
+        raise BackendError(
+            f"{task}: prompts must be a list of one or more strings, or of requests, found {shorten(inputs)}"
+        )
+    for number, request in enumerate(inputs, 1):
+        if isinstance(request, str):
+            continue
+        fault = _first_fault(request) or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
+        if fault:
+            raise BackendError(f"{task}: request {number}: {fault}")
+
+
+def _fault(request: Request) -> str | None:
+    texts: dict[str, object] = {"prompt": request.prompt, "system": request.system, "answer": request.answer}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            return f"{name} is {shorten(text)}, needs text"
+    if not _is_list(request.blocks, _is_block):
+        return f"blocks is {shorten(request.blocks)}, needs pairs of a name and 1 token or more"
+    if not _is_list(request.follow_ups, lambda each: isinstance(each, Request)):
+        return f"follow_ups is {shorten(request.follow_ups)}, needs a list of requests"
+    if bool(request.prompt) == bool(request.blocks):
+        return "needs a prompt or blocks, and not both"
+    if request.output_tokens is not None and not is_whole(request.output_tokens):
+        return f"output_tokens is {shorten(request.output_tokens)}, needs a whole number, 1 or more"
+    at_s = 0.0 if request.at_s is None else request.at_s
+    for name, seconds in {"at_s": at_s, "think_s": request.think_s}.items():
+        if not is_number(seconds):
+            return f"{name} is {shorten(seconds)}, needs seconds of 0 or more"
+    return None
+
+
+def _first_fault(request: Request) -> str | None:
+    if (fault := _fault(request)) is not None:
+        return fault
+    return "think_s of a first request: use at_s, or a follow-up" if request.think_s else None
+
+
+def _follow_up_fault(request: Request) -> str | None:
+    if request.follow_ups:
+        return "follow_ups of a follow-up: put all in one list"
+    if request.system:
+        return "system of a follow-up: give it to the first request"
+    if request.at_s is not None:
+        return "at_s of a follow-up: use think_s"
+    return _fault(request)
+
+
+def _is_list(values: object, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(values, (tuple, list)) and all(map(is_item, values))
+
+
+def _is_block(value: object) -> bool:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and is_whole(value[1])
+
+
+def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a task with those that follow from its requests.
+
+    A load has one request for each input, at their times unless the test gives others. A batch has one
+    output length.
+
+    Raises:
+        BackendError: If a batch cannot have what its requests ask for.
+    """
+    found = dict(arguments)
+    requests = [each for each in inputs if isinstance(each, Request)]
+    if not requests:
+        return found
+    if task == "serve":
+        times = [request.at_s for request in requests]
+        timed = [at_s for at_s in times if at_s is not None]
+        is_timed = len(timed) == len(inputs)
+        paced = bool({"request_rate", "concurrency"} & set(found))
+        asked = found.get("arrivals", "poisson" if paced else "trace")
+        if is_timed and asked == "trace" and "trace" not in found:
+            found |= {"arrivals": "trace", "trace": timed}
+        if found.get("arrivals") != "trace":
+            found.setdefault("num_requests", len(inputs))
+        return found
+    if any(request.follow_ups for request in requests):
+        raise BackendError(f"{task}: conversations need backend.serve")
+    if task == "generate":
+        lengths = {each.output_tokens if isinstance(each, Request) else None for each in inputs}
+        if len(lengths) > 1 or any(request.answer for request in requests):
+            raise BackendError(
+                "generate: the requests have unlike output lengths, and a batch has one; use backend.serve, "
+                "or requests without output_tokens and max_new_tokens"
+            )
+        (length,) = lengths
+        if length is not None:
+            found.setdefault("max_new_tokens", length)
+    return found
+
+
+def describe_inputs(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the record says of a task: its arguments, and the requests if they are not only texts."""
+    requests = [each for each in inputs if isinstance(each, Request)]
+    if not requests:
+        return dict(arguments)
+    described = {**arguments, "requests": getattr(inputs, "description", None) or f"{len(inputs)} requests"}
+    turns = [turn for request in requests for turn in request.turns()]
+    own = [turn for turn in turns if turn.output_tokens is not None or turn.answer]
+    if task == "serve" and own:
+        others = "" if len(requests) == len(inputs) and len(own) == len(turns) else ", else "
+        described["max_new_tokens"] = (
+            f"of each request{others}{arguments['max_new_tokens'] if others else ''}"
+        )
+    return described
+
+
+def encode_inputs(inputs: Inputs) -> list[str]:
+    """Return each input as a text that changes with every length, block and time of a request."""
+    return [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in inputs]
+
+
+def digest_inputs(inputs: Inputs) -> str:
+    """Return the digest of inputs; it changes with every length, block and time of a request."""
+    return digest_prompts(encode_inputs(inputs))
+
+
+def is_whole(value: object, least: int = 1) -> bool:
+    """Whether a value is a whole number, ``least`` or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, 0 or more."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
+
+
+def check_whole(where: str, name: str, value: Any, least: int = 1) -> int:
+    """Return a whole number. Raises ``LLEnergyError`` for anything else."""
+    if not is_whole(value, least):
+        raise LLEnergyError(f"{where}: {name} is {shorten(value)}, needs a whole number, {least} or more")
+    return int(value)
+
+
+def shorten(value: object) -> str:
+    """Return a value for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the level of a test differs between sessions, which rounds within a session do not show.
+
+The estimate is the median distance between two sessions of one level: M. I. Shamos, "Geometry and
+statistics", in Algorithms and Complexity (1976). It needs no estimate of the level, and a quarter of the
+sessions may be outliers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from math import log, pi, sqrt
+from statistics import median
+
+from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.history.add import load_accepted_steps
+from pytest_llenergy.compare.history.change_points import MIN_SESSIONS, find_change_points
+from pytest_llenergy.compare.history.store import Acceptance, Series, Store, group_series, read_entries
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Sample, compare_samples
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.record.comparison import SESSIONS_DIFFER
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import one_line
+
+#: Fewest sessions of a test for a spread. With fewer, a change of level is not found and would count as one.
+MIN_SPREAD_SESSIONS = MIN_SESSIONS
+
+#: Standard deviation of a normal distribution over the median distance of two values:
+#: 1 / (sqrt(2) Phi^-1(3/4)).
+SHAMOS_TO_SIGMA = 1.0483
+
+#: Least spread to assume, because few sessions may agree by chance.
+MIN_SPREAD = 0.003
+
+#: Largest spread to allow for. Limits that allow for more hide almost any regression.
+MAX_SPREAD = 0.05
+
+
+class StoredEstimator:
+    """Compares with a stored baseline: the limits allow for what sessions of the same code differ by.
+
+    The spread is that of the test in the history, or else the typical one of the history, or else
+    ``SESSION_SPREAD``. It is limited to ``MAX_SPREAD``, and a note gives the full value.
+
+    Args:
+        store: The history; None without one.
+        environment: The machine of the head.
+        say: Receives a line if the history cannot be read; it is then not used.
+    """
+
+    def __init__(
+        self, store: Store | None, environment: Environment | None, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._store = store
+        #: The machine of the head.
+        self.environment = environment
+        self._found: dict[tuple[str, str], dict[str, float]] = {}
+
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+        """Decide on all rounds of both sessions."""
+        spread = self._spread(record, metric)
+        design = Design(session_spread=min(spread, MAX_SPREAD))
+        estimate = compare_samples(base, head, rule, METRICS[metric].better, design)
+        if spread <= MAX_SPREAD or not estimate.session_spread:
+            return estimate
+        note = (
+            f"{SESSIONS_DIFFER} by {spread:.0%}, and limits allow for {MAX_SPREAD:.0%}; llenergy ab decides"
+        )
+        return replace(estimate, corrections=(*estimate.corrections, note))
+
+    def _spread(self, record: Record, metric: str) -> float:
+        if self._store is None:
+            return SESSION_SPREAD
+        key = metric, fingerprint(device_facts(record, self.environment))
+        if key not in self._found:
+            try:
+                self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+            except ReportError as error:
+                self._say(f"{one_line(str(error))}; limits allow for {SESSION_SPREAD:.1%} between sessions")
+                self._store = None
+                return SESSION_SPREAD
+        spreads = self._found[key]
+        learned = spreads.get(record.id, pooled_spread(spreads))
+        return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)
+
+
+def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, float]:
+    """Return the spread of each test that has enough sessions on one kind of devices, by its id.
+
+    Args:
+        store: The history.
+        metric: The metric.
+        device_key: Key of the kind of devices.
+
+    Raises:
+        ReportError: If a file is broken.
+    """
+    steps = load_accepted_steps(store)
+    wanted = metric, ROUND_METRICS[metric].unit, device_key
+    entries = [each for each in read_entries(store) if (each.metric, each.unit, each.device_key) == wanted]
+    found = {each.last.id: session_spread(each, steps) for each in group_series(entries)}
+    return {test: spread for test, spread in found.items() if spread is not None}
+
+
+def pooled_spread(spreads: Mapping[str, float]) -> float | None:
+    """Return the typical spread, for tests with too few sessions; None if no test has enough."""
+    return median(spreads.values()) if spreads else None
+
+
+def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | None:
+    """Return the standard deviation of the logarithm of the level between sessions.
+
+    Changes of level and accepted steps do not count, nor does the noise of the rounds. Zero means that the
+    noise of the rounds explains all differences.
+
+    Returns:
+        The spread, or None if there are too few sessions or values that are not positive.
+    """
+    entries = series.entries
+    values = [entry.value for entry in entries]
+    if len(values) < MIN_SPREAD_SESSIONS or min(values) <= 0:
+        return None
+    borders = sorted({0, *find_change_points(values), *series.find_accepted(steps), len(values)})
+    logs = [log(value) for value in values]
+    distances = [
+        abs(first - second)
+        for start, end in pairwise(borders)
+        for first, second in combinations(logs[start:end], 2)
+    ]
+    if not distances:
+        return None
+    # The variance of a median of n rounds is pi / 2 n times that of a round.
+    of_rounds = median(pi / 2 * (entry.noise or 0.0) ** 2 / entry.n for entry in entries)
+    return sqrt(max(0.0, (SHAMOS_TO_SIGMA * median(distances)) ** 2 - of_rounds))

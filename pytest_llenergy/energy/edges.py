@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cumulative energy at the edges of a window, from a counter that moves in ticks.
+
+A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the cumulative
+energy *at* each edge is inferred from the ticks around it:
+
+- A **quiet edge** has idle power on its outer side, measured in the quiet gap there (``quiet_gaps.py``).
+- An **edge under load** lies between two ticks, and only the mean power between them is known. The powers of
+  the neighbouring ticks are extrapolated from both sides to the moment at which both agree with the counter,
+  as if power had changed once in between.
+- A counter that is **updated all the time** is read at the edge.
+
+A **short window** with fewer than two ticks inside is treated as a whole, since its two edges depend on the
+same ticks. The counter gives the joules from the last tick before it to the first one after it. Power
+that was steady on either side need not be so up to the edges: the joules that it does not explain may lie in
+the window, all of them, none, or in proportion to its share of the time. Those are the limits. Windows that
+are repeated are solved together instead (``joint_solution.py``).
+
+The remaining uncertainty is kept by cause (``Variances``) and combined by the GUM (JCGM 100:2008): limits
+±a of a quantity with no preferred value give a/√3 (4.3.7), and the time of a tick, known within an interval
+of length g, gives P · g/√12.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from pytest_llenergy.energy.quiet_gaps import resolution_variance
+from pytest_llenergy.energy.trace import NEIGHBOURS, Series, Tick
+from pytest_llenergy.energy.uncertainty import Reading, Variances, WindowEnergy
+
+#: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load. The
+#: worst is one full swing exactly at the edge, which ``_join_sides`` accounts for; this is for the rest.
+SHAPE = 0.5
+
+#: Share by which power may go up and down unobserved between two ticks, at an edge under load.
+HIDDEN = 0.6
+
+#: Both sides of an edge must differ by this many times the blur of its ticks to show when power changed.
+BLURRED = 2.0
+
+#: How far an edge may lie beyond the observed ticks, in ticks.
+UNBRACKETED_TICKS = 2.0
+
+#: From this many ticks inside a window on, its edges are independent.
+INSIDE = 2
+
+#: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
+AROUND = 1 / 16
+
+
+def energy_under_load(series: Series, time_ns: int) -> Reading | None:
+    """Return the energy at a moment with unknown power on both sides.
+
+    ``None`` unless there is a tick on each side.
+
+    A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
+    """
+    time_ns += series.smear_ns // 2
+    lefts, rights = series.ticks_around(time_ns, NEIGHBOURS)
+    if not lefts or not rights:
+        return None
+    lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
+    before, after = lefts[-1], rights[0]
+    # A step at the edge, the usual case, is the worst; and both edges of a window err the same way.
+    smear = 2 * ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2
+    tick = find_tick_at(series, time_ns)
+    if tick is not None:
+        return Reading(tick.energy_j, Variances(edges=(highest_w * tick.gap_s) ** 2 / 12 + smear))
+    head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
+    mean_w = after.watts_since(before)
+    left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
+    right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
+    from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
+    blur_j = mean_w * math.hypot(before.gap_s, after.gap_s) / math.sqrt(12)
+    energy_j = _join_sides(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
+    energy_j = min(max(energy_j, before.energy_j), after.energy_j)
+    # Power between its bounds on both sides of the moment cannot take the counter further off than this.
+    lever_s = head_s * tail_s / (head_s + tail_s)
+    swing_w = max(highest_w - lowest_w, 2 * HIDDEN * mean_w)
+    shape = (SHAPE * swing_w * lever_s) ** 2 / 3
+    share = head_s / (head_s + tail_s)
+    # The two sides disagree most about the middle, and hardly at all about a moment next to a tick.
+    apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
+    ticks = ((1 - share) * mean_w * before.gap_s) ** 2 / 12 + (share * mean_w * after.gap_s) ** 2 / 12
+    return Reading(energy_j, Variances(edges=shape + apart + ticks + smear))
+
+
+def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
+    """Return the energy at a moment after the last tick or before the first, from the nearest power.
+
+    The limits are those of a counter that stood still, and of twice that power.
+    """
+    ticks = series.ticks_between(0, time_ns)[-2:] or series.ticks[:2]
+    period_s = series.period_s
+    if len(ticks) < 2 or period_s is None:
+        return None
+    near = min(ticks, key=lambda tick: abs(tick.time_ns - time_ns))
+    away_s = (time_ns - near.time_ns) / 1e9
+    if abs(away_s) > UNBRACKETED_TICKS * period_s:
+        return None
+    watts = ticks[-1].watts_since(ticks[0])
+    return Reading(near.energy_j + watts * away_s, Variances(edges=(watts * away_s) ** 2 / 3))
+
+
+def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
+    """Return the mean power (W) between neighbouring ticks of an interval, in time order.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the interval (monotonic nanoseconds).
+        end_ns: End of the interval (monotonic nanoseconds).
+    """
+    return [b.watts_since(a) for a, b in pairwise(series.ticks_between(start_ns, end_ns))]
+
+
+def find_tick_at(series: Series, time_ns: int) -> Tick | None:
+    """Return the tick of a counter that was read at exactly this moment, if there is one."""
+    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
+    if before is None or after is None:
+        return None
+    straddling = series.ticks_between(before.latest_ns + 1, after.earliest_ns - 1)
+    if not straddling:
+        return None
+    width_s = (after.time_ns - before.time_ns) / 1e9
+    return straddling[0] if straddling[0].gap_s < width_s / 8 else None
+
+
+def _join_sides(
+    from_left: float, from_right: float, drop_w: float, sides_s: tuple[float, float], blur_j: float
+) -> float:
+    """Extrapolate both sides to one change of power between the ticks, if such a change explains the counter.
+
+    Otherwise interpolate between the sides. This includes sides that differ by no more than the uncertainty
+    from the times of the ticks, ``blur_j``: choosing a side by such a difference would choose the lower one
+    at both edges, which biases the energy.
+    """
+    head_s, tail_s = sides_s
+    apart_j = from_left - from_right
+    if abs(apart_j) > BLURRED * blur_j and drop_w != 0 and -tail_s <= apart_j / drop_w <= head_s:
+        # The change came before the moment when the quotient is positive: the right side reaches it.
+        return from_right if apart_j / drop_w > 0 else from_left
+    share = head_s / (head_s + tail_s)
+    return from_left - share * apart_j
+
+
+def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
+    """Return the lowest and the highest power that are possible around a moment, from the ticks there."""
+    powers_w = mean_powers(series, start_ns, end_ns)
+    lowest_w, highest_w = min(powers_w, default=0.0), max(powers_w, default=0.0)
+    margin_w = (highest_w - lowest_w) / 2
+    return max(0.0, lowest_w - margin_w), highest_w + margin_w
+
+
+def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
+    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+    """
+    if len(series.ticks_between(start_ns, end_ns)) >= INSIDE:
+        return False
+    return not all(_is_read_at(series, time_ns, end_ns - start_ns) for time_ns in (start_ns, end_ns))
+
+
+def _is_read_at(series: Series, time_ns: int, length_ns: int) -> bool:
+    """Return whether a counter was read at an edge, or a fresh one shortly before and shortly after it."""
+    if find_tick_at(series, time_ns) is not None:
+        return True
+    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
+    if series.domain.max_age_s is None or before is None or after is None:
+        return False
+    # A reading next to the edge decides; the other one only bounds the power in between.
+    nearest_ns = min(time_ns - before.time_ns, after.time_ns - time_ns)
+    return nearest_ns <= AROUND * length_ns
+
+
+def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:
+    """Return the energy of a short window.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+    """
+    lefts, rights = series.ticks_around(start_ns, NEIGHBOURS)[0], series.ticks_around(end_ns, NEIGHBOURS)[1]
+    if not lefts or not rights:
+        side = "after" if lefts else "before"
+        return WindowEnergy(
+            None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window"
+        )
+    before, after = lefts[-1], rights[0]
+    mean_w = after.watts_since(before)
+    left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
+    right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
+    middle = series.ticks_between(start_ns, end_ns)
+    if middle:
+        limits = [
+            _limits(before, middle[0], start_ns, middle[0].time_ns, (left_w, None)),
+            _limits(middle[0], after, middle[0].time_ns, end_ns, (None, right_w)),
+        ]
+    else:
+        limits = [_limits(before, after, start_ns, end_ns, (left_w, right_w))]
+    energy_j = sum((low_j + high_j) / 2 for low_j, high_j in limits)
+    # The usual case is one of the limits and not the middle, and the same one at both ends: u is half of the
+    # width over √2, as for the U-shaped distribution (JCGM 101:2008, 6.4.6).
+    shape = sum(high_j - low_j for low_j, high_j in limits) ** 2 / 8
+    # Power that goes up and down faster than the counter ticks looks steady.
+    inside_s, around_s = (end_ns - start_ns) / 1e9, (after.time_ns - before.time_ns) / 1e9
+    shape += (HIDDEN * mean_w * inside_s * max(0.0, 1 - inside_s / around_s)) ** 2 / 3
+    ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
+    return WindowEnergy(energy_j, Variances(edges=ticks, resolution=resolution_variance(series), shape=shape))
+
+
+def _limits(
+    first: Tick, last: Tick, start_ns: int, end_ns: int, outside_w: tuple[float | None, float | None]
+) -> tuple[float, float]:
+    """Return the lowest and the highest energy of a window, or a part of one, between two ticks.
+
+    ``outside_w`` is the power on its left and on its right, ``None`` on a side that lies inside the window.
+    """
+    head_s, inside_s = (start_ns - first.time_ns) / 1e9, (end_ns - start_ns) / 1e9
+    tail_s = (last.time_ns - end_ns) / 1e9
+    total_j = last.energy_j - first.energy_j
+    everything_j = total_j - (outside_w[0] or 0.0) * head_s - (outside_w[1] or 0.0) * tail_s
+    as_outside = [watts * inside_s for watts in outside_w if watts is not None]
+    candidates_j = (everything_j, total_j * inside_s / (head_s + inside_s + tail_s), *as_outside)
+    return max(0.0, min(candidates_j)), min(total_j, max(candidates_j))

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An external power meter: a program that prints watts, one number a line.
+
+``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end if its accuracy is known. Each number is
+the mean power from the previous line to the moment at which it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.energy.timeouts import FIRST_LINE_TIMEOUT_S, MIN_SILENCE_S, PROGRAM_END_TIMEOUT_S
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.lifetime import die_with_parent
+
+#: A program counts as silent after this many of its usual intervals without a line.
+SILENT_INTERVALS = 5
+#: Latest intervals that show the usual one.
+REMEMBERED_INTERVALS = 50
+
+#: Lines that follow one another within this share of the usual interval are a burst.
+BURST_SHARE = 0.2
+
+#: Largest part of the output to read at once.
+CHUNK_BYTES = 1 << 16
+
+
+class CommandMeter:
+    """Run a program until the meter is closed. A thread reads the lines of its output as they arrive."""
+
+    name = "command"
+    poll_period_s: float = 0.01
+
+    def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
+        """Start the program and wait for its first line.
+
+        Raises:
+            MeterError: If it cannot be started, ends, or prints no number in time.
+        """
+        arguments = _split(command)
+        self._program = Path(arguments[0]).name
+        self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
+        self._last_s: float | None = None
+        self._energy_j = 0.0
+        self._burst: list[float] = []
+        self._burst_start = (0.0, 0.0)
+        self._reason: str | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        # A file instead of a pipe, so that a program with much error output does not block.
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the meter
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
+        # Kills the program of a meter that is never closed.
+        self._abandon = weakref.finalize(self, _kill, self._process.pid)
+        self._thread = threading.Thread(target=self._read_lines, name="llenergy-command", daemon=True)
+        self._thread.start()
+        self._wait_for_first_line(first_line_s)
+        self.domains: tuple[Domain] = (
+            Domain(
+                name=f"external:{self._program}",
+                kind="measured",
+                source=f"watts printed by: {command}",
+                scope="external: whatever the meter is plugged to",
+                # Integrated joules have no step; the resolution of the watts is unknown.
+                resolution_j=0.0,
+                accuracy=accuracy.words,
+                limits=accuracy.limits,
+                covers_others=True,
+                integrated=True,
+                flags=accuracy.flags,
+            ),
+        )
+
+    def _wait_for_first_line(self, first_line_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason or self._last_s is not None, first_line_s)
+            reason, last_s = self._reason, self._last_s
+        if reason is None and last_s is None:
+            reason = (
+                f"command: {self._program} printed no line within {first_line_s:g} s; "
+                f"it must flush each one (try: stdbuf -oL {self._program})"
+            )
+        if reason:
+            self.close()
+            raise MeterError(reason)
+
+    def _read_lines(self) -> None:
+        assert isinstance(self._process.stdout, io.BufferedReader)
+        # In the end, half a number that was cut off.
+        rest = b""
+        while chunk := self._process.stdout.read1(CHUNK_BYTES):
+            # Of all lines that have arrived, however long a busy machine then takes for each.
+            now_s = time.monotonic()
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                watts = _parse_watts(line)
+                with self._changed:
+                    if watts is None:
+                        shown = line.decode(errors="replace").rstrip()
+                        self._fail(f"printed {shown!r}, which is not a number of watts")
+                        return
+                    self._add(now_s, watts)
+                    self._changed.notify()
+        self._note_end()
+
+    def _add(self, now_s: float, watts: float) -> None:
+        """Add a line: the mean power since the previous line. Lines in a burst share their time evenly.
+
+        A burst consists of lines that were delayed, in the output of the program or in this process.
+        """
+        last_s, self._last_s = self._last_s, now_s
+        if last_s is None:
+            return
+        usual_s = statistics.median(self._intervals) if self._intervals else math.inf
+        if not self._burst or now_s - last_s > BURST_SHARE * usual_s:
+            self._burst, self._burst_start = [], (last_s, self._energy_j)
+            self._intervals.append(now_s - last_s)
+        self._burst.append(watts)
+        since_s, before_j = self._burst_start
+        self._energy_j = before_j + statistics.fmean(self._burst) * (now_s - since_s)
+
+    def _fail(self, what: str) -> None:
+        self._reason = self._reason or f"command: {self._program} {what}"
+        self._changed.notify()
+
+    def _note_end(self) -> None:
+        """Record why the output has ended, unless the meter is being closed."""
+        if self._closing:
+            return
+        try:
+            status = self._process.wait(PROGRAM_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            what = "closed its output"
+        else:
+            self._signal(signal.SIGKILL)
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit code {status}"
+            error_line = self._last_error_line()
+            what = f"ended {how}" + (f": {error_line}" if error_line else "")
+        with self._changed:
+            self._fail(what)
+
+    def _last_error_line(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def read(self) -> list[float | str]:
+        with self._changed:
+            assert self._last_s is not None
+            silent_s = time.monotonic() - self._last_s
+            if self._reason is None and silent_s > self._longest_silence_s():
+                return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
+            return [self._reason or self._energy_j]
+
+    def _longest_silence_s(self) -> float:
+        if not self._intervals:
+            return FIRST_LINE_TIMEOUT_S
+        return max(MIN_SILENCE_S, SILENT_INTERVALS * statistics.median(self._intervals))
+
+    def close(self) -> None:
+        """End the program and everything in its session."""
+        self._abandon.detach()
+        self._closing = True
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PROGRAM_END_TIMEOUT_S)
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self._thread.join(PROGRAM_END_TIMEOUT_S)
+        if self._process.stdout is not None and not self._thread.is_alive():
+            self._process.stdout.close()
+        self._stderr.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The process group outlives its leader. Its number is reused once all processes are gone, so this is
+        # called before the leader is reaped, or right after.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _split(command: str) -> list[str]:
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise MeterError(f"command: {command!r} is not a command line ({error})") from None
+    if not arguments:
+        raise MeterError("command: no program; write --energy-meter='command:PROGRAM ARGS'")
+    return arguments
+
+
+def _parse_watts(line: bytes) -> float | None:
+    try:
+        watts = float(line)
+    except ValueError:
+        return None
+    return watts if math.isfinite(watts) and watts >= 0 else None
+
+
+def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
+    """Start the program. It may measure CPUs and GPUs alike.
+
+    Raises:
+        MeterError: If the program cannot be started, ends, prints anything but numbers, or prints nothing for
+            five seconds.
+    """
+    command, accuracy = parse_accuracy(argument, "the program")
+    return [CommandMeter(command, accuracy)]
+
+
+def check_argument(argument: str) -> None:
+    """Check that the program exists, without starting it. Raises ``MeterError``."""
+    program, *_ = _split(parse_accuracy(argument, "the program")[0])
+    if shutil.which(program) is None:
+        problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
+        raise MeterError(f"command: {program!r} {problem}; install it, or write its whole path")
+
+
+SPEC = MeterSpec(
+    name="command",
+    kind="measured",
+    open=open_command,
+    takes_argument=True,
+    by_default=False,
+    check=check_argument,
+)

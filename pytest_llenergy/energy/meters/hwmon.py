@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power and energy sensors of Linux hwmon (kernel: Documentation/hwmon/sysfs-interface.rst).
+
+``--energy-meter=hwmon:CHIP[/LABEL]`` names a chip by the content of its ``name`` file, or by its directory if
+several chips share a name, and a sensor by its label, or as ``power1`` or ``energy1``. ``@2%`` at the end
+states its accuracy. The kernel does not report what a sensor covers, so sensors are never selected
+automatically.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.energy.power_readings import Refresh, refresh_from_check, refresh_with_period
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.record.record import Flag
+
+ROOT = Path("/sys/class/hwmon")
+INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
+MICRO = 1e-6
+
+#: Higher readings are invalid (W). Integrated, one of them would outweigh hours of valid ones.
+MAX_W = 100_000
+#: The kernel counts in 64 bits.
+MAX_MICROJOULES = 2**64 - 1
+#: Longest plausible time for refreshing or averaging (milliseconds).
+LONGEST_INTERVAL_MS = 600_000
+#: Drivers that do not report their refresh period read the chip again within about a second.
+SLOWEST_REFRESH_S = 1.0
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """One channel. Times in seconds; ``update_period_s`` is ``None`` if the chip does not report it."""
+
+    chip: str
+    label: str
+    file: Path
+    is_power: bool
+    smear_s: float = 0.0
+    smear_known: bool = True
+    update_period_s: float | None = None
+
+
+class HwmonMeter:
+    """One sensor, whose file stays open."""
+
+    name = "hwmon"
+    poll_period_s: float = 0.01
+
+    def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
+        """Open the sensor.
+
+        Raises:
+            MeterError: If it cannot be read.
+        """
+        self._sensor = sensor
+        try:
+            self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise MeterError(f"hwmon: {sensor.file} cannot be opened ({error.strerror})") from None
+        try:
+            refresh = self._refresh()
+        except BaseException:
+            # The user may interrupt the observation, which takes a second: do not leave the file open.
+            self.close()
+            raise
+        self._power = refresh.integral()
+        self.domains: tuple[Domain] = (
+            Domain(
+                name=f"hwmon:{sensor.chip}/{sensor.label}",
+                kind="measured",
+                source=f"hwmon {sensor.file.name}" + (" integrated" if sensor.is_power else ""),
+                scope=f"what the sensor {sensor.label} of {sensor.chip} is wired to",
+                resolution_j=0.0 if sensor.is_power else MICRO,
+                accuracy=accuracy.words,
+                limits=accuracy.limits,
+                covers_others=True,
+                update_period_s=refresh.period_s or None,
+                max_age_s=refresh.max_age_s,
+                smear_s=sensor.smear_s,
+                late_s=refresh.late_s,
+                integrated=sensor.is_power,
+                flags=(*accuracy.flags, *_flags(sensor, refresh)),
+            ),
+        )
+
+    def _refresh(self) -> Refresh:
+        """Return the refresh that the chip reports, or else watch the sensor for a second."""
+        self._require_value()
+        if not self._sensor.is_power:
+            return Refresh(self._sensor.update_period_s or 0.0)
+        if self._sensor.update_period_s is not None:
+            return refresh_with_period(self._sensor.update_period_s)
+        from pytest_llenergy.energy.selfcheck import check_counters
+
+        name = self._sensor.label
+        polls = {name: lambda: (None, self._require_value())}
+        result = check_counters(polls, {name: SLOWEST_REFRESH_S})[name]
+        return refresh_from_check(result, SLOWEST_REFRESH_S)
+
+    def _require_value(self) -> float:
+        """Return the value. Raises ``MeterError`` with the reason if it is unavailable."""
+        value = self._value()
+        if isinstance(value, str):
+            raise MeterError(value)
+        return value
+
+    def _value(self) -> float | str:
+        """Return watts or joules, or the reason why they are unavailable."""
+        try:
+            text = os.pread(self._descriptor, 32, 0)
+        except OSError as error:
+            return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
+        number = _parse_int(text.decode(errors="replace"))
+        most = round(MAX_W / MICRO) if self._sensor.is_power else MAX_MICROJOULES
+        if number is None or not 0 <= number <= most:
+            what = f"a power in µW from 0 to {most}" if self._sensor.is_power else "an energy in µJ from 0 up"
+            content = text.decode(errors="replace").strip()
+            return f"hwmon: {self._sensor.file} reads {content!r}, which is not {what}"
+        return number * MICRO
+
+    def read(self) -> list[float | str]:
+        value = self._value()
+        if isinstance(value, str) or not self._sensor.is_power:
+            return [value]
+        return [self._power.add(time.monotonic(), value)]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
+    """Return flags for what the chip does not report."""
+    flags = []
+    if not refresh.known:
+        detail = (
+            f"{sensor.chip} does not report how often {sensor.label} is refreshed, and it changed too seldom "
+            f"to show it while it was watched; its joules may lag by up to {refresh.late_s[1]:.0f} s"
+        )
+        flags.append(Flag(name="refresh-unknown", severity="warning", detail=detail))
+    if not sensor.smear_known:
+        detail = f"{sensor.chip} does not report over how long {sensor.label} is averaged: phases may blur"
+        flags.append(Flag(name="averaging-unknown", severity="note", detail=detail))
+    return flags
+
+
+def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
+    """Find the sensor called ``CHIP[/LABEL]``.
+
+    Raises:
+        MeterError: If there is no such sensor, with a list of those on the host, or if an interval of the
+            chip is invalid.
+    """
+    name, _, label = argument.partition("/")
+    chip = _find_chip(name, root)
+    sensors = _sensors(chip)
+    if not sensors:
+        raise MeterError(f"hwmon: {chip} ({name}) has no power or energy sensor")
+    matches = [sensor for sensor in sensors if label in ("", sensor.label, sensor.file.name.split("_")[0])]
+    if len(matches) == 1:
+        return _with_times(matches[0])
+    what = f"has no sensor {label!r}" if label else "has several sensors"
+    labels = ", ".join(f"hwmon:{name}/{sensor.label}" for sensor in sensors)
+    raise MeterError(f"hwmon: {chip} ({name}) {what}; choose one of {labels}")
+
+
+def _find_chip(name: str, root: Path) -> Path:
+    chips = {path: _read_text(path / "name") or "" for path in sorted(root.glob("hwmon*"))}
+    matches = [path for path in chips if name in (path.name, chips[path])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        directories = ", ".join(path.name for path in matches)
+        raise MeterError(
+            f"hwmon: several chips are called {name!r}; name one by its directory: {directories}"
+        )
+    names = ", ".join(sorted({chip for chip in chips.values() if chip})) or "none"
+    raise MeterError(f"hwmon: no chip {name!r} under {root}; found: {names}")
+
+
+def _sensors(chip: Path) -> list[Sensor]:
+    """Return every channel once, with its present value in preference to its average."""
+    sensors: dict[str, Sensor] = {}
+    for path in sorted(chip.iterdir(), key=lambda path: path.name.replace("_input", "_")):
+        match = INPUT.match(path.name)
+        if match and match["channel"] not in sensors:
+            sensors[match["channel"]] = _sensor(chip, path, match["channel"])
+    return list(sensors.values())
+
+
+def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
+    return Sensor(
+        chip=_read_text(chip / "name") or chip.name,
+        label=_read_text(chip / f"{channel}_label") or channel,
+        file=path,
+        is_power=channel.startswith("power"),
+    )
+
+
+def _with_times(sensor: Sensor) -> Sensor:
+    """Add the times that the chip reports. Raises ``MeterError`` if one is invalid."""
+    channel, what = sensor.file.name.split("_")
+    averaged = what == "average"
+    average_ms = _interval_ms(sensor.file.with_name(f"{channel}_average_interval")) if averaged else 0
+    # 0 means that the chip does not report it.
+    update_ms = _interval_ms(sensor.file.with_name("update_interval")) or None
+    return replace(
+        sensor,
+        smear_s=(average_ms or 0) / 1000,
+        smear_known=average_ms is not None,
+        update_period_s=None if update_ms is None else update_ms / 1000,
+    )
+
+
+def _interval_ms(file: Path) -> int | None:
+    """Return an interval in ms, or ``None`` without the file. Raises ``MeterError`` if it is invalid."""
+    text = _read_text(file)
+    if text is None:
+        return None
+    interval_ms = _parse_int(text)
+    if interval_ms is None or not 0 <= interval_ms <= LONGEST_INTERVAL_MS:
+        raise MeterError(
+            f"hwmon: {file} reads {text!r}, which is not an interval in ms from 0 to {LONGEST_INTERVAL_MS}"
+        )
+    return interval_ms
+
+
+def _parse_int(text: str) -> int | None:
+    # Only numbers as the kernel prints them; int() accepts more.
+    return int(text) if re.fullmatch(r"\s*-?[0-9]+\s*", text) else None
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[HwmonMeter]:
+    """Open the sensor.
+
+    Raises:
+        MeterError: If it is unknown, ambiguous or unreadable.
+    """
+    chosen, accuracy = parse_accuracy(argument, "hwmon")
+    return [HwmonMeter(find_sensor(chosen, root), accuracy)]
+
+
+def check_argument(argument: str) -> None:
+    """Check that the sensor exists. Raises ``MeterError``."""
+    find_sensor(parse_accuracy(argument, "hwmon")[0])
+
+
+SPEC = MeterSpec(
+    name="hwmon",
+    kind="measured",
+    open=open_hwmon,
+    takes_argument=True,
+    by_default=False,
+    check=check_argument,
+)

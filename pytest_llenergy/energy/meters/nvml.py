@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated.
+
+Blind times of power sensors were measured by Yang, Adamek and Armour, "Part-time Power Measurements:
+nvidia-smi's Lack of Attention", SC 2024; the values are in the workbook of the authors' code
+(github.com/JimZeyuYang/GPU_Power_Benchmark). The authors measured the power reading. Whether the energy
+counter has the same blind time is unknown; it is assumed here, since that can only make an uncertainty too
+wide.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
+from pytest_llenergy.energy.power_readings import IntegratedPower, Refresh, refresh_from_check
+from pytest_llenergy.energy.selfcheck import CheckCache, CheckedBoard, CheckResult
+from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
+from pytest_llenergy.record.environment import read_boot_id
+from pytest_llenergy.record.record import Flag
+
+if TYPE_CHECKING:
+    from pytest_llenergy.energy.selfcheck import Poll
+
+
+#: Slowest measured refresh of a power reading (seconds): that of every board since Turing.
+SLOWEST_REFRESH_S = 0.1
+
+#: Time over which nvmlDeviceGetPowerUsage and field 185 average on boards since Ampere, except GA100
+#: (seconds; nvml.h, nvmlDeviceGetPowerUsage).
+AVERAGING_S = 1.0
+
+#: ``NVML_DEVICE_ARCH_AMPERE`` (nvml.h).
+AMPERE = 7
+
+_PAPER = "Yang, Adamek, Armour, SC 2024"
+_GA100 = ("A100", "A100X", "A800", "A30", "A30X")
+
+#: Counters, the best first. Each board is queried for every counter, since neither architecture nor product
+#: name determines which it has. Grace Hopper has no counter for the GPU alone, only for the whole module.
+COUNTERS = (
+    Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
+    Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
+    Quantity("nvmlDeviceGetTotalEnergyConsumption"),
+    Quantity("NVML_FI_DEV_ENERGY", "module", field=(191, 1)),
+)
+
+POWER_USAGE = Quantity("nvmlDeviceGetPowerUsage")
+
+#: Power readings, the best first: present power, then possibly averaged power.
+POWERS = (
+    Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0)),
+    Quantity("NVML_FI_DEV_POWER_INSTANT", "module", field=(186, 1)),
+    POWER_USAGE,
+)
+
+#: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
+#: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
+#: by about -5 % (Yang et al., SC 2024). As limits of a rectangular distribution, ±10 % covers that within two
+#: standard uncertainties.
+GAIN_LIMIT = 0.10
+
+#: Counters and power readings are in mJ and mW.
+STEP = 0.001
+
+#: Longest and shortest time between readings (seconds); a tenth of the tick period in between. Integrated
+#: power has a higher minimum, since its readings are never put off for their cost.
+SLOWEST_POLL_S = 0.01
+FASTEST_POLL_S = 0.002
+FASTEST_POWER_POLL_S = 0.005
+
+
+class _Sensor(NamedTuple):
+    """A sensor that samples for ``window_s`` seconds in every ``refresh_s``."""
+
+    products: tuple[str, ...]
+    window_s: float
+    refresh_s: float
+    source: str
+
+
+_PART_TIME = (
+    _Sensor((*_GA100, "H100"), 0.025, 0.1, _PAPER),
+    _Sensor(("H800", "H200", "H20", "GH200"), 0.025, 0.1, f"as on the H100, of the same die; {_PAPER}"),
+    _Sensor(("P100", "V100", "GTX 1080"), 0.01, 0.02, _PAPER),
+    _Sensor(("Quadro RTX 8000",), 0.02, 0.1, _PAPER),
+)
+
+#: Ends of the names of products whose sensor samples all the time (Yang et al., SC 2024). Laptop and other
+#: variants, whose names go on, were not measured.
+_FULL_TIME = (
+    "RTX 2060 SUPER",
+    "RTX 2080 Ti",
+    "TITAN RTX",
+    "RTX 3070 Ti",
+    "RTX 3090",
+    "RTX A5000",
+    "RTX 4090",
+)
+
+#: The lowest share of all measured sensors, assumed where nothing was measured.
+ASSUMED_SHARE = min(sensor.window_s / sensor.refresh_s for sensor in _PART_TIME)
+
+
+class Coverage(NamedTuple):
+    """Share of each tick (0 to 1) that a sensor samples, whether it was measured, and the source of this."""
+
+    share: float
+    known: bool
+    source: str
+
+
+def sensor_coverage(product_name: str, update_period_s: float | None = None) -> Coverage:
+    """Return the coverage of the sensor of a product.
+
+    The share is window / max(refresh, ``update_period_s``): a counter that ticks faster than the sensor
+    refreshes does not make it sample longer. Products that were not measured may sample as little as any
+    that was. The architecture does not tell: one Turing board samples a fifth, others all of the time.
+    """
+    for sensor in _PART_TIME:
+        if _is_one_of(product_name, sensor.products):
+            share = sensor.window_s / max(sensor.refresh_s, update_period_s or 0.0)
+            sampled = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
+            return Coverage(share, True, f"the power sensor samples for {sampled} ({sensor.source})")
+    if product_name.endswith(_FULL_TIME):
+        return Coverage(1.0, True, f"the power sensor samples all the time ({_PAPER})")
+    assumed = (
+        f"the power sensor is assumed to sample {ASSUMED_SHARE:.0%} of the time, since it was not measured"
+    )
+    return Coverage(ASSUMED_SHARE, False, assumed)
+
+
+def known_coverage(product_name: str) -> float | None:
+    """Return the share of each refresh over which a power reading averages, ``None`` if unmeasured."""
+    coverage = sensor_coverage(product_name)
+    return coverage.share if coverage.known else None
+
+
+def averaging_time_s(product_name: str, architecture: int | None) -> float:
+    """Return the seconds over which ``nvmlDeviceGetPowerUsage`` averages, the longest if unknown.
+
+    ``architecture`` is NVML's number, ``None`` if the driver does not report it.
+    """
+    if _is_one_of(product_name, _GA100) or (architecture is not None and architecture < AMPERE):
+        return 0.0
+    return AVERAGING_S
+
+
+def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
+    """Match whole words: "A1000" is not "A100", and "RTX 8000 Ada" is not "Quadro RTX 8000"."""
+    return any(
+        re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", product_name) for name in products
+    )
+
+
+class Sources(NamedTuple):
+    """What can be read from a board.
+
+    Attributes:
+        board: The board.
+        counter: Its energy counter, if it has one.
+        cross_check: The power reading that the counter is checked against.
+        power: The power reading to integrate if the counter is rejected.
+        averaging_s: Seconds over which ``nvmlDeviceGetPowerUsage`` averages.
+        limit_w: Enforced power limit, if the driver reports it.
+        no_power: Answer of the driver to the first query of power, if none has a value.
+    """
+
+    board: BoardHandle
+    counter: Quantity | None
+    cross_check: Quantity | None
+    power: Quantity | None
+    averaging_s: float
+    limit_w: float | None
+    no_power: str = ""
+
+    @property
+    def watched(self) -> Quantity | None:
+        """The power reading that the self-check polls."""
+        return self.cross_check if self.counter is not None else self.power
+
+    @property
+    def polled(self) -> list[Quantity]:
+        """The quantities that the self-check polls."""
+        return [quantity for quantity in (self.counter, self.watched) if quantity is not None]
+
+    def smear_s(self, power: Quantity | None) -> float:
+        """Return the seconds until a power reading shows a change of power in full."""
+        return self.averaging_s if power == POWER_USAGE else 0.0
+
+    @property
+    def power_age_s(self) -> float:
+        """How far the watched power reading may lag (seconds)."""
+        return max(SLOWEST_REFRESH_S, self.smear_s(self.watched))
+
+
+def find_sources(session: Session, board: BoardHandle) -> Sources:
+    """Query all counters and power readings of a board.
+
+    Raises:
+        MeterError: If the board supports none of them, with the answer to each query.
+    """
+    answers: dict[str, str] = {}
+    counters = _select_available(session, board, COUNTERS, answers)
+    powers = _select_available(session, board, POWERS, answers)
+    if not counters and not powers:
+        details = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
+        raise MeterError(f"nvml: {board.uuid} ({board.name}) reports neither energy nor power ({details})")
+    counter = counters[0] if counters else None
+    limit = _optional(session, board, "nvmlDeviceGetEnforcedPowerLimit")
+    architecture = _optional(session, board, "nvmlDeviceGetArchitecture")
+    return Sources(
+        board=board,
+        counter=counter,
+        cross_check=next((power for power in powers if counter and power.scope == counter.scope), None),
+        power=powers[0] if powers else None,
+        averaging_s=averaging_time_s(board.name, architecture),
+        limit_w=None if limit is None else limit / 1000,
+        no_power="" if powers else answers[POWERS[0].label],
+    )
+
+
+def _select_available(
+    session: Session, board: BoardHandle, quantities: Sequence[Quantity], answers: dict[str, str]
+) -> list[Quantity]:
+    """Return the quantities that have a value. Queries one at a time, to get an error message for each."""
+    available = []
+    for quantity in quantities:
+        (value,) = session.read(board.handle, (quantity,))
+        if isinstance(value, str):
+            answers[quantity.label] = value
+        else:
+            available.append(quantity)
+    return available
+
+
+def _optional(session: Session, board: BoardHandle, function: str) -> int | None:
+    try:
+        return int(getattr(session.module, function)(board.handle))
+    except session.module.NVMLError:
+        return None
+
+
+class NvmlMeter:
+    """One board, identified by UUID, since indices differ between CUDA and NVML. Each reading is one call.
+
+    The meter owns the session and closes it.
+    """
+
+    name = "nvml"
+
+    def __init__(self, session: Session, sources: Sources, result: CheckResult) -> None:
+        self._session = session
+        self._uuid = sources.board.uuid
+        self._handle = sources.board.handle
+        self._integral: IntegratedPower | None = None
+        if sources.counter is not None and result.reason is None:
+            quantity = sources.counter
+            domain = _counter_domain(sources, sources.counter, result)
+        else:
+            quantity = _power_to_integrate(sources, result)
+            watched = result if quantity == sources.watched else None
+            refresh = refresh_from_check(watched, SLOWEST_REFRESH_S, known_coverage(sources.board.name))
+            domain = _power_domain(sources, quantity, result, refresh)
+            self._integral = refresh.integral()
+        self.domains: Sequence[Domain] = (domain,)
+        self.poll_period_s: float = _poll_period_s(domain)
+        self._value = session.make_reader(self._handle, quantity)
+
+    def read(self) -> list[float | str]:
+        begin_s = time.monotonic()
+        value = self._value()
+        if isinstance(value, str):
+            return [f"nvml: {value} ({self._uuid})"]
+        if self._integral is None:
+            return [value]
+        return [self._integral.add((begin_s + time.monotonic()) / 2, value)]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _poll_period_s(domain: Domain) -> float:
+    if domain.update_period_s is None or domain.max_age_s is not None:
+        return SLOWEST_POLL_S
+    fastest_s = FASTEST_POWER_POLL_S if domain.integrated else FASTEST_POLL_S
+    return min(max(domain.update_period_s / 10, fastest_s), SLOWEST_POLL_S)
+
+
+def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
+    what = f"energy counter rejected: {result.reason}" if sources.counter else "no energy counter"
+    if sources.power is None:
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; no power to integrate: {sources.no_power}")
+    if sources.power == sources.watched and result.mean_w == 0:
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; {sources.power.label} reads 0 W")
+    return sources.power
+
+
+def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
+    coverage = sensor_coverage(sources.board.name, result.period_s)
+    return Domain(
+        name=f"gpu:{sources.board.uuid}",
+        kind="measured",
+        source=counter.name,
+        scope=counter.scope,
+        resolution_j=STEP,
+        accuracy=_accuracy(coverage, ", which the counter is assumed to share"),
+        limits=within(GAIN_LIMIT),
+        update_period_s=result.period_s,
+        max_age_s=result.period_s if result.continuous else None,
+        coverage=coverage.share,
+        coverage_known=coverage.known,
+        highest_w=_highest_w(sources, counter),
+        flags=_flags(sources, counter, None),
+    )
+
+
+def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
+    coverage = sensor_coverage(sources.board.name, refresh.period_s)
+    return Domain(
+        name=f"gpu:{sources.board.uuid}",
+        kind="measured",
+        source=f"{power.name} integrated",
+        scope=power.scope,
+        resolution_j=refresh.period_s * STEP,
+        accuracy=_accuracy(coverage),
+        limits=within(GAIN_LIMIT),
+        update_period_s=refresh.period_s,
+        max_age_s=refresh.max_age_s,
+        smear_s=sources.smear_s(power),
+        late_s=refresh.late_s,
+        integrated=True,
+        coverage=coverage.share,
+        coverage_known=coverage.known,
+        highest_w=_highest_w(sources, power),
+        flags=(*_flags(sources, power, result.reason), *_unknown_refresh_flags(sources, power, refresh)),
+    )
+
+
+def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag, ...]:
+    if refresh.known:
+        return ()
+    detail = (
+        f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
+        f"refreshed; its joules may lag by up to {refresh.late_s[1] * 1e3:.0f} ms"
+    )
+    return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
+
+
+def _accuracy(coverage: Coverage, shared: str = "") -> str:
+    about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
+    return f"within {GAIN_LIMIT:.0%} of the reading{about_sensor}"
+
+
+def _highest_w(sources: Sources, quantity: Quantity) -> float | None:
+    # The limit is that of the GPU; the CPU and memory of a module add to it.
+    return sources.limit_w if quantity.scope == "board" else None
+
+
+def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[Flag, ...]:
+    uuid = sources.board.uuid
+    flags = []
+    if quantity.scope == "module":
+        detail = "the driver reports only the whole module, with its CPU and its memory"
+        flags.append(Flag(name="module-scope", severity="warning", detail=f"{uuid}: {detail}"))
+    if sources.board.shared:
+        detail = "MIG instances have no energy counter: the joules are those of the whole board"
+        flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {detail}"))
+    if not (coverage := sensor_coverage(sources.board.name)).known:
+        detail = (
+            f"what share of each tick the power sensor of {sources.board.name} sees was not measured: "
+            f"{coverage.share:.0%} is assumed, unless rounds in shuffled phase show what it misses"
+        )
+        flags.append(Flag(name="coverage-unknown", severity="warning", detail=f"{uuid}: {detail}"))
+    if sources.counter is not None and rejected is not None:
+        detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
+        flags.append(Flag(name="counter-rejected", severity="warning", detail=f"{uuid}: {detail}"))
+    return tuple(flags)
+
+
+def open_nvml(targets: Targets, cache_dir: Path | None = None) -> list[NvmlMeter]:
+    """Open one meter for each board of the targets, in their order.
+
+    Boards without a cached check since the last boot are checked together, which takes one to three seconds.
+    Results are cached in ``cache_dir``.
+
+    Raises:
+        MeterDoesNotApply: The targets have no GPUs.
+        MeterError: There is no driver, or a board does not answer or reports neither energy nor power.
+    """
+    if not targets.gpus:
+        raise MeterDoesNotApply("nvml: the test uses no GPU")
+    session = _session()
+    try:
+        boards = [find_sources(session, board) for board in _boards(session, targets.gpus)]
+        results = _check_boards(session, boards, CheckCache(cache_dir))
+        meters: list[NvmlMeter] = []
+        try:
+            for sources in boards:
+                meters.append(_meter(sources, results[sources.board.uuid]))
+        except MeterError:
+            for meter in meters:
+                meter.close()
+            raise
+        return meters
+    finally:
+        session.close()
+
+
+def _session() -> Session:
+    try:
+        return Session()
+    except DeviceError as error:
+        raise _as_meter_error(error) from None
+
+
+def _as_meter_error(error: DeviceError) -> MeterError:
+    return MeterError(str(error).replace("NVML: ", "nvml: ", 1))
+
+
+def _boards(session: Session, uuids: Sequence[str]) -> list[BoardHandle]:
+    """Open each board once, even if several of its MIG instances are targets."""
+    boards: dict[str, BoardHandle] = {}
+    for uuid in uuids:
+        try:
+            board = session.open_board(uuid)
+        except DeviceError as error:
+            raise _as_meter_error(error) from None
+        if board.shared or board.uuid not in boards:
+            boards[board.uuid] = board
+    return list(boards.values())
+
+
+def _meter(sources: Sources, result: CheckResult) -> NvmlMeter:
+    own_session = _session()
+    try:
+        return NvmlMeter(own_session, sources, result)
+    except MeterError:
+        own_session.close()
+        raise
+
+
+def _check_boards(session: Session, boards: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
+    driver, boot = (
+        str(session.module.nvmlSystemGetDriverVersion()),
+        read_boot_id() or f"process {os.getpid()}",
+    )
+    keys = {
+        sources.board.uuid: CheckedBoard(
+            uuid=sources.board.uuid, driver=driver, boot=boot, sources=[one.label for one in sources.polled]
+        )
+        for sources in boards
+    }
+    results = {uuid: result for uuid, key in keys.items() if (result := cache.load(key)) is not None}
+    unchecked = {sources.board.uuid: sources for sources in boards if sources.board.uuid not in results}
+    if unchecked:
+        from pytest_llenergy.energy.selfcheck import check_counters
+
+        fresh = check_counters(
+            {uuid: _poll(session, sources) for uuid, sources in unchecked.items()},
+            {uuid: sources.power_age_s for uuid, sources in unchecked.items()},
+        )
+        for uuid, result in fresh.items():
+            cache.store(keys[uuid], result)
+        results.update(fresh)
+    return results
+
+
+def _poll(session: Session, sources: Sources) -> Poll:
+    def poll() -> tuple[float | None, float | None]:
+        values = session.read(sources.board.handle, sources.polled)
+        if isinstance(values[0], str):
+            raise MeterError(f"nvml: {values[0]} ({sources.board.uuid})")
+        if sources.counter is None:
+            return None, values[0]
+        watts = values[1] if len(values) > 1 else None
+        return values[0], None if isinstance(watts, str) else watts
+
+    return poll
+
+
+SPEC = MeterSpec(name="nvml", kind="measured", open=open_nvml, host_wide=False)

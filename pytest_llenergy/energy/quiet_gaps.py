@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quiet gaps around a round, and the cumulative energy at the edges next to them.
+
+The power of a gap is measured between its first and its last tick. At an edge, the nearest tick of the gap is
+taken, and the idle power between it and the edge accounted for: E(t) = C(tick) ± P_idle · |t − tick|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, pvariance
+
+from pytest_llenergy.energy.trace import Series, Tick
+from pytest_llenergy.energy.uncertainty import Power, Reading, Variances, student_factor
+
+#: Ticks that a quiet gap needs for its power to count.
+MIN_GAP_TICKS = 2
+
+#: A tick in a quiet gap whose time is this many times less certain than the best one's, plus this many
+#: seconds, is left out.
+BLUNT, BLUNT_S = 4.0, 0.002
+
+#: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
+TREND = 4.0
+
+#: Power next to the work differs from the rest of a quiet gap if by this many times their scatter.
+UNSTEADY = 3.0
+
+
+@dataclass(frozen=True)
+class Quiet(Power):
+    """The power of a quiet gap, between its first and its last tick.
+
+    Attributes:
+        fluctuation_w: Standard deviation of the power from tick to tick that the ticks' times do not explain.
+        steps: Mean power between neighbouring ticks (W).
+        lengths_s: Time between these ticks (seconds).
+        blur_w: Standard uncertainty of a step from the times of its ticks.
+    """
+
+    first: Tick
+    last: Tick
+    fluctuation_w: float
+    steps: tuple[float, ...]
+    lengths_s: tuple[float, ...]
+    blur_w: float
+
+    @property
+    def length_s(self) -> float:
+        """Time between the two ticks (seconds)."""
+        return (self.last.time_ns - self.first.time_ns) / 1e9
+
+    def power_at_edge(self, steps: Sequence[float], distance_s: float) -> float:
+        """Return the power (W) between an edge and the nearest tick, ``distance_s`` away.
+
+        This is the mean of the gap, unless power still rises or falls by more than the times of the ticks
+        explain, as while a board cools down or lowers its clock: then the trend is extrapolated to the edge.
+        ``steps`` begin at that tick.
+        """
+        if len(steps) < 2 or abs(steps[0] - steps[1]) <= TREND * self.blur_w:
+            return self.watts
+        step_s = self.length_s / len(steps)
+        return max(0.0, steps[0] + (steps[0] - steps[1]) * (1 + distance_s / step_s) / 2)
+
+
+def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
+    """Return the mean power between the first and the last tick of a quiet gap; ``None`` with too few ticks.
+
+    The readings of a running average belong to the gap only once its smear is over.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the gap (monotonic nanoseconds).
+        end_ns: End of the gap (monotonic nanoseconds).
+    """
+    ticks = series.without_common_delay(series.ticks_between(start_ns + series.smear_ns, end_ns))
+    if series.domain.max_age_s is None:
+        sharp = _select_sharp(ticks)
+        # Uncertain ticks are better than none.
+        ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
+    return quiet_power_from_ticks(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
+
+
+def _select_sharp(ticks: Sequence[Tick]) -> list[Tick]:
+    """Leave out ticks whose time is much less certain than that of others, since no reading was near them."""
+    limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
+    return [tick for tick in ticks if tick.gap_s <= limit_s]
+
+
+def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
+    """Return the mean power from the first to the last of consecutive ticks."""
+    first, last = ticks[0], ticks[-1]
+    watts = last.watts_since(first)
+    elapsed_s = (last.time_ns - first.time_ns) / 1e9
+    edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
+    steps = tuple(b.watts_since(a) for a, b in pairwise(ticks))
+    lengths_s = tuple((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(ticks))
+    blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
+    fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
+    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, lengths_s, blur_w)
+
+
+def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
+    """Return the energy at the start of a window that follows a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: Start of the window (monotonic nanoseconds).
+        quiet: The gap before it.
+    """
+    tick = quiet.last
+    head_s = (time_ns - tick.time_ns) / 1e9
+    return Reading(
+        tick.energy_j + quiet.watts * head_s, _edge_variances(series, quiet, tick, quiet.first, head_s)
+    )
+
+
+def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
+    """Return the energy at the end of a window that precedes a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: End of the window (monotonic nanoseconds).
+        quiet: The gap after it.
+    """
+    tick = quiet.first
+    tail_s = (tick.time_ns - time_ns) / 1e9
+    watts = quiet.power_at_edge(quiet.steps, tail_s)
+    return Reading(tick.energy_j - watts * tail_s, _edge_variances(series, quiet, tick, quiet.last, tail_s))
+
+
+def doubt_quiet_edges(
+    series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, variances: Variances
+) -> str | None:
+    """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
+
+    Power may still fall after the work. That shows in the gap, or as more energy at the end of the work than
+    its power explains, and matters only if it moves more than two standard uncertainties. The start is not
+    checked: work often begins with a peak, as prefill.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the work (monotonic nanoseconds).
+        end_ns: End of the work (monotonic nanoseconds).
+        before: Quiet gap before the work.
+        after: Quiet gap after the work.
+        variances: Variances of the energy between quiet edges.
+    """
+    # Power that still falls fluctuates too: it must not hide itself.
+    u_j = math.sqrt(variances.total - variances.outside)
+    sides = ((before, before.steps[::-1], after, "before"), (after, after.steps, before, "after"))
+    for gap, steps, other, side in sides:
+        # A short gap is compared with the one on the other side.
+        rest = steps[1:] or other.steps
+        rest_w = fmean(rest)
+        excess_w = abs(steps[0] - rest_w)
+        # By the times of three ticks: the first, the second and the last of the gap.
+        n = max(1, len(steps) - 1)
+        mean_s, first_s = gap.length_s / len(steps), gap.lengths_s[0 if side == "after" else -1]
+        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2) * mean_s / first_s
+        noise_w = max(blur_w, _scatter([rest, other.steps]))
+        if excess_w > UNSTEADY * noise_w and excess_w * first_s > 2 * u_j:
+            return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
+    inside = series.ticks_between(start_ns, end_ns)
+    powers_w = [b.watts_since(a) for a, b in pairwise(inside)]
+    if not powers_w:
+        return None
+    highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
+    energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
+    length_s = (end_ns - inside[-1].time_ns) / 1e9
+    # The last tick bounds both the end and, if that step has the highest power, what is expected of the end.
+    top = powers_w.index(max(powers_w))
+    share = length_s / ((inside[top + 1].time_ns - inside[top].time_ns) / 1e9)
+    gaps_s = [inside[-1].gap_s, share * inside[top].gap_s]
+    if top == len(powers_w) - 1:
+        gaps_s[0] *= 1 + share
+    else:
+        gaps_s.append(share * inside[top + 1].gap_s)
+    blur_j = max(powers_w) * math.hypot(*gaps_s) / math.sqrt(12)
+    if energy_j - highest_w * length_s > 2 * math.hypot(u_j, blur_j):
+        return (
+            f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "
+            f"{min(powers_w):.0f} to {max(powers_w):.0f} W"
+        )
+    return None
+
+
+def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
+    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap.
+
+    Args:
+        series: Trace of the domain.
+        quiet: The gap next to the edge.
+        near: The tick of the gap that is nearest to the edge.
+        far: The tick at its other end.
+        distance_s: Time from the nearest tick to the edge (seconds).
+    """
+    # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
+    # well, in the direction that increases the error.
+    reach = distance_s / quiet.length_s
+    # Fluctuations that are faster than the ticks are larger over a part of one.
+    lasting_s = max(distance_s, quiet.length_s / max(1, len(quiet.steps)))
+    return Variances(
+        edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
+        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + quiet.fluctuation_w**2 * distance_s * lasting_s,
+        resolution=resolution_variance(series) * reach**2 / 2,
+    )
+
+
+def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
+    """Return both gaps around a window with the fluctuation that their steps show together."""
+    first, second = (
+        replace(gap, fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
+        for gap in (before, after)
+    )
+    return first, second
+
+
+def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> float:
+    """Return the standard deviation (W) of the power from tick to tick that their times do not explain.
+
+    Args:
+        groups: Powers between the ticks of each gap, whose means may differ.
+        blur_w: Standard uncertainty of a power from the times of its ticks.
+        n: Number of powers in the gap next to the edge.
+    """
+    if n < 1:
+        return 0.0
+    # The variance of the difference between one more step and the mean of the gap.
+    unexplained = _scatter(groups) ** 2 * (1 + 1 / n) - blur_w**2
+    return student_factor(sum(len(steps) - 1 for steps in groups)) * math.sqrt(max(0.0, unexplained))
+
+
+def _scatter(groups: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation of values around the means of their groups, 0 without repeated values."""
+    squares = sum(pvariance(values) * len(values) for values in groups if values)
+    degrees = sum(len(values) - 1 for values in groups)
+    return math.sqrt(squares / degrees) if degrees > 0 else 0.0
+
+
+def resolution_variance(series: Series) -> float:
+    """Return the variance (J²) of two readings, each truncated to a step of the counter."""
+    return series.domain.resolution_j**2 / 6

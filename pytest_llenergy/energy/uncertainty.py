@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energies and powers with their uncertainty, and their sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.record.record import DomainEnergy, Terms
+
+#: Half of Student's t for two standard deviations (p = 95.45 %) by degrees of freedom: GUM (JCGM 100:2008),
+#: table G.2.
+STUDENT = {1: 6.98, 2: 2.26, 3: 1.65, 4: 1.43, 5: 1.32, 6: 1.26, 7: 1.22, 8: 1.19, 9: 1.16, 10: 1.14}
+
+
+@dataclass(frozen=True)
+class Variances:
+    """Variances of an energy by cause, in J².
+
+    Adding treats the causes as independent, except ``shape``: the course of power between ticks is the same
+    in all windows, iterations and boards of the same work, so that its standard uncertainties are added.
+    ``clock``, from the clock of the host that reads the meters, is independent between hosts only: see
+    ``sum_energies``. ``marking``, from the clock of the host that marked the edges, is the same for all
+    hosts, so that its standard uncertainties are added too.
+    """
+
+    edges: float = 0.0
+    outside: float = 0.0
+    resolution: float = 0.0
+    coverage: float = 0.0
+    attribution: float = 0.0
+    shape: float = 0.0
+    clock: float = 0.0
+    marking: float = 0.0
+
+    def __add__(self, other: Variances) -> Variances:
+        return Variances(
+            self.edges + other.edges,
+            self.outside + other.outside,
+            self.resolution + other.resolution,
+            self.coverage + other.coverage,
+            self.attribution + other.attribution,
+            (math.sqrt(self.shape) + math.sqrt(other.shape)) ** 2,
+            self.clock + other.clock,
+            (math.sqrt(self.marking) + math.sqrt(other.marking)) ** 2,
+        )
+
+    def scale(self, factor: float) -> Variances:
+        """Return every variance multiplied by a factor."""
+        return Variances(
+            self.edges * factor,
+            self.outside * factor,
+            self.resolution * factor,
+            self.coverage * factor,
+            self.attribution * factor,
+            self.shape * factor,
+            self.clock * factor,
+            self.marking * factor,
+        )
+
+    @property
+    def clocks(self) -> float:
+        """Sum over both clocks."""
+        return self.clock + self.marking
+
+    @property
+    def total(self) -> float:
+        """Sum over all causes."""
+        causes = (self.edges, self.outside, self.resolution, self.coverage, self.attribution, self.shape)
+        return sum(causes) + self.clocks
+
+    def terms(self) -> Terms:
+        """Return standard uncertainties for a record."""
+        return Terms(
+            edges_j=math.sqrt(self.edges),
+            outside_j=math.sqrt(self.outside),
+            resolution_j=math.sqrt(self.resolution),
+            coverage_j=math.sqrt(self.coverage),
+            attribution_j=math.sqrt(self.attribution),
+            shape_j=math.sqrt(self.shape),
+            clock_j=math.sqrt(self.clocks),
+        )
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts and their standard uncertainty."""
+
+    watts: float
+    u_watts: float
+
+
+NOTHING = Variances()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The cumulative energy at one moment."""
+
+    energy_j: float
+    variances: Variances
+
+
+@dataclass(frozen=True)
+class WindowEnergy:
+    """Joules of a window with their variances, or ``None`` with a reason."""
+
+    energy_j: float | None
+    variances: Variances = NOTHING
+    reason: str | None = None
+
+    @property
+    def u_j(self) -> float | None:
+        """Combined standard uncertainty (J)."""
+        return None if self.energy_j is None else math.sqrt(self.variances.total)
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """The test's part of the energy of a domain, with the limits of the split; ``whole_j`` is all of it."""
+
+    energy: WindowEnergy
+    whole_j: float
+    low_j: float
+    high_j: float
+
+
+def sum_energies(energies: Sequence[WindowEnergy], reasons: Sequence[str] = ()) -> WindowEnergy:
+    """Return the sum over the domains of one host. If a domain has no energy, return its reason instead.
+
+    One clock gives the moments of all of them, so that its standard uncertainties are added.
+    """
+    if not energies:
+        return WindowEnergy(None, reason="; ".join(reasons) or "no meter was open")
+    total = WindowEnergy(0.0)
+    for energy in energies:
+        if energy.energy_j is None or total.energy_j is None:
+            return WindowEnergy(None, reason=energy.reason)
+        total = WindowEnergy(total.energy_j + energy.energy_j, total.variances + energy.variances)
+    clock = sum(math.sqrt(energy.variances.clock) for energy in energies) ** 2
+    return replace(total, variances=replace(total.variances, clock=clock))
+
+
+def sum_hosts(energies: Sequence[WindowEnergy]) -> WindowEnergy:
+    """Return the sum over hosts. One without a meter, or without energy, leaves only its reason."""
+    if not energies:
+        return sum_energies([])
+    missing = next((energy for energy in energies if energy.energy_j is None), None)
+    total = missing or energies[0]
+    for energy in energies[1:] if missing is None else ():
+        total = WindowEnergy(
+            (total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances
+        )
+    return total
+
+
+def domain_energy(
+    energy: WindowEnergy, series: Series, duration_s: float, attributed: Attributed | None = None
+) -> DomainEnergy:
+    """Return the energy of a domain for a record, with the limits of its source.
+
+    Args:
+        energy: WindowEnergy of the domain in the window.
+        series: Trace of the domain.
+        duration_s: Length of the window (seconds).
+        attributed: How ``energy`` was split from that of the whole domain, if it was.
+    """
+    domain = series.domain
+    low_j = high_j = None
+    if energy.energy_j is not None:
+        low_j, high_j = domain.limits(energy.energy_j, duration_s)
+    if attributed is not None:
+        low_j = domain.limits(attributed.low_j, duration_s)[0]
+        high_j = domain.limits(attributed.high_j, duration_s)[1]
+    return DomainEnergy(
+        energy_j=energy.energy_j,
+        energy_u_j=energy.u_j,
+        kind="attributed" if attributed is not None else domain.kind,
+        terms=energy.variances.terms() if energy.energy_j is not None else None,
+        reason=energy.reason,
+        low_j=low_j,
+        high_j=high_j,
+        whole_j=attributed.whole_j if attributed is not None else None,
+    )
+
+
+def absolute_uncertainty_j(total: WindowEnergy, domains: Sequence[DomainEnergy]) -> float | None:
+    """Return the standard uncertainty (J) that includes the accuracy of the sources.
+
+    The accuracy is a rectangular distribution. Sensors of one kind err in the same direction, so the limits
+    of domains are added linearly.
+    """
+    if total.energy_j is None:
+        return None
+    widths = [(each.high_j or 0.0) - (each.low_j or 0.0) for each in domains]
+    return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)
+
+
+def student_factor(degrees: float) -> float:
+    """Return the factor that widens a standard uncertainty from few values: 1 + 5/(4ν) beyond the table."""
+    return STUDENT.get(int(degrees), 1 + 1.25 / degrees) if degrees >= 1 else STUDENT[1]

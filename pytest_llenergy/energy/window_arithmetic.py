@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy, uncertainty and flags of a window, from the trace of a meter.
+
+The formula for an edge depends on what lies outside it: a quiet gap, load, or no tick at all.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import attrgetter
+
+from pytest_llenergy.energy.attribution import CpuUse, Split, attribution_flags, choose_split
+from pytest_llenergy.energy.edges import (
+    energy_under_load,
+    extrapolated_energy,
+    is_short_window,
+    mean_powers,
+    short_window_energy,
+)
+from pytest_llenergy.energy.joint_solution import SAME_NS, window_energy
+from pytest_llenergy.energy.quiet_gaps import (
+    Quiet,
+    energy_at_end,
+    energy_at_start,
+    resolution_variance,
+    share_fluctuation,
+)
+from pytest_llenergy.energy.running_average import averaged_energy
+from pytest_llenergy.energy.trace import Mark, Series
+from pytest_llenergy.energy.uncertainty import (
+    Reading,
+    Variances,
+    WindowEnergy,
+    absolute_uncertainty_j,
+    domain_energy,
+    sum_energies,
+    sum_hosts,
+)
+from pytest_llenergy.record.quantity import RESOLVABLE
+from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
+
+#: Ticks of integrated power on either side of a window from which a change at its edge is computed.
+EDGE_TICKS = 2
+
+#: The energy of a window with fewer ticks depends on its edges alone.
+FEW_TICKS = 2
+
+#: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
+READER_GAP_S = 0.1
+
+#: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
+POWER_GAP_S = 0.05
+
+#: Longest time for which a thread runs between a reading and the work next to it (seconds). A longer distance
+#: is that of a thread that waits for a CPU.
+WAY_S = 5e-5
+
+
+def energy_between(
+    series: Series,
+    start_ns: int,
+    end_ns: int,
+    before: Quiet | None = None,
+    after: Quiet | None = None,
+    marks: Sequence[Mark] = (),
+) -> WindowEnergy:
+    """Return the energy of one domain between two moments.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        before: Quiet gap before the window, if there is one.
+        after: Quiet gap after the window, if there is one.
+        marks: Other moments at which power may have changed, such as the edges of other windows.
+    """
+    reason = series.reason_between(start_ns, end_ns)
+    if reason is not None:
+        return WindowEnergy(None, reason=reason)
+    if series.smear_ns:
+        energy = averaged_energy(series, start_ns, end_ns, before, after)
+        if energy.energy_j is None:
+            return energy
+    elif before is None and after is None and (solved := _solve_window(series, start_ns, end_ns, marks)):
+        energy = solved
+    else:
+        if before and after:
+            before, after = share_fluctuation(before, after)
+        start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
+        end = energy_at_end(series, end_ns, after) if after else energy_at_edge(series, end_ns)
+        if start is None or end is None:
+            side = "before" if start is None else "after"
+            return WindowEnergy(
+                None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window"
+            )
+        resolution = Variances(resolution=resolution_variance(series))
+        energy = WindowEnergy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
+        if before and after:
+            # If all ticks are equally late, the error depends only on the powers outside the window.
+            shifted_j = (after.watts - before.watts) * series.shift_s
+            energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
+    sampling = Variances(coverage=_sampling_variance(series, start_ns, end_ns))
+    energy = replace(energy, variances=energy.variances + sampling)
+    if series.domain.coverage >= 1:
+        return energy
+    unsampled = coverage_variance(series, start_ns, end_ns, before, after)
+    if unsampled is None:
+        reason = (
+            f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, and a sensor that sees "
+            f"{series.domain.coverage:.0%} of each tick of a board whose power limit is not known"
+        )
+        return WindowEnergy(None, reason=reason)
+    return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
+
+
+def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> WindowEnergy | None:
+    """Return the energy of a window without quiet gaps, ``None`` if it has edges that can be taken alone."""
+    if series.domain.max_age_s is None:
+        energy = window_energy(series, start_ns, end_ns, marks)
+        if energy is not None:
+            return energy
+    if not is_short_window(series, start_ns, end_ns):
+        return None
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns)
+    if series.domain.max_age_s is None and before is not None and after is not None:
+        first = bisect_left(marks, before.time_ns, key=attrgetter("time_ns"))
+        shared = marks[first : bisect_left(marks, after.time_ns, key=attrgetter("time_ns"))]
+        if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):
+            window_ms, tick_ms = (end_ns - start_ns) / 1e6, (series.period_s or 0.0) * 1e3
+            reason = (
+                f"not resolvable: {window_ms:.3g} ms window, {tick_ms:.3g} ms tick that other windows share"
+            )
+            return WindowEnergy(None, reason=reason)
+    return short_window_energy(series, start_ns, end_ns)
+
+
+def energy_between_readings(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:
+    """Return the energy of work in the thread that read a resting counter right before and after it.
+
+    On a busy machine a reading may come long after the work, while the thread waits for a CPU and the counter
+    rests. Only what the thread runs on its way between reading and work is taken off.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the work (monotonic nanoseconds).
+        end_ns: End of the work (monotonic nanoseconds).
+    """
+    # For the CPU time of this process, the moment of a reading is that at which it was made.
+    age_ns = round((series.domain.max_age_s or 0.0) * 1e9)
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns - age_ns)
+    if before is None or after is None or series.reason_between(start_ns, end_ns) is not None:
+        return energy_between(series, start_ns, end_ns)
+    away_ns = (start_ns - before.latest_ns, after.earliest_ns + age_ns - end_ns)
+    way_s = sum(min(WAY_S, each / 1e9) for each in away_ns)
+    between_j, work_s = after.energy_j - before.energy_j, (end_ns - start_ns) / 1e9
+    way_j = between_j * way_s / (work_s + way_s)
+    variances = Variances(edges=way_j**2 / 3, resolution=resolution_variance(series))
+    return WindowEnergy(between_j - way_j, variances)
+
+
+def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
+    """Return the variance (J²) from power changes between the readings that were integrated.
+
+    Where each refresh is observed, a change ΔP of power is assigned to a moment within the time g in which it
+    was detected, with a variance of (g ΔP)²/12 each. Where each reading is the power of its moment, the
+    trapezoidal rule has the same error for a step between two readings that are h apart. If power goes up and
+    down faster than that, the readings are a sample, and the energy of h scatters by h σ. The trace holds the
+    means of neighbouring readings. In terms of their differences d the variances are h² Σd²/6 and 2 h² Σd²;
+    h² Σd²/√3 is the geometric mean.
+    """
+    if not series.domain.integrated:
+        return 0.0
+    ticks = series.ticks_spanning(start_ns, end_ns, EDGE_TICKS)
+    steps = pairwise(b.watts_since(a) for a, b in pairwise(ticks))
+    changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
+    if series.domain.max_age_s is None:
+        return sum((change_w * tick.gap_s) ** 2 for change_w, tick, _ in changes) / 12
+    spread = sum((change_w * (after.time_ns - tick.time_ns) / 1e9) ** 2 for change_w, tick, after in changes)
+    return spread / math.sqrt(3)
+
+
+def energy_at_edge(series: Series, time_ns: int) -> Reading | None:
+    """Return the energy at a moment that is not next to a quiet gap."""
+    return energy_under_load(series, time_ns) or extrapolated_energy(series, time_ns)
+
+
+def require_resolvable(energy: WindowEnergy, series: Series, duration_s: float) -> WindowEnergy:
+    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by a reason.
+
+    Args:
+        energy: WindowEnergy of the window.
+        series: Trace of the domain.
+        duration_s: Length of the window (seconds).
+    """
+    if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
+        return energy
+    if series.domain.rests:
+        # Not the tick, but how little was used, or that no reading was made near an edge.
+        found = f"{energy.energy_j:.1g} ± {energy.u_j:.1g} J"
+        return WindowEnergy(None, reason=f"not resolvable: {duration_s * 1e3:.3g} ms window, {found}")
+    tick_ms = (series.period_s or 0.0) * 1e3
+    reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
+    if series.domain.coverage < 1:
+        known = "sees" if series.domain.coverage_known else "may see only"
+        reason += f" of which the sensor {known} {series.domain.coverage:.0%}"
+    return WindowEnergy(None, reason=reason)
+
+
+def coverage_variance(
+    series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
+) -> float | None:
+    """Return the variance (J²) from what a part-time sensor did not sample, or ``None`` if nothing bounds it.
+
+    The sensor samples a share f of each tick of length T and uses the sample for the whole tick. A step of
+    power ΔP at a random moment of a tick then causes an error that is uniform over (1-f) T ΔP, whatever part
+    of the tick is sampled: the variance is ((1-f) T ΔP)²/12 for each edge. A load of length D < T is sampled
+    or missed: its variance is at most (ΔP D)² (1/f - 1).
+
+    A change of power from tick to tick inside the window is such a step if power changes slowly, with
+    (1-f)²/12; if power changes fast, it is the scatter of a sample, with (1-f)/2. The trace does not show
+    which; (1-f)/5 lies between the two, by the geometric mean of the factors. Where n - 1 of n ticks were
+    left unobserved, the differences are of means over n ticks: for power that scatters, their sum of squares
+    is n² times smaller than from tick to tick. Slow changes then count as such scatter.
+
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+        before: Quiet gap before the window, if there is one.
+        after: Quiet gap after the window, if there is one.
+    """
+    period_s, f = series.period_s, series.domain.coverage
+    if period_s is None:
+        return None
+    missed_s = (1 - f) * period_s
+    inside = mean_powers(series, start_ns, end_ns)
+    outside = [each.watts for each in (before, after) if each is not None]
+    if not outside:
+        wide_ns = round(3 * period_s * 1e9)
+        outside = mean_powers(series, start_ns - wide_ns, start_ns) + mean_powers(
+            series, end_ns, end_ns + wide_ns
+        )
+    if len(inside) < 2:
+        if series.domain.highest_w is None:
+            return None
+        # The largest possible step: up to the power limit, or down to zero.
+        step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
+        duration_s = (end_ns - start_ns) / 1e9
+        return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
+    edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
+    spans = pairwise(
+        (b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.ticks_between(start_ns, end_ns))
+    )
+    each_of = [max(1, round((a_s + b_s) / 2 / period_s)) for a_s, b_s in spans]
+    changes = sum(n**2 * (b - a) ** 2 for n, (a, b) in zip(each_of, pairwise(inside), strict=True))
+    return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
+
+
+def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
+    """Return the flags that the trace alone raises for a window between two monotonic moments.
+
+    Args:
+        trace: One series for each domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
+    """
+    flags: list[Flag] = []
+    for series in trace:
+        domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
+        flags += domain.flags
+        ticks = len(series.ticks_between(start_ns, end_ns))
+        always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
+        if ticks < FEW_TICKS and not always_fresh:
+            detail = f"{domain.name} ticked {ticks} times in {duration_ms:.4g} ms"
+            flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
+        around_ns = round((series.period_s or 0.0) * 1e9)
+        pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
+        # One that rests is also read by the thread that works, at the edges.
+        if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S) and not domain.rests:
+            detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
+            flags.append(Flag(name="reader-gap", severity="warning", detail=detail))
+        stall_s = series.latest_stall_s(start_ns - around_ns, end_ns + around_ns)
+        if stall_s:
+            detail = f"the counter of {domain.name} stood still for {stall_s * 1e3:.0f} ms while it was read"
+            flags.append(Flag(name="late-tick", severity="warning", detail=detail))
+    return flags
+
+
+@dataclass(frozen=True)
+class HostWindow:
+    """What one host found in a window.
+
+    Attributes:
+        energies: WindowEnergy of each domain, by name: the test's part.
+        by_domain: The same for the record, with the limits of its source.
+        reasons: Why meters could not be opened.
+        flags: What a reader must know of this host in this window.
+        own_cpu_s: CPU time of the test's processes, if known.
+        other_cpu_s: CPU time of other processes, if known.
+    """
+
+    energies: dict[str, WindowEnergy]
+    by_domain: dict[str, DomainEnergy]
+    reasons: list[str]
+    flags: list[Flag] = field(default_factory=list)
+    own_cpu_s: float | None = None
+    other_cpu_s: float | None = None
+
+
+def account_window(
+    trace: Sequence[Series],
+    start_ns: int,
+    end_ns: int,
+    reasons: Sequence[str],
+    marks: Sequence[Mark] = (),
+    use: CpuUse | None = None,
+    clock_u_ns: float = 0.0,
+) -> HostWindow:
+    """Return what the host of a trace found in a window that has ended.
+
+    Args:
+        trace: One series for each domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        reasons: Why meters could not be opened.
+        marks: Other moments at which power may have changed.
+        use: CPU use during the window, if known.
+        clock_u_ns: Standard uncertainty of both moments.
+    """
+    duration_s = (end_ns - start_ns) / 1e9
+    energies: dict[str, WindowEnergy] = {}
+    by_domain: dict[str, DomainEnergy] = {}
+    splits: list[Split] = []
+    for series in trace:
+        energy, part = _domain(series, start_ns, end_ns, marks, clock_u_ns / 1e9), None
+        if use is not None and energy.energy_j is not None:
+            # Windows may follow each other without a gap, so that idle power is unknown.
+            split = choose_split(series.domain, use, energy.energy_j / duration_s)
+            part = split.part(energy, duration_s) if split is not None else None
+            splits += [split] if split is not None else []
+        energies[series.domain.name] = energy if part is None else part.energy
+        by_domain[series.domain.name] = domain_energy(energies[series.domain.name], series, duration_s, part)
+    return HostWindow(
+        energies,
+        by_domain,
+        list(reasons),
+        [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns), *attribution_flags(splits)],
+        use.own_s if use is not None else None,
+        use.other_s if use is not None else None,
+    )
+
+
+def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWindow]) -> WindowRecord:
+    """Return the record of a window that has ended.
+
+    Args:
+        name: Name of the window.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        hosts: What each host found.
+    """
+    total = sum_hosts([sum_energies(list(host.energies.values()), host.reasons) for host in hosts])
+    by_domain = {name: each for host in hosts for name, each in host.by_domain.items()}
+    flags = [flag for host in hosts for flag in host.flags]
+    if total.energy_j is None:
+        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
+    own = [host.own_cpu_s for host in hosts if host.own_cpu_s is not None]
+    other = [host.other_cpu_s for host in hosts if host.other_cpu_s is not None]
+    return WindowRecord(
+        name=name,
+        start_s=start_ns / 1e9,
+        duration_s=(end_ns - start_ns) / 1e9,
+        energy_j=total.energy_j,
+        energy_u_j=total.u_j,
+        energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
+        by_domain=by_domain,
+        own_cpu_s=sum(own) if own else None,
+        other_cpu_s=sum(other) if other else None,
+        flags=flags,
+        reason=total.reason,
+    )
+
+
+def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
+    """Return the flags that every window of these meters has."""
+    flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
+    for series in trace:
+        domain = series.domain
+        if domain.kind == "estimated":
+            detail = f"{domain.source}; {domain.accuracy}"
+            flags.append(Flag(name="estimated", severity="note", detail=detail))
+        if domain.coverage < 1 and domain.coverage_known:
+            detail = (
+                f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
+                "detect a load that repeats in step with it; rounds in shuffled phase can"
+            )
+            flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
+    return flags
+
+
+def _domain(
+    series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark], clock_u_s: float
+) -> WindowEnergy:
+    energy = energy_between(series, start_ns, end_ns, marks=marks)
+    if clock_u_s and energy.energy_j is not None:
+        clock = _clock_variance(series, start_ns, end_ns, energy.energy_j, clock_u_s)
+        energy = replace(energy, variances=energy.variances + Variances(clock=clock))
+    return require_resolvable(energy, series, (end_ns - start_ns) / 1e9)
+
+
+def _clock_variance(series: Series, start_ns: int, end_ns: int, energy_j: float, u_s: float) -> float:
+    """Return the variance (J²) from moments that another clock gave.
+
+    A window may begin and end under load, and the errors of its edges are independent if the offset moved
+    between them. Thus each edge counts with the largest power near it, not with a step of power as in
+    ``domain_rounds``, whose rounds lie between quiet gaps.
+    """
+    wide_ns = round((3 * (series.period_s or 0.0) + 2 * u_s) * 1e9)
+    mean_w = energy_j * 1e9 / (end_ns - start_ns)
+    return sum(
+        (u_s * max([mean_w, *mean_powers(series, edge_ns - wide_ns, edge_ns + wide_ns)])) ** 2
+        for edge_ns in (start_ns, end_ns)
+    )

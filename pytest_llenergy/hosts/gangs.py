@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on the hosts of a cluster (``--energy-cluster``), which the tests of a run use one after another.
+
+Agents, leases and ranks stay for the next test if it asks for the same. An idle gang is given back soon,
+since other runs may wait for its hosts. A worker of pytest-xdist gives it back at once, for other workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pytest_llenergy.devices.lease import Lease, join_leases
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
+from pytest_llenergy.hosts.base import Cluster, Gang, Shape
+from pytest_llenergy.hosts.client import AgentClient
+from pytest_llenergy.hosts.launchers import choose_shape
+from pytest_llenergy.hosts.rank_service import LeaseAnswer
+from pytest_llenergy.hosts.remote_host import RemoteHost
+from pytest_llenergy.hosts.timeouts import DESCRIBE_TIMEOUT_S
+from pytest_llenergy.ranks.plan import HostDevices
+from pytest_llenergy.ranks.pool import RankPool
+from pytest_llenergy.ranks.timeouts import SLOW_LOAD_S
+from pytest_llenergy.record.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
+from pytest_llenergy.record.record import Flag
+from pytest_llenergy.scratch import ScratchDirectory
+
+#: How long an agent waits for devices before pytest reports who holds them (seconds).
+WAIT_S = 3.0
+
+#: How long an idle gang is kept for the next test (seconds).
+IDLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """The options of a run that a gang obeys. Times are seconds."""
+
+    lease_timeout: float
+    busy_timeout: float
+    start_method: Literal["spawn", "forkserver"]
+    rank_logs: Path | None
+
+
+@dataclass(frozen=True)
+class GangLease:
+    """What a test holds on the hosts of a cluster.
+
+    Attributes:
+        lease: All its devices, in the order of the ranks.
+        hosts: Its devices on each host.
+        clients: The agents of these hosts.
+        environments: Machine and packages of these hosts, by name.
+        flags: What a reader of the record must know about the hosts.
+    """
+
+    lease: Lease
+    hosts: Sequence[HostDevices]
+    clients: Sequence[AgentClient]
+    environments: Mapping[str, Environment]
+    flags: Sequence[Flag] = ()
+
+    @property
+    def boards(self) -> list[tuple[AgentClient, Sequence[str]]]:
+        """Each host with the UUIDs of its leased boards."""
+        return [(client, each.lease.uuids) for client, each in zip(self.clients, self.hosts, strict=True)]
+
+
+@dataclass
+class _Held:
+    """A gang with its hosts, and what the last test leased on them.
+
+    ``request`` is that of the test, and ``share`` what it asks of each host.
+    """
+
+    shape: Shape
+    gang: Gang
+    hosts: Mapping[str, RemoteHost]
+    request: GpuRequest | None = None
+    share: GpuRequest | None = None
+    lease: GangLease | None = None
+
+
+class BusyBoardsError(DeviceError):
+    """Other processes still used boards without a lease after ``--energy-busy-timeout``."""
+
+
+class _ShortHostError(Exception):
+    """A host has fewer GPUs that fit than its share."""
+
+    def __init__(self, host: str, message: str) -> None:
+        super().__init__(message)
+        self.host = host
+
+
+def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
+    """Return what a request asks of each host, without what concerns only all of them."""
+    return replace(request, n=shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False)
+
+
+def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
+    """Refuse hosts that show the same board, whose joules would be counted twice.
+
+    Raises:
+        DeviceError: Names both hosts.
+    """
+    owners: dict[str, str] = {}
+    for name, lease in leases.items():
+        for uuid in lease.uuids:
+            if (other := owners.setdefault(uuid, name)) != name:
+                raise DeviceError(f"{other} and {name} both show {uuid}: give each board to one of them")
+
+
+def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
+    """Refuse two agents on one machine if a meter reads the whole machine, whose joules would count twice.
+
+    Raises:
+        DeviceError: Names both hosts.
+    """
+    for one, other in combinations(clients, 2):
+        found, others = one.facts.boot_id, other.facts.boot_id
+        if is_same_boot(found, others):
+            are, remedy = "are", "start one agent on each machine"
+        elif not (found and others):
+            unknown = other if found else one
+            are, remedy = "may be", f"let {unknown.name} read {BOOT_ID}"
+        else:
+            continue
+        raise DeviceError(
+            f"{one.name} and {other.name} {are} one machine, which --energy-meter would read twice: name "
+            f"meters of GPUs, or {remedy}"
+        )
+
+
+class GangKeeper:
+    """Leases hosts for one test after another.
+
+    Args:
+        cluster: The launcher.
+        pool: The ranks.
+        options: Options of the run.
+        keeps: Whether a gang is kept for the next test.
+    """
+
+    def __init__(self, cluster: Cluster, pool: RankPool, options: GangOptions, *, keeps: bool) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._options = options
+        self._keeps = keeps
+        self._scratch = ScratchDirectory()
+        self._held: _Held | None = None
+        #: Why hosts that were lost are not used again, by name.
+        self._lost: dict[str, str] = {}
+        #: Machine and packages of each host that was used, by name.
+        self._environments: dict[str, Environment] = {}
+        #: Why gangs did not start although that took long: they would only fail again.
+        self._failed: dict[Shape, str] = {}
+        # Held while a gang is given back, so that no test gets it meanwhile.
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def lease(
+        self, request: GpuRequest, test: str, *, exclusive: bool, on_wait: Callable[[str], None]
+    ) -> GangLease:
+        """Lease the hosts and devices of a test.
+
+        Args:
+            request: What it requests.
+            test: Its name, which other waiting processes show.
+            exclusive: Whether it needs each host for itself.
+            on_wait: Called with a line about the holders while it waits.
+
+        Raises:
+            NeverError: The cluster can never provide them; the test is skipped.
+            DeviceError: They did not become free in time.
+            WorkerError: An agent does not start, or a host was lost.
+        """
+        with self._lock:
+            self._stop_timer()
+            held = self._held
+            if held is not None and self._note_lost(held):
+                self._give_back()
+            elif held is not None and held.lease is not None and held.request == request:
+                return held.lease
+            # Hosts whose GPUs are not those that the test wants.
+            short: dict[str, str] = {}
+            while True:
+                avoid = {**self._lost, **short}
+                offers = [each for each in self._cluster.offers() if each.name not in avoid]
+                shape = choose_shape(request, offers)
+                held = self._held
+                if held is None or held.shape != shape or short:
+                    self._give_back()
+                    held = self._held = self._start(shape, on_wait, avoid)
+                elif held.lease is not None and held.share == _share_of_host(request, shape):
+                    # The same devices, requested with another ``per_host`` or fallback.
+                    held.request = request
+                    return held.lease
+                try:
+                    return self._lease_devices(held, request, test, exclusive, on_wait)
+                except _ShortHostError as error:
+                    short[error.host] = str(error)
+                except BaseException:
+                    self._note_lost(held)
+                    self._give_back()
+                    raise
+
+    def finish_test(self) -> None:
+        """Keep hosts and ranks for the next test, for a while."""
+        with self._lock:
+            held = self._held
+            if held is None:
+                return
+            if not self._keeps or self._note_lost(held):
+                self._give_back()
+                return
+            if not self._pool.uses(held.hosts):
+                self._release(held)
+            self._timer = threading.Timer(IDLE_S, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def give_back(self) -> None:
+        """Give an idle gang back at once, since its end would disturb a test on pytest's own host."""
+        with self._lock:
+            self._stop_timer()
+            self._give_back()
+
+    def close(self) -> None:
+        """Give everything back, after the ranks were closed."""
+        with self._lock:
+            self._stop_timer()
+            self._give_back()
+            self._cluster.close()
+            self._scratch.remove()
+
+    def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
+        options = self._options
+        if shape in self._failed:
+            raise WorkerError(f"not started again: {self._failed[shape]}")
+        begin_s = time.monotonic()
+        try:
+            gang = self._cluster.gang(shape, options.lease_timeout, on_wait, avoid)
+        except WorkerError as error:
+            if time.monotonic() - begin_s >= SLOW_LOAD_S:
+                self._failed[shape] = str(error)
+            raise
+        hosts = {
+            client.name: RemoteHost(client, self._scratch.path, options.start_method, options.rank_logs)
+            for client in gang.hosts
+        }
+        return _Held(shape, gang, hosts)
+
+    def _lease_devices(
+        self,
+        held: _Held,
+        request: GpuRequest,
+        test: str,
+        exclusive: bool,
+        on_wait: Callable[[str], None],
+    ) -> GangLease:
+        """Lease the devices on each host, in an order in which no two runs wait for each other."""
+        self._pool.use_hosts({})
+        self._release(held)
+        held.request, held.share = request, _share_of_host(request, held.shape)
+        leases: dict[str, Lease] = {}
+        flags: list[Flag] = []
+        for name in sorted(held.hosts):
+            answer = self._lease_on(held.hosts[name], held.share, test, exclusive, on_wait)
+            if answer.shortage is not None:
+                raise _ShortHostError(name, f"{name}: {answer.shortage}")
+            if answer.busy is not None:
+                raise BusyBoardsError(f"{name}: {answer.busy}")
+            assert answer.lease is not None
+            leases[name] = answer.lease
+            flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in answer.flags]
+        clients = held.gang.hosts
+        _refuse_same_boards(leases)
+        if exclusive:
+            _refuse_same_machine(clients)
+        for client in clients:
+            if client.unlike_pytest:
+                detail = f"{client.name}: {'; '.join(client.unlike_pytest)}"
+                flags.append(Flag(name="process-settings", severity="warning", detail=detail))
+        devices = [
+            HostDevices(client.name, leases[client.name], held.hosts[client.name].usable_cpus())
+            for client in clients
+        ]
+        environments = self._describe(clients)
+        if unlike := describe_unlike(environments):
+            flags.append(Flag(name="unlike-hosts", severity="note", detail=unlike))
+        self._pool.use_hosts(held.hosts)
+        lease = join_leases([each.lease for each in devices])
+        held.lease = GangLease(lease, devices, clients, environments, flags)
+        return held.lease
+
+    def _lease_on(
+        self,
+        host: RemoteHost,
+        request: GpuRequest,
+        test: str,
+        exclusive: bool,
+        on_wait: Callable[[str], None],
+    ) -> LeaseAnswer:
+        """Lease devices of one host, and report who holds or uses them meanwhile."""
+        options = self._options
+        deadline_s = time.monotonic() + options.lease_timeout
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                # An agent that waits answers nothing else, such as a request to stop waiting.
+                answer = host.lease(
+                    request,
+                    exclusive=exclusive,
+                    wait_s=min(left_s, WAIT_S),
+                    busy_timeout_s=min(options.busy_timeout, WAIT_S),
+                    test=test,
+                )
+                return self._await_free(host, answer, on_wait)
+            except LeaseTimeoutError as error:
+                if left_s <= WAIT_S:
+                    total = f"{error}; {options.lease_timeout:g} s in all (--energy-lease-timeout)"
+                    raise LeaseTimeoutError(total) from None
+                on_wait(str(error))
+
+    def _describe(self, clients: Sequence[AgentClient]) -> dict[str, Environment]:
+        """Return machine and packages of each host, which is asked once in a run."""
+        new = [client for client in clients if client.name not in self._environments]
+        pending = [client.begin("host.environment") for client in new]
+        for client, each in zip(new, pending, strict=True):
+            found = each.result(DESCRIBE_TIMEOUT_S)
+            self._environments[client.name] = msgspec.convert(found, Environment)
+        return {client.name: self._environments[client.name] for client in clients}
+
+    def _await_free(
+        self, host: RemoteHost, answer: LeaseAnswer, on_wait: Callable[[str], None]
+    ) -> LeaseAnswer:
+        """Wait for processes that use leased boards of a host without a lease."""
+        total_s = self._options.busy_timeout
+        begin_s = time.monotonic() - min(total_s, WAIT_S)
+        while answer.busy is not None and (waited_s := time.monotonic() - begin_s) < total_s:
+            on_wait(f"{host.name}: {answer.busy}")
+            answer = host.await_free(min(total_s - waited_s, WAIT_S), waited_s)
+        return answer
+
+    def _note_lost(self, held: _Held) -> bool:
+        """Remember hosts that were lost. Returns whether any was.
+
+        If all of several are lost at once, none is to blame: their launcher has ended, or the network of
+        pytest's host has failed.
+        """
+        lost = held.gang.lost()
+        if not len(lost) == held.shape.hosts > 1:
+            self._lost.update(lost)
+        return bool(lost)
+
+    def _release(self, held: _Held) -> None:
+        held.lease = held.request = None
+        for host in held.hosts.values():
+            host.release()
+
+    def _give_back(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            # The ranks first. The agents release the devices when they end, even one that waits for some.
+            self._pool.use_hosts({})
+            held.gang.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        with self._lock:
+            # A test may have begun just before.
+            if self._timer is threading.current_thread():
+                self._timer = None
+                self._give_back()

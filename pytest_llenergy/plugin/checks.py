@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks before collection that the run can do what its options request.
+
+Each error is one line that begins with the option or ini key, so that a wrong value ends the run instead of
+failing its tests one by one. A run that gives no option does not import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
+
+if TYPE_CHECKING:
+    from pytest_llenergy.backends.base import BackendSpec
+    from pytest_llenergy.plugin.session import RunState
+
+
+@contextmanager
+def naming_option(config: pytest.Config, name: str, prefix: str = "") -> Iterator[None]:
+    """Turn an ``LLEnergyError`` into a usage error that begins with the option or ini key of a value.
+
+    Args:
+        config: The configuration.
+        name: Name of the option.
+        prefix: What the error's message begins with and the option says already.
+    """
+    try:
+        yield
+    except LLEnergyError as error:
+        raise usage_error(f"{option_source(config, name)}: {str(error).removeprefix(prefix)}") from None
+
+
+def check_outputs(config: pytest.Config) -> None:
+    """Check that report, page, saved report and logs can be written, and leave nothing behind.
+
+    Raises:
+        pytest.UsageError: One of them cannot be written, or the page needs an extra that is not installed.
+    """
+    settings = settings_of(config)
+    if settings.report is not None:
+        _check_writable(settings.report, option_source(config, "report"))
+    if settings.html is not None:
+        from pytest_llenergy.report.html.svg import require_html_extra
+
+        _check_writable(settings.html, option_source(config, "html"))
+        with naming_option(config, "html"):
+            require_html_extra()
+    if settings.save is not None:
+        path = saved_as(config, settings.save)
+        source = f"{option_source(config, 'save')}={settings.save}"
+        with _naming_file(f"{source}: {path}"):
+            _check_may_write(path, _nearest_directory(path), source)
+    if settings.rank_logs is not None:
+        logs = settings.rank_logs
+        source = f"{option_source(config, 'rank_logs')}={logs}"
+        with _naming_file(source):
+            if logs.exists() and not logs.is_dir():
+                raise usage_error(f"{source}: the file exists; name a directory")
+            _check_may_write(None, _nearest_directory(logs / "group"), source)
+
+
+@contextmanager
+def _naming_file(source: str) -> Iterator[None]:
+    """Turn what the file system refuses, such as a name that is too long, into a usage error."""
+    try:
+        yield
+    except OSError as error:
+        raise usage_error(f"{source}: {error.strerror}") from None
+
+
+def _check_writable(path: Path, option: str) -> None:
+    source = f"{option}={path}"
+    with _naming_file(source):
+        if not path.parent.is_dir():
+            raise usage_error(f"{source}: no directory {path.parent}; create it first")
+        _check_may_write(path, path.parent, source)
+
+
+def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
+    if path is not None and path.exists() and not path.is_file():
+        raise usage_error(f"{source}: {path} is not a file; name a file")
+    if path is not None and path.exists() and not os.access(path, os.W_OK):
+        raise usage_error(f"{source}: {path} exists and cannot be written")
+    if not directory.is_dir():
+        raise usage_error(f"{source}: {directory} exists and is no directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise usage_error(f"{source}: no permission to write in {directory}")
+    if path is not None:
+        from pytest_llenergy.report.store import check_creatable
+
+        check_creatable(directory / path.name)
+
+
+def _nearest_directory(path: Path) -> Path:
+    """Return the first parent that exists; those below it are created when they are needed."""
+    return next(parent for parent in path.parents if parent.exists())
+
+
+#: Programs that start several processes, with the variables that they set for each: its number and their
+#: count. Slurm sets that count only for processes that srun has started, unlike SLURM_NTASKS.
+LAUNCHERS = (
+    ("srun", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "run srun -N1 -n1 pytest"),
+    ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "run pytest without mpirun"),
+    ("mpirun", ("PMI_RANK", "PMI_SIZE"), "run pytest without mpirun"),
+    ("torchrun or the like", ("RANK", "LOCAL_RANK", "WORLD_SIZE"), "run pytest without it"),
+)
+
+#: Ray's command that srun starts on each node, and that runs its own command, such as pytest, on one of them.
+SYMMETRIC_RUN = re.compile(r"(ray\.scripts\.)?symmetric[-_]run(\.py)?")
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Check that no launcher has started several pytest processes, each of which would measure all tests.
+
+    Raises:
+        pytest.UsageError: One has.
+    """
+    for launcher, variables, remedy in LAUNCHERS:
+        count = environment.get(variables[-1], "")
+        # Other values are not of these launchers.
+        valid = re.fullmatch("[0-9]{1,6}", count)
+        if not valid or int(count) < 2 or not all(name in environment for name in variables):
+            continue
+        if launcher in ("srun", "mpirun") and _runs_below(SYMMETRIC_RUN):
+            continue
+        if launcher == "srun" and environment.get("SLURM_STEP_NUM_NODES", "1") != "1":
+            remedy += " --energy-cluster=slurm"
+        values = ", ".join(f"{name}={environment[name]}" for name in variables)
+        raise usage_error(
+            f"{launcher} has started {count} pytest processes ({values}), which would all measure the same "
+            f"tests; {remedy}, and tests start their own ranks: @pytest.mark.gpus({count}), or "
+            "@pytest.mark.parallel"
+        )
+
+
+def _runs_below(program: re.Pattern[str]) -> bool:
+    """Whether a parent of this process, or one of theirs, is a run of a program."""
+    import psutil
+
+    for parent in psutil.Process().parents():
+        with suppress(psutil.Error):
+            if any(program.fullmatch(Path(word).name) for word in parent.cmdline()):
+                return True
+    return False
+
+
+def check_names(config: pytest.Config, state: RunState) -> None:
+    """Check the model, backends, interpreters, meters, server, GPUs and prompts that the options name.
+
+    Raises:
+        pytest.UsageError: One of them does not exist or cannot be used, or no selected backend can read the
+            model.
+    """
+    from pytest_llenergy.backends.registry import select_backends
+    from pytest_llenergy.backends.server.settings import parse_local_url
+    from pytest_llenergy.energy.meters.select import check_arguments
+    from pytest_llenergy.energy.meters.select import check_names as check_meters
+
+    settings = state.settings
+    with naming_option(config, "prompts"):
+        # Read here and kept, since a pipe can be read only once.
+        assert state.prompts
+    with naming_option(config, "cluster"):
+        if settings.cluster != "local" and settings.gpus is not None:
+            raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
+        # Opens the cluster.
+        assert state.gangs or settings.cluster == "local"
+    if settings.gpus is not None:
+        _check_gpus(config, settings.gpus)
+    if not settings.names_plugins:
+        return
+    try:
+        backends, meters = state.backends, state.meters
+    except LLEnergyError as error:
+        # A broken plugin, which is no fault of an option.
+        raise usage_error(str(error)) from None
+    with naming_option(config, "meter"):
+        check_meters(settings.meter, meters)
+        check_arguments(settings.meter, meters)
+    with naming_option(config, "python"):
+        if settings.python:
+            for spec in select_backends([name for name, _ in settings.python], backends):
+                # Raises if the interpreter cannot be used. A missing module only skips tests.
+                spec.explain_unavailable()
+    with naming_option(config, "server_command", "server: "):
+        for name in set(settings.backend) - set(backends):
+            if any(command.startswith(f"{name}=") for _, command in settings.server_command):
+                raise LLEnergyError(
+                    f"{name!r} is no valid name for a server; use letters, digits, _ and -, a letter first"
+                )
+    with naming_option(config, "backend"):
+        selected = select_backends(settings.backend, backends)
+        for reason in [spec.explain_unavailable() for spec in selected if settings.backend]:
+            if reason is not None:
+                raise LLEnergyError(reason)
+    with naming_option(config, "model", "model "):
+        refusals = [spec.refuses(state.model) for spec in selected]
+        if settings.model and all(refusals):
+            raise LLEnergyError("; ".join(filter(None, refusals)))
+    with naming_option(config, "server_url", "server: "):
+        if settings.server_url:
+            parse_local_url(settings.server_url)
+    if settings.server_command:
+        _check_server_command(config, state, {spec.name: spec for spec in selected})
+
+
+def _check_server_command(
+    config: pytest.Config, state: RunState, selected: Mapping[str, BackendSpec]
+) -> None:
+    """Check the commands and their names, and that the programs of selected servers exist."""
+    from pytest_llenergy.backends import server
+    from pytest_llenergy.backends.interpreter import activated_environment
+    from pytest_llenergy.backends.registry import load_backends
+    from pytest_llenergy.backends.server.settings import ServerSettings
+
+    known = load_backends()
+    names = [name for name, _ in state.settings.server_command]
+    for name in names:
+        with naming_option(config, "server_command", "server: "):
+            if names.count(name) > 1:
+                unnamed = name == server.SPEC.name
+                remedy = "name them: NAME=COMMAND" if unnamed else "give them different names"
+                raise LLEnergyError(f"two commands for the backend {name}; {remedy}")
+            if name in known and name != server.SPEC.name:
+                raise LLEnergyError(f"{name} is another backend; choose another name for the server")
+            preset = state.backends[name].preset
+            if "command" not in preset:
+                # A plugin has replaced the backend.
+                continue
+            program, *_ = ServerSettings.parse(preset).words
+            if not program:
+                raise LLEnergyError(
+                    "the command begins with an empty word; begin it with the server's program"
+                )
+            spec = selected.get(name)
+            if spec is None or "{" in program:
+                continue
+            path = activated_environment(state.environment, spec.python).get("PATH")
+            if shutil.which(program, path=path) is None:
+                problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
+                raise LLEnergyError(f"{program!r} {problem}; install it, or write its whole path")
+
+
+def _check_gpus(config: pytest.Config, selection: str) -> None:
+    from pytest_llenergy.devices.subprocess_query import query_selection_fault
+    from pytest_llenergy.errors import DeviceError
+
+    try:
+        fault = query_selection_fault(selection)
+    except DeviceError:
+        # A driver that does not answer is reported by the tests that need a GPU.
+        return
+    if fault is not None:
+        raise usage_error(f"{option_source(config, 'gpus')}: {fault}")

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parametrise tests over backends; check at collection and set-up that every mark has an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_all
+from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.plugin import marks
+from pytest_llenergy.plugin.draft import draft_of
+from pytest_llenergy.plugin.fixtures import SKIPPED, gpus
+from pytest_llenergy.plugin.interruption import RecordSender
+from pytest_llenergy.plugin.leasing import gpu_settings_of, lease_devices, lease_first
+from pytest_llenergy.plugin.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
+from pytest_llenergy.plugin.recorder import start_record
+from pytest_llenergy.plugin.session import state_of
+from pytest_llenergy.plugin.settings import settings_of
+from pytest_llenergy.plugin.stash import (
+    BACKEND_PARAMETER,
+    ENERGY,
+    LEASE,
+    is_measured,
+    is_worker,
+    uses_energy,
+    uses_fixture,
+)
+from pytest_llenergy.plugin.xdist import worker_input_of
+from pytest_llenergy.ranks.plan import explain_degree_mismatch
+
+#: Plugins that have a fixture ``benchmark``, and the name of our plugin object that measures their tests.
+BENCHMARK_PLUGINS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"
+
+#: Fixtures whose measurements a gate can check; the second is pytest-benchmark's.
+GATED_FIXTURES = (ENERGY, "benchmark")
+
+GATE_WITHOUT_ENERGY = (
+    "@pytest.mark.energy_gate checks what energy(...) measures, but the test does not use the fixture energy"
+)
+OPTIONS_WITHOUT_ENERGY = (
+    "@pytest.mark.energy_options sets how energy(...) measures, but the test does not use the fixture energy"
+)
+OPTIONS_OF_BENCHMARK = (
+    f"{OPTIONS_WITHOUT_ENERGY}; pytest-benchmark decides the rounds of the fixture benchmark"
+)
+PARALLEL_WITHOUT_RANKS = (
+    "@pytest.mark.parallel divides the work of a test among ranks, but the test has none; use the fixture "
+    "backend or workers, or energy with a mark gpus(n)"
+)
+MARK_WITHOUT_BACKEND = "is for the fixture backend, but the test does not use it"
+GPUS_VALUE = (
+    "the fixture gpus takes no value: the mark determines the lease; write pytest.param(..., "
+    "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
+)
+EARLIER = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
+LATE = f"was added while the test was set up, too late to have an effect; {EARLIER}"
+SETTINGS_WITHOUT_GPUS = (
+    "@pytest.mark.gpu_settings changes GPUs, but the test leases none; add @pytest.mark.gpus(1)"
+)
+LATE_BACKEND_MARKS = (
+    "@pytest.mark.backend_options, @pytest.mark.backend_needs, @pytest.mark.parallel were changed while the "
+    f"test was set up, after its backend was chosen; {EARLIER}"
+)
+
+#: The plan of a test just before its set-up.
+PLAN_BEFORE_SETUP = pytest.StashKey[TestPlan]()
+
+
+def register_benchmarks(config: pytest.Config) -> None:
+    """Measure the tests of other benchmark plugins, if one is installed and the run measures."""
+    if settings_of(config).measures_nothing or not find_benchmark_plugins(config):
+        return
+    if not config.pluginmanager.has_plugin(BENCHMARKS):
+        from pytest_llenergy.plugin.benchmark import Benchmarks
+
+        config.pluginmanager.register(Benchmarks(config), BENCHMARKS)
+
+
+def find_benchmark_plugins(config: pytest.Config) -> list[str]:
+    """Return the names of the loaded plugins whose benchmarks can be measured."""
+    return [name for name in BENCHMARK_PLUGINS if config.pluginmanager.has_plugin(name)]
+
+
+def check_function(metafunc: pytest.Metafunc) -> None:
+    """Check the marks of a test function and parametrise it over backends, once for all its parameters.
+
+    Raises:
+        pytest.Collector.CollectError: A mark is invalid or has no effect. This is the only exception that
+            pytest reports without a traceback at collection.
+    """
+    node = metafunc.definition
+    try:
+        plan = plan_of(node)
+        _check_effects(node, plan, metafunc.fixturenames)
+        if plan.gate is not None:
+            register_benchmarks(metafunc.config)
+        if BACKEND_PARAMETER in metafunc.fixturenames:
+            _parametrize_backend(metafunc, plan)
+    except LLEnergyError as error:
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
+
+
+def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
+    """Add one parameter for each selected backend; a backend that cannot run the test is skipped.
+
+    Raises ``PlanError`` if no known backend meets the test's requirements.
+    """
+    state = state_of(metafunc.config)
+    selected, backends = state.selected_backends, state.backends
+    refusal = explain_unmet_by_all(selected, plan.requirements, backends)
+    if refusal is not None:
+        raise PlanError(refusal)
+    params = []
+    for spec in selected:
+        reason = explain_unmet(spec, plan.requirements, backends) or spec.explain_unavailable()
+        skip = [pytest.mark.skip(reason=reason)] if reason else []
+        params.append(pytest.param(spec.name, id=spec.name, marks=skip))
+    # Session scope makes pytest group the tests of a backend, which lets them share ranks.
+    metafunc.parametrize(BACKEND_PARAMETER, params, indirect=True, scope="session")
+
+
+def skip_by_option(settings: Settings, items: Sequence[pytest.Item]) -> None:
+    """Mark the tests that ``--energy-skip`` or ``--energy-only`` skips."""
+    for item in items:
+        measures = uses_energy(item) or _measures_benchmark(settings, item)
+        if measures and settings.skip:
+            item.add_marker(pytest.mark.skip(reason=SKIPPED))
+        elif settings.only and not measures:
+            item.add_marker(pytest.mark.skip(reason="--energy-only: the test measures no energy"))
+
+
+def _measures_benchmark(settings: Settings, item: pytest.Item) -> bool:
+    """Whether the energy of a benchmark of another plugin would be measured."""
+    if not uses_fixture(item, GATED_FIXTURES[1]) or not find_benchmark_plugins(item.config):
+        return False
+    plan = valid_plan_of(item)
+    return settings.keeps_something or (plan is not None and plan.gate is not None)
+
+
+def check_collected_tests(session: pytest.Session) -> None:
+    """Check tests whose marks come from parameters and hooks; send the controller the tests that measure."""
+    _remove_wrong_marks(session.config, session.items)
+    plans = [valid_plan_of(item) for item in session.items]
+    if any(plan is not None and plan.gate is not None for plan in plans):
+        register_benchmarks(session.config)
+    if is_worker(session.config):
+        pairs = zip(session.items, plans, strict=True)
+        boards_of = {item.nodeid: plan.gpus.n for item, plan in pairs if plan is not None and plan.gpus}
+        if any(n > 1 for n in boards_of.values()):
+            worker_input_of(session.config).send_boards(boards_of)
+    measured = [item.nodeid for item in session.items if is_measured(item)]
+    if not measured:
+        return
+    if not is_worker(session.config):
+        state_of(session.config).begin_counter_check()
+        return
+    session.config.pluginmanager.register(RecordSender())
+    # The controller then expects records of these tests, even if this worker dies.
+    worker_input_of(session.config).send_tests(measured)
+
+
+def _remove_wrong_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Report a collection error for each test with a wrong ``parallel`` or ``gpu_settings`` mark.
+
+    They are not checked with the other marks of a function, since parameters and hooks may add ``gpus``, and
+    settings may name parameters.
+    """
+    # One error for all parameters of a function.
+    errors: dict[tuple[str, str], None] = {}
+    for item in tuple(items):
+        plan = valid_plan_of(item)
+        if plan is None:
+            continue
+        try:
+            _check_parallel(item, plan)
+            gpu_settings_of(item, plan.gpu_settings)
+        except PlanError as error:
+            errors[item.nodeid.partition("[")[0], str(error)] = None
+            # xdist would run the test in spite of the error.
+            items.remove(item)
+    for place, wrong in errors:
+        report = pytest.CollectReport(place, "failed", f"{place}: {wrong}", [])
+        config.hook.pytest_collectreport(report=report)
+
+
+def describe_unavailable_backends(config: pytest.Config) -> str | None:
+    """Name the backends that are not installed; return None if ``--energy-backend`` selects some."""
+    state = state_of(config)
+    if state.settings.backend:
+        return None
+    used = [spec.name for spec in state.selected_backends]
+    absent = [name for name, spec in state.backends.items() if name not in used and spec.needs is None]
+    if not absent:
+        return None
+    missing = f"not installed: {', '.join(absent)} (llenergy doctor --backends)"
+    return f"energy: backends: {', '.join(used)}; {missing}"
+
+
+def prepare_test(item: pytest.Item) -> None:
+    """Start the record of a test, check its marks, and order its fixtures so that the lease comes first.
+
+    Collection checks only the marks on functions. This checks those of ``pytest.param(marks=...)``, of
+    ``add_marker``, and of ``unittest`` tests, for which pytest does not call ``pytest_generate_tests``.
+
+    Raises:
+        PlanError: A mark is invalid or has no effect, or a parameter gives the fixture ``gpus`` a value.
+    """
+    if is_measured(item):
+        # Plugins that run a test again call this for each attempt.
+        start_record(item)
+    if not uses_fixture(item, LEASE) and not marks.has_energy_marks(item):
+        return
+    if _has_gpus_value(item):
+        raise PlanError(f"{item.nodeid}: {GPUS_VALUE}")
+    plan = item.stash[PLAN_BEFORE_SETUP] = _checked_plan(item)
+    try:
+        # A hook may have added the mark since collection.
+        _check_parallel(item, plan)
+        if plan.gpu_settings is not None and plan.gpus is None:
+            raise PlanError(SETTINGS_WITHOUT_GPUS)
+        _check_roles(plan)
+    except PlanError as error:
+        raise PlanError(f"{item.nodeid}: {error}") from None
+    if plan.gate is not None:
+        register_benchmarks(item.config)
+    _check_backend(item, plan)
+    if isinstance(item, pytest.Function) and (uses_fixture(item, LEASE) or plan.gpus is not None):
+        lease_first(item, LEASE)
+
+
+def check_late_marks(item: pytest.Item) -> None:
+    """Check the marks that fixtures added while the test was set up.
+
+    Raises:
+        PlanError: A mark was added too late to have an effect.
+    """
+    plan, before = _checked_plan(item), item.stash.get(PLAN_BEFORE_SETUP, TestPlan())
+    if plan.degrees != before.degrees:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
+    if plan.gpu_settings != before.gpu_settings:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.gpu_settings {LATE}")
+    if plan.device_roles != before.device_roles:
+        raise PlanError(f"{item.nodeid}: @pytest.mark.device_roles {LATE}")
+    # The gate of a measured test is checked after its body, so it is not too late.
+    if plan.gate is not None and before.gate is None and not uses_energy(item):
+        raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
+    _check_lease(item, plan)
+    if before.backend is not None and plan.requirements != before.requirements:
+        raise PlanError(f"{item.nodeid}: {LATE_BACKEND_MARKS}")
+
+
+def _checked_plan(item: pytest.Item) -> TestPlan:
+    try:
+        plan = plan_of(item)
+        _check_effects(item, plan, getattr(item, "fixturenames", ()))
+    except LLEnergyError as error:
+        raise PlanError(f"{item.nodeid}: {error}") from None
+    return plan
+
+
+def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str]) -> None:
+    """Raise ``PlanError`` for a mark that has no effect on a test with these fixtures."""
+    energy, benchmark = GATED_FIXTURES
+    if plan.gate is not None and not any(name in fixtures for name in GATED_FIXTURES):
+        raise PlanError(GATE_WITHOUT_ENERGY)
+    # A mark on a class or module is for those of its tests that measure.
+    options = marks.energy_options.__name__
+    if energy not in fixtures and any(mark.name == options for mark in item.own_markers):
+        raise PlanError(OPTIONS_OF_BENCHMARK if benchmark in fixtures else OPTIONS_WITHOUT_ENERGY)
+    if BACKEND_PARAMETER in fixtures:
+        return
+    for mark, value in (
+        (marks.backend_options, plan.backend_options),
+        (marks.backend_needs, plan.backend_needs),
+    ):
+        if value is not None:
+            raise PlanError(f"@pytest.mark.{mark.__name__} {MARK_WITHOUT_BACKEND}")
+
+
+def _check_roles(plan: TestPlan) -> None:
+    """Raise ``PlanError`` if a role has a device that the test does not lease."""
+    named = [position for positions in (plan.device_roles or {}).values() for position in positions]
+    leased = plan.device_count if plan.gpus is not None else 0
+    if named and max(named) >= leased:
+        raise PlanError(
+            f"@pytest.mark.device_roles names device {max(named)} and the test leases {leased} GPUs, counted "
+            f"from 0; add @pytest.mark.gpus({max(named) + 1})"
+        )
+
+
+def _check_parallel(item: pytest.Item, plan: TestPlan) -> None:
+    """Raise ``PlanError`` if a test has no ranks for its degrees, or they do not multiply to its devices."""
+    if plan.parallel is None:
+        return
+    if not runs_in_ranks(plan, getattr(item, "fixturenames", ())):
+        raise PlanError(PARALLEL_WITHOUT_RANKS)
+    wrong = explain_degree_mismatch(plan.parallel, plan.device_count)
+    if wrong is not None:
+        raise PlanError(f"@pytest.mark.{wrong}")
+
+
+def _check_backend(item: pytest.Item, plan: TestPlan) -> None:
+    """Check that the test's backend meets all its marks, as ``_parametrize_backend`` does for functions.
+
+    Skips the test if only other backends can run it. Raises ``PlanError`` if no known backend can.
+    """
+    if plan.backend is None:
+        return
+    state = state_of(item.config)
+    backends = state.backends
+    reason = explain_unmet(backends[plan.backend], plan.requirements, backends)
+    if reason is None:
+        return
+    none_can = explain_unmet_by_all(state.selected_backends, plan.requirements, backends)
+    if none_can is not None:
+        raise PlanError(f"{item.nodeid}: {none_can}")
+    # ``pytest.skip`` would report this line as the location of the skip.
+    raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+def _has_gpus_value(item: pytest.Item) -> bool:
+    """Whether a parameter is for this plugin's fixture ``gpus``, not for the test or another such fixture."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or gpus.__name__ not in callspec.params:
+        return False
+    # Only this private attribute shows which of several fixtures with one name a test uses. Only functions
+    # have parameters.
+    definitions: Sequence[pytest.FixtureDef[object]]
+    definitions = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
+    return bool(definitions) and definitions[-1].func.__module__ == gpus.__module__
+
+
+def _check_lease(item: pytest.Item, plan: TestPlan) -> None:
+    """Lease devices until teardown for a test that is not a function.
+
+    Raises ``PlanError`` if the ``gpus`` mark of a function changed after its devices were leased.
+    """
+    if plan.gpus is None or item.config.getoption("setupplan", False):
+        return
+    if isinstance(item, pytest.Function):
+        draft = draft_of(item)
+        if draft.lease is None or draft.request != plan.gpus:
+            raise PlanError(f"{item.nodeid}: @pytest.mark.{plan.gpus} {LATE}")
+    elif not uses_fixture(item, LEASE):
+        stack = ExitStack()
+        stack.enter_context(lease_devices(item, plan.gpus))
+        item.addfinalizer(stack.close)

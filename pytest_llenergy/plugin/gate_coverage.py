@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gates of a run did not cover: lines for the end of the run, so that silence is no pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pytest_llenergy.compare.comparison import incomplete_run_note
+from pytest_llenergy.compare.gate import explain_failure, list_void_gates
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.plugin.baseline import NO_BASELINE, StoredBaseline
+from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import count_tests
+from pytest_llenergy.report.verdicts import suggest_remedy
+
+#: Most names of tests in one line.
+MAX_NAMES = 5
+
+
+def describe_ungated(
+    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, with_lost: bool = True
+) -> list[str]:
+    """Return a line for each reason why gates did not cover, or could not decide on, some tests.
+
+    Args:
+        stored: The baseline; None without one.
+        records: The last attempt of each test of the run.
+        settings: Options of the run.
+        with_lost: Whether to name the tests that were lost: an error may do so.
+    """
+    comparisons = [each for record in records for each in record.comparisons if each.verdict != "no value"]
+    waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
+    lines = (
+        [f"not gated: {count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
+    )
+    if stored is None:
+        return lines
+    if not stored.report.run.complete:
+        lines.append(incomplete_run_note(stored.origin))
+    unsure = [each for each in comparisons if each.gated and each.verdict == "inconclusive"]
+    if unsure and settings.inconclusive == "warn":
+        lines.append(
+            f"inconclusive: {len(unsure)} of {len(comparisons)}; "
+            f"{suggest_remedy(unsure, 'more rounds (--energy-rounds)')}, "
+            "--energy-inconclusive=fail fails such tests"
+        )
+    windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
+    if windows:
+        lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
+    renamed = {each.id: each.renamed_from for each in comparisons if each.renamed_from is not None}
+    lines += [_describe_renamed(new, old) for new, old in renamed.items()]
+    lost = stored.list_lost(records)
+    if lost and with_lost and settings.removed != "pass":
+        lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
+    dropped = stored.list_dropped_marks(records)
+    if dropped and settings.removed == "warn":
+        lines.append(_describe_dropped(stored, dropped))
+    looser = _list_looser_marks(stored, comparisons, settings)
+    if looser:
+        lines.append(f"looser by a mark energy_gate: {_name_lost(looser)}")
+    if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
+        lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
+    return lines
+
+
+def _list_looser_marks(
+    stored: StoredBaseline, comparisons: Sequence[Comparison], settings: Settings
+) -> dict[str, str]:
+    """Return the tests whose marks allow more than an option or the mark in the baseline does."""
+    looser = {}
+    options = {each.metric: each.relative for each in settings.fail_on}
+    for now in comparisons:
+        if not now.from_mark or now.rule is None:
+            continue
+        record = stored.records.get(now.renamed_from or now.id)
+        before = record.comparisons if record is not None else []
+        marks = [
+            each.rule.threshold
+            for each in before
+            if each.from_mark and each.metric == now.metric and each.rule
+        ]
+        strict = min([*marks, options.get(now.metric, now.rule.threshold)])
+        if strict < now.rule.threshold:
+            values = f"{now.rule.threshold * 100:.3g}% in place of {strict * 100:.3g}%"
+            looser[now.id] = f"{now.metric}: {values}"
+    return looser
+
+
+def _describe_renamed(new: str, old: str) -> str:
+    names = _function_name(new), _function_name(old)
+    return f"{names[0]} was {names[1]}" if names[0] != names[1] else f"{new} was {old}"
+
+
+def _describe_dropped(stored: StoredBaseline, dropped: Mapping[str, str]) -> str:
+    return f"energy_gate of {count_tests(len(dropped))} in {stored.origin} is gone: {_name_lost(dropped)}"
+
+
+def _name_lost(lost: Mapping[str, str]) -> str:
+    named = [f"{_function_name(name)} ({why})" for name, why in lost.items()]
+    return ", ".join(named[:MAX_NAMES]) + (
+        f" and {len(lost) - MAX_NAMES} more" if len(lost) > MAX_NAMES else ""
+    )
+
+
+def list_gate_errors(
+    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, on_command_line: bool
+) -> list[str]:
+    """Return a line for each gate that was requested and not checked, although no test failed by it.
+
+    Args:
+        stored: The baseline; None without one.
+        records: All attempts of the tests of the run, in order.
+        settings: Options of the run.
+        on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
+            run without measurements is an error; an ini file may apply to other runs.
+    """
+    if stored is None:
+        return []
+    last = {record.id: record for record in records}
+    lines = [
+        f"{_function_name(record.id)} ran again after its gate had failed, which a rerun does not undo: "
+        f"energy_gate: {each.metric} {why}"
+        for record in records
+        for each in record.comparisons
+        if last[record.id] is not record
+        and last[record.id].counts
+        and not last[record.id].failed_gate
+        and each.gated
+        and each.verdict == "regressed"
+        and (why := explain_failure(each, settings.inconclusive)) is not None
+    ]
+    if last or on_command_line:
+        lost = stored.list_lost([*last.values()])
+        if not settings.fail_on:
+            # Those that a mark gated.
+            lost = {
+                name: why
+                for name, why in lost.items()
+                if any(each.from_mark for each in stored.records[name].comparisons)
+            }
+        if lost and settings.removed == "fail":
+            lines.append(
+                f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
+                "--energy-removed=warn accepts this"
+            )
+        dropped = stored.list_dropped_marks([*last.values()])
+        if dropped and settings.removed == "fail":
+            lines.append(f"{_describe_dropped(stored, dropped)}; --energy-removed=warn accepts this")
+    named = {each.metric for each in settings.fail_on}
+    comparisons = [each for record in last.values() for each in record.comparisons]
+    void = list_void_gates(each for each in comparisons if each.gated or each.metric in named)
+    nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
+    return [*lines, *(void or filter(None, [nothing]))]
+
+
+def _explain_nothing_gated(
+    records: Sequence[Record], stored: StoredBaseline, settings: Settings, *, on_command_line: bool
+) -> str | None:
+    """Explain why no gate was checked although some were requested; return None if one was."""
+    comparisons = [each for record in records for each in record.comparisons if each.gated]
+    if any(each.rule_applied for each in comparisons):
+        return None
+    if not comparisons and not (on_command_line and settings.fail_on):
+        return None
+    if not records:
+        return "nothing was gated: no test was measured"
+    if not stored.records:
+        return None
+    states = Counter[str](each.verdict for each in comparisons)
+    if not comparisons:
+        states = Counter(record.status for record in records)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"nothing was gated: {counts}"
+
+
+def _function_name(name: str) -> str:
+    path, bracket, params = name.partition("[")
+    return f"{path.rpartition('::')[2]}{bracket}{params}"

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of one test: leased, free of other users, set as the test wants them, and released."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from pytest_llenergy.devices.allocation import ShortageError, request_visible, select_devices
+from pytest_llenergy.devices.board_settings import (
+    GpuSettings,
+    SettingsRefusedError,
+    apply_settings,
+    parse_settings,
+)
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.lockdir import open_lock_directory
+from pytest_llenergy.devices.noted_changes import restore_left_changes
+from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errors import DeviceError, PlanError
+from pytest_llenergy.plugin.draft import Draft, draft_of
+from pytest_llenergy.plugin.plan import plan_of
+from pytest_llenergy.plugin.session import RunState, state_of
+from pytest_llenergy.plugin.stash import RANK_FIXTURES, uses_energy, uses_fixture
+
+#: What a local run in a Slurm job of several nodes leaves out.
+OTHER_NODES = "; --energy-cluster=slurm uses all nodes of the Slurm job"
+
+
+@contextmanager
+def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
+    """Lease the devices of a test until the block ends.
+
+    Skips the test, with the reason, if the host has fewer devices than requested.
+
+    Args:
+        item: The test; its draft records the lease.
+        request: Its ``gpus`` mark; None leases the CPU.
+
+    Raises:
+        DeviceError: The driver or a board does not answer, ``--energy-gpus`` names a missing GPU, or others
+            hold the devices after ``--energy-lease-timeout`` or use them after ``--energy-busy-timeout``.
+        PlanError: The mark ``gpu_settings`` has an invalid value.
+    """
+    state, draft = state_of(item.config), draft_of(item)
+    draft.request, draft.wanted_settings = request, plan_of(item).gpu_settings
+    # An earlier attempt may have left them.
+    draft.lease = draft.settings = None
+    draft.gang = None
+    settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
+    draft.in_process = draft.in_process or _runs_in_process(item)
+    if draft.in_process and request is not None and request.n > (request.per_host or request.n):
+        raise PlanError(
+            f"@pytest.mark.{request} asks for several hosts, and the measured code of this test runs in "
+            "pytest's process; run it in ranks: energy(...), or the fixture workers"
+        )
+    if request is not None and settings.cluster != "local" and not draft.in_process:
+        with _lease_on_cluster(item, request, wanted_settings) as lease:
+            yield lease
+        return
+    if (gangs := state.opened_gangs) is not None:
+        gangs.give_back()
+    try:
+        # Code in this process may run on any device that this process sees.
+        every = request is None and draft.in_process
+        wanted = request_visible(settings.gpus, state.environment) if every else request
+        before = state.boards_before(item) if wanted is not None else ()
+        allowed = state.allowed_gpus(item, wanted)
+        possible = select_devices(wanted, allowed, state.environment, state.warm, before)
+    except ShortageError as error:
+        # The only reason that is not a mistake: this host has fewer GPUs.
+        has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+        hint = OTHER_NODES if has_others and not draft.in_process else ""
+        pytest.skip(f"{error}{hint}")
+    draft.fallback = possible.fallback
+    if possible.uuids:
+        state.warn_uncoordinated(item)
+    # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
+    draft.host_exclusive = not possible.uuids or every or state.measures_host
+    host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
+    start_s = time.monotonic()
+    try:
+        with state.progress.track_wait(item.nodeid) as show:
+            lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
+    finally:
+        # Also if the wait failed.
+        draft.lease_wait_s = time.monotonic() - start_s
+    try:
+        draft.lease, draft.lease_intact = lease, state.keeper.is_intact
+        state.note_boards(item, lease)
+        with state.progress.track_wait(item.nodeid) as show:
+            _wait_until_free(lease, state, draft, show)
+        with (
+            change_boards(item, lease, wanted_settings),
+            restrict_this_process(lease) if draft.in_process and request is not None else nullcontext(),
+        ):
+            yield lease
+    finally:
+        state.keeper.finish_test()
+
+
+@contextmanager
+def _lease_on_cluster(
+    item: pytest.Item, request: GpuRequest, wanted_settings: GpuSettings | None
+) -> Iterator[Lease]:
+    """Lease devices on hosts of ``--energy-cluster`` until the block ends.
+
+    Skips the test, with the reason, if the cluster cannot provide them.
+    """
+    from pytest_llenergy.hosts.base import NeverError
+    from pytest_llenergy.hosts.gangs import BusyBoardsError
+
+    state, draft = state_of(item.config), draft_of(item)
+    gangs = state.gangs
+    assert gangs is not None
+    draft.host_exclusive = state.measures_host
+    start_s = time.monotonic()
+    try:
+        with state.progress.track_wait(item.nodeid) as show:
+            draft.gang = gangs.lease(request, item.nodeid, exclusive=draft.host_exclusive, on_wait=show)
+    except NeverError as error:
+        if request.fallback != CPU:
+            pytest.skip(str(error))
+    except BusyBoardsError as error:
+        if state.settings.busy != "skip":
+            raise
+        pytest.skip(str(error))
+    finally:
+        draft.lease_wait_s = time.monotonic() - start_s
+    try:
+        if draft.gang is None:
+            draft.fallback = CPU
+            lease = Lease(devices=(CPU,) * request.n, fallback=CPU)
+            draft.host_exclusive = True
+            draft.lease = state.keeper.lease(lease, state.settings.lease_timeout, item.nodeid)
+        else:
+            draft.lease = draft.gang.lease
+            draft.flags += draft.gang.flags
+        draft.lease_intact = state.keeper.is_intact
+        with change_boards(item, draft.lease, wanted_settings):
+            yield draft.lease
+    finally:
+        state.keeper.finish_test()
+        gangs.finish_test()
+
+
+@contextmanager
+def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None) -> Iterator[None]:
+    """Restore what killed runs left on the leased boards, then apply the settings of the test, if any.
+
+    Skips the test, with the reason, if the boards, the driver or the user's rights allow no change.
+
+    Raises:
+        DeviceError: A board cannot be changed or restored.
+    """
+    state, draft = state_of(item.config), draft_of(item)
+    # The agents of other hosts have restored them already.
+    if settings is None and (draft.gang is not None or not lease.uuids):
+        yield
+        return
+    if settings is not None and draft.gang is not None:
+        from pytest_llenergy.hosts.remote_settings import apply_on_hosts
+
+        try:
+            with apply_on_hosts(settings, draft.gang.clients) as draft.settings:
+                yield
+        except SettingsRefusedError as error:
+            pytest.skip(str(error))
+        return
+    directory = open_lock_directory(state.environment)
+    try:
+        restore_left_changes(directory, lease.uuids)
+        if settings is None:
+            yield
+            return
+        try:
+            with apply_settings(settings, lease, directory, state.pool.descriptors) as draft.settings:
+                yield
+        except SettingsRefusedError as error:
+            pytest.skip(str(error))
+    finally:
+        directory.close()
+
+
+def gpu_settings_of(item: pytest.Item, values: Mapping[str, object] | None) -> GpuSettings | None:
+    """Return the settings that a mark ``gpu_settings`` asks for, with the parameters of its test.
+
+    Raises:
+        PlanError: A value is invalid, or the test lacks the parameter that it names.
+    """
+    if values is None:
+        return None
+    callspec = getattr(item, "callspec", None)
+    try:
+        return parse_settings(values, callspec.params if callspec is not None else {})
+    except PlanError as error:
+        raise PlanError(f"@pytest.mark.gpu_settings: {error}") from None
+
+
+def _runs_in_process(item: pytest.Item) -> bool:
+    """Whether the measured code of a test runs in this process instead of in ranks."""
+    # ``energy`` calls functions in ranks if the test has a ``gpus`` mark.
+    ranks = RANK_FIXTURES if plan_of(item).gpus is None else (*RANK_FIXTURES, "energy")
+    return uses_energy(item) and not any(uses_fixture(item, name) for name in ranks)
+
+
+@contextmanager
+def restrict_this_process(lease: Lease) -> Iterator[None]:
+    """Let code in this process use only the leased GPUs until the block ends.
+
+    ``CUDA_VISIBLE_DEVICES`` has an effect only until CUDA is initialised. After that, the contexts of this
+    process are compared with the lease.
+
+    Raises:
+        DeviceError: At the start or end of the block this process uses a GPU that is not leased.
+    """
+    _check_own_boards(lease)
+    visible = lease.visible_devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        patch.setenv("HIP_VISIBLE_DEVICES", visible)
+        patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        yield
+    _check_own_boards(lease)
+
+
+def _check_own_boards(lease: Lease) -> None:
+    other = find_own_boards() - {*lease.uuids, *lease.divided}
+    if other:
+        raise DeviceError(
+            f"this process uses {', '.join(sorted(other))}, but the test has leased "
+            f"{lease.visible_devices or CPU}; CUDA keeps the GPUs that it saw first: run the work in ranks "
+            "(fixture workers), or each test in a pytest process of its own"
+        )
+
+
+def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable[[str], None]) -> None:
+    """Wait for processes that use the leased GPUs without a lease."""
+    settings = state.settings
+    allowed = state.servers if lease.uuids else ()
+    occupancy = wait_until_free(lease.uuids, settings.busy_timeout, allowed, on_wait=show)
+    draft.lease_wait_s = (draft.lease_wait_s or 0.0) + occupancy.waited_s
+    draft.flags += occupancy.flags
+    if occupancy.state == "busy":
+        if settings.busy == "skip":
+            pytest.skip(occupancy.message)
+        raise DeviceError(occupancy.message)
+
+
+def lease_first(item: pytest.Function, fixture: str) -> None:
+    """Move the lease fixture before every function-scoped fixture of a test.
+
+    Fixtures that start something on the devices are then set up after the lease and torn down before it ends.
+    """
+    # A new list, since all tests of a function share one.
+    names = [name for name in item.fixturenames if name != fixture]
+    first = next((place for place, name in enumerate(names) if _is_function_scoped(item, name)), len(names))
+    item.fixturenames = [*names[:first], fixture, *names[first:]]
+
+
+def _is_function_scoped(item: pytest.Function, name: str) -> bool:
+    definitions = item._fixtureinfo.name2fixturedefs.get(name)
+    return not definitions or definitions[-1].scope == "function"

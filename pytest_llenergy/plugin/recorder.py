@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the record of a test from its draft when it ends, and attach the record to its report.
+
+pytest-xdist sends each report to the controller at once, so a worker that dies later loses no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.plugin.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, SETTINGS_LOST, Draft, draft_of
+from pytest_llenergy.plugin.interruption import hold_interrupts
+from pytest_llenergy.plugin.plan import record_params, source_digest
+from pytest_llenergy.plugin.settings import settings_of
+from pytest_llenergy.plugin.xdist import record_id, worker_input_of
+from pytest_llenergy.record.base import Status
+from pytest_llenergy.record.record import (
+    Flag,
+    MeterInfo,
+    Parallel,
+    Record,
+    domain_kind,
+    host_of,
+    kind_of_energy,
+    without_host,
+)
+from pytest_llenergy.record.scoring import ACCURACY, check_scores
+from pytest_llenergy.record.text import escape_invisible, escape_surrogates, one_line
+
+if TYPE_CHECKING:
+    from pytest_llenergy.compare.gate import Gate
+
+#: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
+MAX_NESTING = 100
+
+#: Key of the environments of its hosts in the primitives of a record, on their way to the controller.
+HOSTS = "environments"
+
+#: Prefix of the properties that JUnit XML shows.
+PROPERTY = "llenergy."
+
+
+def announce(item: pytest.Item) -> None:
+    """Tell the controller that a measuring test begins, so that it can record a crash of this worker."""
+    worker_input_of(item.config).send_begin(item.nodeid, attempt_number(item))
+
+
+def start_record(item: pytest.Item) -> None:
+    """Start the record of a measuring test, and discard data of an earlier attempt."""
+    announce(item)
+    if DRAFT in item.stash:
+        del item.stash[DRAFT]
+    item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PROPERTY)]
+
+
+def attempt_number(item: pytest.Item) -> int:
+    """Return the number of this attempt from 1, as counted by plugins that rerun tests."""
+    return getattr(item, "execution_count", 1)
+
+
+def build_record(item: pytest.Item, status: Status, reason: str | None) -> Record:
+    """Build the record of a test from its draft.
+
+    Args:
+        item: The test.
+        status: Its status.
+        reason: Why it was not measured, failed or was skipped.
+    """
+    draft, worker = draft_of(item), worker_input_of(item.config)
+    experiment = draft.experiment
+    # ``llenergy ab`` compares the rounds of an invalid record, too.
+    if experiment is None and status not in ("measured", "invalid") and not draft.failed_gate:
+        experiment = draft.unfinished
+    windows = [window.record for window in draft.windows if window.ended]
+    if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
+        draft.flags.append(LEASE_LOST)
+    kept = draft.keeps_settings()
+    meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
+    return Record(
+        id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
+        attempt=attempt_number(item),
+        status=status,
+        reason=reason,
+        params=record_params(item),
+        source_digest=source_digest(item),
+        extra_info=json_values(draft.extra_info)[0],
+        backend=draft.backend,
+        parallel=draft.parallel or Parallel(),
+        ranks=list(draft.ranks),
+        rank_peak_memory_bytes=list(draft.rank_peak_memory_bytes),
+        start_method=draft.start_method,
+        launch=draft.launch,
+        start_s=draft.start_s,
+        lease_wait_s=draft.lease_wait_s,
+        devices=list(draft.lease.devices) if draft.lease else [],
+        boards=list(draft.lease.boards) if draft.lease else [],
+        gpu_settings=list(draft.settings.boards) if draft.settings is not None else [],
+        device_roles=draft.device_roles,
+        fallback=draft.fallback,
+        load_average=experiment.load_average if experiment else None,
+        procedure=experiment.procedure if experiment else None,
+        times=experiment.times if experiment else None,
+        meters=meters,
+        rounds=experiment.rounds if experiment else [],
+        power_trace=experiment.power_trace if experiment else None,
+        windows=windows,
+        metrics={**(experiment.metrics if experiment else {}), **draft.metrics},
+        custom={name: each for name, (_, each) in draft.custom.items()},
+        outputs=list(draft.outputs),
+        load_curve=draft.load_curve,
+        comparisons=list(draft.comparisons),
+        # The values of a test without its settings are no measurement, whatever its gate found.
+        failed_gate=draft.failed_gate and kept,
+        flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
+    )
+
+
+def json_values(info: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Copy values as JSON has them: tuples become lists, keys text.
+
+    Returns:
+        The values that JSON can hold, and why the first other cannot be held, if there is one.
+    """
+    values: dict[str, Any] = {}
+    refusal = None
+    for name, value in list(info.items()):
+        try:
+            found = json.loads(json.dumps({name: value}, allow_nan=False))
+            if _nests_deeper(found, MAX_NESTING + 1):
+                raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+            values |= found
+        except (TypeError, ValueError, RecursionError) as error:
+            refusal = refusal or f"extra_info[{name!r}] cannot be stored as JSON: {error}"
+    return values, refusal
+
+
+def _nests_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (not levels or any(_nests_deeper(each, levels - 1) for each in inner))
+
+
+def check_extra_info(item: pytest.Item) -> None:
+    """Raise ``LLEnergyError`` if a test wrote a value into ``extra_info`` that JSON cannot hold."""
+    refusal = json_values(draft_of(item).extra_info)[1]
+    if refusal is not None:
+        raise LLEnergyError(one_line(refusal))
+
+
+def add_scores(item: pytest.Item) -> None:
+    """Add the scores of a hook to the record of a test, unless the test has scored its outputs itself.
+
+    Raises:
+        LLEnergyError: The hook returned something else than a score for each output.
+    """
+    draft = draft_of(item)
+    hook = item.ihook.pytest_llenergy_score
+    if draft.experiment is None or ACCURACY in draft.custom or not hook.get_hookimpls():
+        return
+    scores = hook(item=item, result=draft.result)
+    if scores is not None:
+        texts = getattr(draft.result, "texts", None)
+        draft.add_scores(check_scores(scores, texts if isinstance(texts, list) else None))
+
+
+def check_gates(item: pytest.Item, gate: Gate | None) -> None:
+    """Check a test whose body has passed against its budget and its baseline.
+
+    Called in the call phase, so that xfail, ``-x``, ``--lf`` and reruns treat a broken gate like any other
+    failure.
+
+    Raises:
+        pytest.fail.Exception: The test measured nothing, or breaks a gate.
+    """
+    draft = draft_of(item)
+    # unittest stores failures on the item instead of raising them.
+    if draft.failed_subtests or getattr(item, "_excinfo", None):
+        return
+    if draft.experiment is None and not draft.windows and draft.unmeasured is None:
+        pytest.fail(draft.refusal or NOTHING_MEASURED, pytrace=False)
+    failures = [*_check_budget(draft, gate), *_check_baseline(item, draft, gate)]
+    if failures:
+        draft.failed_gate = True
+        # Reasons name what is in the baseline.
+        pytest.fail("\n".join(map(escape_invisible, failures)), pytrace=False)
+
+
+def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
+    if gate is None or gate.budget is None:
+        return []
+    if not draft.keeps_settings():
+        return [f"energy_gate: {SETTINGS_LOST.detail}, so its budget cannot be checked"]
+    metrics = draft.experiment.metrics if draft.experiment is not None else {}
+    meters = draft.experiment.meters if draft.experiment is not None else []
+    over = gate.budget.check(metrics, estimated=any(meter.kind == "estimated" for meter in meters))
+    return [over] if over is not None else []
+
+
+def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[str]:
+    """Compare a test with its baseline; return a line for each broken threshold."""
+    settings = settings_of(item.config)
+    if settings.compare is None and not settings.fail_on and (gate is None or gate.threshold is None):
+        return []
+    from pytest_llenergy.compare.gate import list_failures
+    from pytest_llenergy.plugin.gating import gating_of
+
+    record = build_record(item, *draft.status_if_passed())
+    hosts = draft.gang.environments if draft.gang is not None else {}
+    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items, hosts)
+    for each in draft.comparisons:
+        item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
+        if each.ratio is not None:
+            item.user_properties.append((f"{PROPERTY}{each.metric}.ratio", each.ratio))
+    return list_failures(draft.comparisons, settings.inconclusive)
+
+
+def add_junit_properties(item: pytest.Item) -> None:
+    """Add measured values to the properties of a test, for JUnit XML, even if its body failed."""
+    draft = draft_of(item)
+    experiment = draft.experiment
+    properties: dict[str, object] = {}
+    for name, metric in draft.metrics.items():
+        properties[name] = metric.value
+        properties[f"{name}.uncertainty"] = metric.uncertainty
+        properties[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute
+    windows = [each.record for each in draft.windows if each.ended]
+    for window in windows:
+        properties[f"window.{window.name}.energy_j"] = window.energy_j
+        properties[f"window.{window.name}.energy_j.uncertainty_absolute"] = window.energy_u_absolute_j
+    meters = experiment.meters if experiment is not None else draft.meters
+    properties["kind"] = kind_of_energy(meters, experiment.rounds if experiment is not None else windows)
+    properties["meter"] = ",".join(dict.fromkeys(meter.name for meter in meters)) or None
+    properties["backend"] = draft.backend.name if draft.backend is not None else None
+    properties["model"] = draft.backend.model if draft.backend is not None else None
+    flags = _flags(experiment, meters, draft.flags)
+    properties["flags"] = ",".join(dict.fromkeys(flag.name for flag in flags)) or None
+    # Before the verdicts, which gates have added. pytest does not escape characters that XML cannot hold.
+    item.user_properties[:0] = [
+        (escape_invisible(f"{PROPERTY}{name}"), escape_invisible(value) if isinstance(value, str) else value)
+        for name, value in properties.items()
+        if value is not None
+    ]
+
+
+def count_failed_subtest(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Count a failed subtest. A record describes the whole test, which fails if any subtest fails."""
+    draft_of(item).failed_subtests += report.failed
+
+
+def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Attach the record of a test to the report of the phase that decides its outcome."""
+    record = _record_of(item, report)
+    if record is not None:
+        replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
+        _attach(report, item, replaced or record)
+
+
+def _attach(report: pytest.TestReport, item: pytest.Item, record: Record) -> None:
+    """Attach a record to a report, with the hosts of a cluster that it names."""
+    primitives = to_primitives(record)
+    gang = draft_of(item).gang
+    if gang is not None:
+        primitives[HOSTS] = escape_surrogates(msgspec.to_builtins(gang.environments))
+    vars(report)["llenergy"] = primitives
+
+
+def _record_of(item: pytest.Item, report: pytest.TestReport) -> Record | None:
+    decides = report.when == "call" or (report.when == "setup" and not report.passed)
+    return build_record(item, *_status(draft_of(item), report)) if decides else None
+
+
+def deliver_record(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep a record at once: Ctrl-C, or a plugin that delays reports, may keep its report from being logged.
+
+    In a worker of pytest-xdist this does nothing, since the report brings the record to the controller.
+    """
+    controller = item.config.pluginmanager.get_plugin("llenergy-controller")
+    if controller is not None:
+        controller.keep_record(report)
+
+
+def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep the record of a report that will not be logged. A hook that did not end has not changed it."""
+    with hold_interrupts():
+        if not hasattr(report, "llenergy"):
+            record = _record_of(item, report)
+            if record is None:
+                return
+            _attach(report, item, record)
+        deliver_record(item, report)
+        # Does nothing outside of a worker.
+        worker_input_of(item.config).send_record(report.llenergy)
+
+
+def deliver_unfinished(item: pytest.Item) -> None:
+    """Keep the record of a test that Ctrl-C ended while it measured: its rounds and loads took long."""
+    draft = draft_of(item)
+    if draft.load_curve is None and draft.unfinished is None:
+        return
+    rest = "rounds" if draft.load_curve is None else "loads"
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="failed",
+        longrepr=f"interrupted before all {rest} were measured",
+        when="call",
+    )
+    deliver_interrupted(item, report)
+
+
+def to_primitives(record: Record) -> dict[str, Any]:
+    """Convert a record to JSON primitives, the only values that pytest-xdist can send with a report."""
+    built = msgspec.to_builtins(record)
+    cleaned = escape_surrogates(built)
+    assert isinstance(cleaned, dict)
+    return cleaned
+
+
+def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None]:
+    expected = getattr(report, "wasxfail", None)
+    if expected is not None and report.skipped:
+        return "failed", f"xfail: {expected}".removesuffix(": ")
+    if report.failed:
+        return "failed", _first_line(report)
+    if report.skipped:
+        return "skipped", _skip_reason(report)
+    if draft.failed_subtests:
+        return "failed", f"{draft.failed_subtests} failed subtest{'s' if draft.failed_subtests > 1 else ''}"
+    return draft.status_if_passed()
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longrepr).strip()
+    return text.splitlines()[0] if text else "failed"
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    longrepr = report.longrepr
+    text = str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
+    """Set whether the test had everything that the meter reads to itself."""
+    device = without_host(meter.domain).partition(":")[2]
+    devices = draft.lease.devices if draft.lease is not None else ()
+    exclusive = device in devices if domain_kind(meter.domain) == "gpu" else draft.host_exclusive
+    return msgspec.structs.replace(meter, exclusive=exclusive)
+
+
+def join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collection[str]) -> Flag:
+    """Return one flag for those of one name: the detail of the host with the most rounds.
+
+    Args:
+        by_round: The flags of each round that has any.
+        total: Number of all rounds.
+        hosts: Names of the hosts of a cluster.
+    """
+    first: dict[str, Flag] = {}
+    counts: Counter[str] = Counter()
+    for flags in by_round:
+        # Two boards of a host may raise the same flag in one round.
+        found = {_host_in(flag, hosts): flag for flag in reversed(flags)}
+        counts.update(reversed(found))
+        first = {**found, **first}
+    shown = first[counts.most_common(1)[0][0]]
+    hosts_named = ", ".join(f"{host} in {count}" for host, count in counts.most_common() if host)
+    of_hosts = f" ({hosts_named})" if len(counts) > 1 and hosts_named else ""
+    detail = f"{len(by_round)} of {total} rounds{of_hosts}: {shown.detail}"
+    return msgspec.structs.replace(shown, detail=detail)
+
+
+def _host_in(flag: Flag, hosts: Collection[str]) -> str:
+    """Return the host that a flag's detail begins with; "" if it names none."""
+    named = (host for host in hosts if host and flag.detail.startswith((f"{host}: ", f"{host} ", f"{host}/")))
+    return next(named, "")
+
+
+def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
+    """Return the flags of the rounds, each name once with its number of rounds, and those in ``before``."""
+    rounds = experiment.rounds if experiment is not None else []
+    hosts = {host_of(meter.domain) for meter in meters}
+    by_name: dict[str, list[list[Flag]]] = {}
+    for round_ in rounds:
+        for name in dict.fromkeys(flag.name for flag in round_.flags):
+            by_name.setdefault(name, []).append([flag for flag in round_.flags if flag.name == name])
+    flags = [join_flags(same, len(rounds), hosts) for same in by_name.values()]
+    flags += experiment.flags if experiment is not None else []
+    flags += [flag for flag in before if flag.name not in by_name]
+    estimated = [meter for meter in meters if meter.kind == "estimated"]
+    if estimated:
+        detail = f"{estimated[0].source}; {estimated[0].accuracy}"
+        flags.insert(0, Flag(name="estimated", severity="note", detail=detail))
+    return flags

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of a run (settings, backends, meters, ranks), and the leases of its tests."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from pytest_llenergy.backends import server
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.models import ModelSource, resolve_model
+from pytest_llenergy.backends.registry import load_backends, select_backends
+from pytest_llenergy.backends.server.process import ProcessFamily, find_family
+from pytest_llenergy.backends.server.settings import parse_local_url
+from pytest_llenergy.devices.lease import CPU, Lease
+from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.energy.check_ahead import CounterCheck
+from pytest_llenergy.energy.meters.base import MeterSpec
+from pytest_llenergy.energy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
+from pytest_llenergy.errors import (
+    BackendError,
+    LLEnergyError,
+    MeterError,
+    UncoordinatedLeaseWarning,
+    WorkerError,
+    WorkerPlacementError,
+)
+from pytest_llenergy.lifetime import die_with_parent
+from pytest_llenergy.options.table import Settings
+from pytest_llenergy.plugin.progress import Progress, progress_of
+from pytest_llenergy.plugin.settings import settings_of
+from pytest_llenergy.plugin.stash import ENVIRONMENT, is_worker
+from pytest_llenergy.plugin.xdist import OPTIONS_WITHOUT_TESTS, record_id, worker_input_of
+from pytest_llenergy.ranks.leases import LeaseKeeper
+from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan
+from pytest_llenergy.ranks.pool import RankPool
+from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
+from pytest_llenergy.record.environment import Board
+from pytest_llenergy.record.prompts import Prompts, default_prompts, load_prompts
+from pytest_llenergy.record.text import escape_surrogates
+
+if TYPE_CHECKING:
+    from pytest_llenergy.hosts.gangs import GangKeeper
+
+#: Type of the specs that a hook returns.
+Spec = TypeVar("Spec", BackendSpec, MeterSpec)
+
+
+class RunState:
+    """State of one pytest process during a run: settings, backends, meters, ranks and leases.
+
+    Parts are created on first use.
+    """
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self.settings = settings
+        #: Environment of the process when the run began.
+        self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
+        self._warned = False
+        self._diagnoses: dict[tuple[str, bool], str] = {}
+        #: Boards of the tests that have run, by node id: a rerun gets the same model.
+        self._boards: dict[str, tuple[Board, ...]] = {}
+        self._counter_check: CounterCheck | None = None
+        if is_worker(config):
+            # Otherwise this process would notice only after five seconds that the controller was killed.
+            die_with_parent(os.getppid())
+
+    @property
+    def is_ab_session(self) -> bool:
+        """Whether ``llenergy ab`` started this run. It decides the rounds of each test."""
+        return bool(self._config.getoption("llenergy_ab", False))
+
+    @property
+    def backends(self) -> dict[str, BackendSpec]:
+        """Every backend by name. Calls the hook each time, since pytest may have loaded a nested conftest."""
+        settings = self.settings
+        known = load_backends(
+            call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
+        )
+        if known[server.SPEC.name] is server.SPEC:
+            known |= server.specs_of_run(
+                dict(settings.server_command),
+                settings.server_url,
+                settings.server_health,
+                settings.server_model,
+                settings.timeout,
+            )
+        pythons = {name: str(path) for name, path in settings.python}
+        return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
+
+    @property
+    def selected_backends(self) -> list[BackendSpec]:
+        """Backends that ``--energy-backend`` allows.
+
+        Raises:
+            BackendError: If a name is unknown.
+        """
+        return select_backends(self.settings.backend, self.backends)
+
+    @property
+    def meters(self) -> Mapping[str, MeterSpec]:
+        """Every meter by name."""
+        return MeterRegistry(self.hook_meters, installed=self._installed_meters)
+
+    @property
+    def hook_meters(self) -> list[MeterSpec]:
+        """The meters of plugins and conftest files of this run."""
+        return call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError)
+
+    @cached_property
+    def _installed_meters(self) -> LoadedEntryPoints[MeterSpec]:
+        """Meters of installed packages, for which every installed package is searched."""
+        return load_entry_points(ENTRY_POINTS, MeterSpec)
+
+    @cached_property
+    def model(self) -> ModelSource:
+        """The model that ``--energy-model`` names.
+
+        Raises:
+            ModelError: If there is no such model.
+        """
+        return resolve_model(self.settings.model)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The prompts of ``--energy-prompts``, else those that ship with the plugin."""
+        return default_prompts() if self.settings.prompts is None else load_prompts(self.settings.prompts)
+
+    @cached_property
+    def progress(self) -> Progress:
+        """Progress display of this process."""
+        return progress_of(self._config)
+
+    @cached_property
+    def pool(self) -> RankPool:
+        """Ranks that consecutive tests share."""
+        settings = self.settings
+        return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
+
+    @property
+    def server(self) -> ProcessFamily | None:
+        """The processes of the server at ``--energy-server-url``; None without one."""
+        starts_it = server.SPEC.name in dict(self.settings.server_command)
+        if starts_it or not self.settings.server_url:
+            return None
+        return find_family(parse_local_url(self.settings.server_url))
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """Pid of the server at ``--energy-server-url``, which may use the devices of the tests."""
+        server = self.server
+        return frozenset(() if server is None or server.root is None else (server.root,))
+
+    @property
+    def warm(self) -> frozenset[str]:
+        """Devices on which ranks wait for the next test."""
+        return self.pool.devices if "pool" in self.__dict__ else frozenset()
+
+    def note_boards(self, item: pytest.Item, lease: Lease) -> None:
+        """Note on which boards a test runs, for its reruns."""
+        self._boards[item.nodeid] = lease.boards
+
+    def boards_before(self, item: pytest.Item) -> Sequence[Board]:
+        """Return the boards whose model a test must get: of its last attempt, or else of its baseline."""
+        if item.nodeid in self._boards:
+            return self._boards[item.nodeid]
+        if self.settings.compare is None:
+            return ()
+        from pytest_llenergy.plugin.baseline import baseline_of
+
+        stored = baseline_of(self._config)
+        record = stored.records.get(self._record_id(item)) if stored is not None else None
+        return record.boards if record is not None else ()
+
+    def allowed_gpus(self, item: pytest.Item, wanted: GpuRequest | None) -> str | None:
+        """Return the GPUs that a test may use, as ``--energy-gpus`` names them.
+
+        In a session of ``llenergy ab`` these are the ones of earlier sessions, since others do not count.
+        """
+        known: Mapping[str, Sequence[str]] = self._config.getoption("llenergy_ab_devices", None) or {}
+        devices = [device for device in known.get(self._record_id(item), ()) if device != CPU]
+        return ",".join(devices) if wanted is not None and len(devices) == wanted.n else self.settings.gpus
+
+    def _record_id(self, item: pytest.Item) -> str:
+        worker = worker_input_of(self._config)
+        name: str = escape_surrogates(record_id(item.nodeid, label=worker.label, grouped=worker.grouped))
+        return name
+
+    @property
+    def measures_host(self) -> bool:
+        """Whether a test on GPUs uses a meter that reads more of the host than its GPUs."""
+        meters = self.meters
+        named = [name.partition(":")[0] for name in self.settings.meter]
+        # No built-in meter that applies to GPUs by default reads more than GPUs.
+        used = named or [name for name in meters if name not in BUILTIN and meters[name].by_default]
+        return any(meters[name].host_wide for name in used)
+
+    @cached_property
+    def keeper(self) -> LeaseKeeper:
+        """Leases that this process holds."""
+        return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment))
+
+    def warn_uncoordinated(self, item: pytest.Item) -> None:
+        """Warn once, at the first test on GPUs, if other users of the host cannot see their leases."""
+        if self._warned:
+            return
+        self._warned = True
+        directory = open_lock_directory(self.environment)
+        directory.close()
+        message = explain_uncoordinated(directory.path)
+        if message is not None:
+            # ``Item.warn`` needs a line, which items that are not functions may lack.
+            line = (item.location[1] or 0) + 1
+            warnings.warn_explicit(message, UncoordinatedLeaseWarning, str(item.path), line)
+
+    def diagnose_start(self, device: str, *, several_ranks: bool) -> str:
+        """Return the first doctor step that fails on a device, found once in a run."""
+        from pytest_llenergy.cli.doctor.steps import TEST_TRIAL_TIMEOUT_S
+        from pytest_llenergy.cli.doctor.trial import run_trial
+
+        key = device, several_ranks
+        if key not in self._diagnoses:
+            gpu = None if device == CPU else device
+            reason = "the ranks are on the CPU"
+            trial = run_trial(gpu, total_s=TEST_TRIAL_TIMEOUT_S, ranks=several_ranks, reason=reason)
+            self._diagnoses[key] = trial.summary
+        return self._diagnoses[key]
+
+    @cached_property
+    def gangs(self) -> GangKeeper | None:
+        """Leases on the hosts of ``--energy-cluster``; None for ``local``.
+
+        Raises:
+            PlanError: The cluster is not available here.
+            WorkerError: It does not answer.
+        """
+        if self.settings.cluster == "local":
+            return None
+        from pytest_llenergy.hosts.gangs import GangKeeper, GangOptions
+        from pytest_llenergy.hosts.launchers import open_cluster
+
+        cluster = open_cluster(self.settings.cluster, self.environment)
+        # Workers of pytest-xdist would wait for hosts that idle ones keep.
+        given = self.settings
+        options = GangOptions(given.lease_timeout, given.busy_timeout, given.start_method, given.rank_logs)
+        return GangKeeper(cluster, self.pool, options, keeps=not is_worker(self._config))
+
+    @property
+    def opened_gangs(self) -> GangKeeper | None:
+        """The leases on other hosts, if a test has needed some."""
+        return self.__dict__.get("gangs")
+
+    def begin_counter_check(self) -> None:
+        """Begin to check the energy counters of the GPUs that tests may use; later calls do nothing."""
+        runs_tests = not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS)
+        wanted = runs_tests and (not self.settings.meter or "nvml" in self.settings.meter)
+        if self._counter_check is None and wanted:
+            self._counter_check = CounterCheck(self.settings.gpus, self.environment)
+
+    def await_counter_check(self) -> None:
+        """Wait until ``begin_counter_check`` is done, if it was called."""
+        if self._counter_check is not None:
+            self._counter_check.wait()
+
+    def close(self) -> None:
+        """Release every lease and stop all ranks."""
+        if self._counter_check is not None:
+            self._counter_check.stop()
+        if "keeper" in self.__dict__:
+            self.keeper.close()
+        if "pool" in self.__dict__:
+            self.pool.close()
+        if (gangs := self.opened_gangs) is not None:
+            gangs.close()
+
+
+def call_spec_hook(
+    config: pytest.Config, hook: str, kind: type[Spec], error: type[LLEnergyError]
+) -> list[Spec]:
+    """Return the specs that plugins provide through a hook.
+
+    Args:
+        config: Configuration of the run.
+        hook: Name of the hook.
+        kind: Class of the specs.
+        error: Class of the error to raise.
+
+    Raises:
+        LLEnergyError: A plugin fails or returns something else. The error is an ``error`` that names it.
+    """
+
+    def is_valid(answer: object) -> bool:
+        return isinstance(answer, Sequence) and all(isinstance(spec, kind) for spec in answer)
+
+    try:
+        answers = getattr(config.hook, hook)(config=config)
+        if all(map(is_valid, answers)):
+            return [spec for answer in answers for spec in answer]
+        cause = ""
+    except Exception as raised:  # the code belongs to another package and may raise anything
+        cause = describe_error(raised)
+    manager, faults = config.pluginmanager, []
+    # Neither results nor errors name their plugins, so call each plugin alone.
+    for plugin in manager.get_plugins():
+        others = [other for other in manager.get_plugins() if other is not plugin]
+        try:
+            alone = manager.subset_hook_caller(hook, others)(config=config)
+        except Exception as raised:
+            faults.append(f"{manager.get_name(plugin)} raised {describe_error(raised)}")
+            continue
+        wanted = f"return a list of {kind.__name__}"
+        faults += [
+            f"{manager.get_name(plugin)} returned {answer!r}: {wanted}"
+            for answer in alone
+            if not is_valid(answer)
+        ]
+    # A hook may fail only once.
+    raise error(f"{hook} of {'; '.join(faults)}" if faults else f"{hook} raised {cause}")
+
+
+STATE = pytest.StashKey[RunState]()
+
+
+def state_of(config: pytest.Config) -> RunState:
+    """Return the state of this process, created on first use."""
+    state = config.stash.get(STATE, None)
+    if state is None:
+        state = config.stash[STATE] = RunState(config, settings_of(config))
+        config.add_cleanup(state.close)
+    return state
+
+
+@contextmanager
+def diagnose_failed_start(state: RunState, plan: ProcessPlan) -> Iterator[None]:
+    """Add a diagnosis to the error of ranks that failed to start: the first doctor step that fails here.
+
+    Each device is diagnosed once per run. The failed ranks have ended, and the test still has its lease.
+    """
+    try:
+        yield
+    except WorkerPlacementError:
+        # The message already names the fault.
+        raise
+    except WorkerError as error:
+        if error.before_ready and plan.framework == "torch" and plan.hosts == (LOCALHOST,):
+            # An error in the diagnosis must not hide the cause.
+            with suppress(LLEnergyError, OSError):
+                first, several_ranks = plan.ranks[0].devices[0], len(plan.ranks) > 1
+                diagnosis = state.diagnose_start(first, several_ranks=several_ranks)
+                error.details = "\n".join(filter(None, (f"stepwise check: {diagnosis}", error.details)))
+        raise

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device leases of this pytest process: of the running test, and of warm ranks that wait for the next one.
+
+Warm ranks still occupy their GPUs, so their lease stays too. It is released, ranks first, when the next test
+cannot use it or another process queues for its devices. The CPU's lease ends with every test, since idle
+ranks draw no power there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
+from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
+from pytest_llenergy.devices.locks import THIS_PROCESS, Holding, acquire, ignore_message
+from pytest_llenergy.devices.queue import is_awaited
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.ranks import timeouts
+from pytest_llenergy.ranks.pool import RankPool
+
+
+class LeaseKeeper:
+    """Leases the devices of one test after the other, and keeps those of warm ranks between tests.
+
+    Args:
+        pool: The ranks.
+        where: Returns the directory of the lock files.
+    """
+
+    def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
+        self._pool = pool
+        self._where = where
+        self._current: list[Holding] = []
+        self._kept: Holding | None = None
+        # Held while ranks are stopped, so that no test gets them meanwhile.
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def is_intact(self) -> bool:
+        """Return whether the running test's lock files exist; without them others may lease its devices."""
+        return all(held.intact() for held in self._current)
+
+    def lease(
+        self,
+        lease: Lease,
+        wait_s: float,
+        test: str = "",
+        also: tuple[DeviceLock, ...] = (),
+        on_wait: Callable[[str], None] = ignore_message,
+    ) -> Lease:
+        """Lock the devices of a test.
+
+        Args:
+            lease: The devices that the test may use.
+            wait_s: How long to queue for them.
+            test: Its name, which other waiting processes show.
+            also: Further devices, such as the CPU in addition to a GPU.
+            on_wait: Called with a text about the holder of the devices while this process waits.
+
+        Returns:
+            The lease with the devices that were chosen.
+
+        Raises:
+            DeviceError: The devices are not free in time, or cannot be locked.
+        """
+        request = lease.request(also)
+        with self._lock:
+            chosen = self._from_kept(request, test) if _wants_gpus(request) else None
+        if chosen is None:
+            self._current.append(acquire(request, wait_s, test, self._where, on_wait))
+            chosen = self._current[-1].chosen
+        self._pool.descriptors = tuple(each for held in self._current for each in held.lend_descriptors())
+        return lease.select(chosen)
+
+    def finish_test(self) -> None:
+        """Keep GPUs with warm ranks for the next test, and release everything else."""
+        with self._lock:
+            try:
+                self._pool.finish_test()
+            finally:
+                # Even after an interrupt, since nothing else would release the devices.
+                self._pool.descriptors = ()
+                for held in self._current:
+                    gpus = {lock for lock in held.locks if lock.device != CPU}
+                    if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
+                        self._keep(held, gpus)
+                        continue
+                    self._close_and_release(held)
+                self._current.clear()
+                if self._kept is not None and not self._has_ranks(self._kept):
+                    self._release_kept()
+
+    def close(self) -> None:
+        """Stop all ranks, then release everything."""
+        with self._lock:
+            self._pool.close()
+            self._release_kept()
+            for held in self._current:
+                held.release()
+            self._current.clear()
+
+    def _from_kept(self, request: LockRequest, test: str) -> tuple[int, ...] | None:
+        """Choose from the devices of warm ranks, or stop these ranks and release their devices."""
+        kept = self._kept
+        if kept is None:
+            return None
+        rest = [lock for lock in request.always if lock not in kept.locks]
+        devices = LockRequest((), request.n, request.choices, request.kinds)
+        chosen = devices.select(set(kept.locks).issuperset)
+        # A process that already queues for the devices comes before this test.
+        if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
+            self._release_kept()
+            return None
+        if rest:
+            # Without waiting, since two processes that hold devices and wait could deadlock.
+            try:
+                self._current.append(acquire(LockRequest(tuple(rest)), 0.0, test, self._where))
+            except DeviceError:
+                self._release_kept()
+                return None
+        wanted = set(request.locks(chosen))
+        if not wanted.issuperset(kept.locks):
+            self._close_ranks(kept)
+            kept.keep_only(wanted)
+        self._stop.set()
+        kept.assign_to(test)
+        self._kept = None
+        self._current.append(kept)
+        return chosen
+
+    def _keep(self, held: Holding, gpus: set[DeviceLock]) -> None:
+        held.keep_only(gpus)
+        held.mark_idle()
+        self._kept = held
+        self._stop = threading.Event()
+        threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
+
+    def _watch(self, held: Holding, stop: threading.Event) -> None:
+        """Release an idle lease as soon as another process wants it; runs in a thread."""
+        while not stop.wait(timeouts.QUEUE_POLL_S):
+            with self._lock:
+                if stop.is_set():
+                    return
+                if not self._has_ranks(held) or _is_wanted(held, timeouts.QUEUE_WAITED_S):
+                    self._release_kept()
+                    return
+
+    def _release_kept(self) -> None:
+        self._stop.set()
+        if self._kept is not None:
+            self._close_and_release(self._kept)
+            self._kept = None
+
+    def _close_and_release(self, held: Holding) -> None:
+        self._close_ranks(held)
+        held.release()
+
+    def _close_ranks(self, held: Holding) -> None:
+        """Close the ranks on the GPUs of a lease. Ranks on the CPU outlive their lease."""
+        self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
+
+    def _has_ranks(self, held: Holding) -> bool:
+        return not self._pool.devices.isdisjoint(lock.device for lock in held.locks)
+
+
+def _wants_gpus(request: LockRequest) -> bool:
+    return bool(request.choices) or any(lock.device != CPU for lock in request.always)
+
+
+def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
+    # On an error others merely wait longer. If the directory is gone, the next test reports it.
+    with suppress(OSError):
+        return is_awaited(held.directory, held.locks, THIS_PROCESS.passable, least_s)
+    return False

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process plan: how many ranks, and the devices, cores and environment of each; checks of started ranks.
+
+``plan_processes`` makes the plan; all other code only reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import psutil
+
+from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
+from pytest_llenergy.devices.lease import CPU, Lease
+from pytest_llenergy.errors import PlanError, WorkerPlacementError
+from pytest_llenergy.ranks.meeting import LOOPBACK
+from pytest_llenergy.record.record import LOCALHOST as LOCALHOST
+from pytest_llenergy.record.record import Coordinates, Parallel, RankInfo
+
+#: Variables from which libraries take their number of threads on import.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+#: The variables that name the network interface between ranks.
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+#: Variables that torchrun, Slurm, MPI and ``accelerate launch`` set. A rank that inherits them joins the
+#: wrong group, or uses another device than planned.
+STALE_PREFIXES = (
+    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY"),
+)
+
+#: Variables that ranks do not inherit: pytest sets them for each phase of each test, and ranks outlive tests.
+PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
+
+#: Variables that differ between the ranks of a group; all others can be set before torch is imported.
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank, and the devices that it sees: one, or several that its backend distributes.
+
+    ``cpus`` are the logical CPUs it is pinned to; empty means not pinned. ``local_rank`` is its position
+    among the ``local_world_size`` ranks of its host.
+    """
+
+    host: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    devices: tuple[str, ...]
+    threads: int
+    cpus: tuple[int, ...]
+
+    @property
+    def device(self) -> str:
+        """The devices of the rank, as messages and records show them."""
+        return ",".join(self.devices)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the rank has no GPU."""
+        return self.devices == (CPU,)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the rank sets before anything else can be imported."""
+        visible = "" if self.on_cpu else self.device
+        return {
+            "CUDA_VISIBLE_DEVICES": visible,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "HIP_VISIBLE_DEVICES": visible,
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            **(dict.fromkeys(INTERFACES, LOOPBACK) if self.local_world_size == self.world_size else {}),
+            "TOKENIZERS_PARALLELISM": "false",
+            **({"ACCELERATE_USE_CPU": "true"} if self.on_cpu else {}),
+            **dict.fromkeys(THREAD_VARIABLES, str(self.threads)),
+        }
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """All ranks of a group. Tests with equal plans can share their ranks.
+
+    Attributes:
+        launch: ``ranks`` for one process a device; ``backend`` for backends that start their own processes.
+        framework: Imported by each rank before anything else.
+        parallel: The parallel degrees, which multiply to the number of devices. They are all 1 if the backend
+            is ``opaque``.
+        ranks: The plan of each rank.
+        divided: UUIDs of the boards of leased MIG instances.
+        replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do. With
+            ``launch="backend"`` the first of them does, and the others hold the parts of their hosts.
+        process_group: Whether ranks join a process group of the framework.
+        python: Interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
+        preload: Modules that the process which forks the ranks imports.
+    """
+
+    launch: Literal["ranks", "backend"]
+    framework: Literal["torch"] | None
+    parallel: Parallel
+    ranks: tuple[RankPlan, ...]
+    divided: tuple[str, ...] = ()
+    replica_size: int = 1
+    process_group: bool = False
+    python: str | None = None
+    preload: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of its ranks, that of rank 0 first."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def nodes(self) -> int:
+        """Over how many hosts the backend spreads one model, each with one rank."""
+        return self.replica_size if self.launch == "backend" else 1
+
+
+def explain_degree_mismatch(degrees: Parallel, devices: int) -> str | None:
+    """Return a message if the degrees do not multiply to the number of devices, else ``None``."""
+    product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
+    if product == devices:
+        return None
+    above = [f"{kind}={getattr(degrees, kind)}" for kind in DEGREES if getattr(degrees, kind) > 1]
+    given = ", ".join(above or ["data=1"])
+    return (
+        f"parallel({given}) needs {product} devices and the lease has {devices}; make gpus(n) their product: "
+        f"@pytest.mark.gpus({product})"
+    )
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """What a test holds on one host: its devices, and the logical CPUs that ranks on the CPU share."""
+
+    host: str
+    lease: Lease
+    cpus: Sequence[int]
+
+
+def plan_processes(
+    capabilities: Capabilities,
+    parallel: Parallel | None,
+    lease: Lease,
+    cpus: Sequence[int],
+    threads: int | None = None,
+    python: str | None = None,
+) -> ProcessPlan:
+    """Plan the ranks of a test on pytest's own host; see ``plan_on_hosts``."""
+    return plan_on_hosts(capabilities, parallel, [HostDevices(LOCALHOST, lease, cpus)], threads, python)
+
+
+def plan_on_hosts(
+    capabilities: Capabilities,
+    parallel: Parallel | None,
+    hosts: Sequence[HostDevices],
+    threads: int | None = None,
+    python: str | None = None,
+    *,
+    tensor_across_hosts: bool = False,
+) -> ProcessPlan:
+    """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
+
+    Args:
+        capabilities: What the backend supports.
+        parallel: The degrees that the test requests; by default data parallel, unless the backend is
+            ``opaque``.
+        hosts: The devices of each host, that of rank 0 first. Consecutive ranks are on one host.
+        threads: Number of threads of each rank; by default one for each of its CPUs.
+        python: Interpreter of the ranks, if it is not pytest's.
+        tensor_across_hosts: Whether the shards of one layer may be on several hosts, whose network they then
+            use several times for each token.
+
+    Raises:
+        PlanError: The degrees do not multiply to the devices, or the backend does not support them.
+    """
+    devices = [device for each in hosts for device in each.lease.devices]
+    n = len(devices)
+    if parallel is not None and (wrong := explain_degree_mismatch(parallel, n)) is not None:
+        raise PlanError(wrong)
+    degrees = capabilities.choose_degrees(parallel, n)
+    lacking = capabilities.unsupported_degrees(degrees)
+    if lacking:
+        hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
+        raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{hint}")
+    if degrees.placement > 1 and devices[0] == CPU:
+        raise PlanError(
+            f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
+        )
+    nodes = _count_nodes(capabilities, degrees, hosts)
+    groups = [_device_groups(capabilities, degrees, each, nodes, n) for each in hosts]
+    if not tensor_across_hosts and (capabilities.launch == "ranks" or nodes > 1):
+        _check_tensor_degree(degrees, hosts)
+    world_size = sum(map(len, groups))
+    ranks: list[RankPlan] = []
+    for each, on_host in zip(hosts, groups, strict=True):
+        cpus = each.cpus
+        share = max(1, len(cpus) // len(on_host))
+        for local_rank, own in enumerate(on_host):
+            assigned = tuple(cpus[(local_rank * share + i) % len(cpus)] for i in range(share))
+            ranks.append(
+                RankPlan(
+                    host=each.host,
+                    rank=len(ranks),
+                    local_rank=local_rank,
+                    world_size=world_size,
+                    local_world_size=len(on_host),
+                    devices=own,
+                    threads=threads or share,
+                    # Ranks on GPUs are not pinned: which cores are near a board is not known here.
+                    cpus=assigned if own == (CPU,) else (),
+                )
+            )
+    framework = capabilities.framework
+    return ProcessPlan(
+        launch=capabilities.launch,
+        framework=framework,
+        parallel=degrees,
+        ranks=tuple(ranks),
+        divided=tuple(board for each in hosts for board in each.lease.divided),
+        replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else nodes,
+        process_group=framework is not None and (world_size > 1 or capabilities.process_group),
+        python=python,
+        preload=() if python else (*([framework] if framework else []), *capabilities.preload),
+    )
+
+
+def _count_nodes(capabilities: Capabilities, degrees: Parallel, hosts: Sequence[HostDevices]) -> int:
+    """Return over how many hosts a backend must spread one model; 1 unless it can do so.
+
+    Raises:
+        PlanError: The hosts cannot have equal parts of it.
+    """
+    size, counts = degrees.tensor * degrees.pipeline, {len(each.lease.devices) for each in hosts}
+    if capabilities.launch == "ranks" or capabilities.hosts == "one" or size <= min(counts):
+        return 1
+    if len(counts) > 1 or size % min(counts):
+        listed = " and ".join(map(str, sorted(counts)))
+        raise PlanError(
+            f"one model needs {size} devices, and hosts with {listed} each cannot have equal parts of it: "
+            "use gpus(..., per_host=n) with a divisor n"
+        )
+    return size // min(counts)
+
+
+def _device_groups(
+    capabilities: Capabilities, degrees: Parallel, hold: HostDevices, nodes: int, n: int
+) -> list[tuple[str, ...]]:
+    """Return the devices of each rank of a host, of which one model needs ``nodes``, of ``n`` in all."""
+    size, lease = degrees.placement, hold.lease
+    if capabilities.opaque:
+        size = n
+    elif capabilities.launch == "backend":
+        size *= degrees.tensor * degrees.pipeline
+    if lease.divided and size > 1:
+        # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
+        raise PlanError(
+            f"one process sees one MIG instance and the lease has {len(lease.devices)} for a backend that "
+            "runs in one; use gpus(1), or a backend that runs one rank on each"
+        )
+    size //= nodes
+    devices = lease.devices
+    if len(devices) % size:
+        raise PlanError(
+            f"one process needs {size} devices and host {hold.host} has {len(devices)}: a process cannot use "
+            "devices of several hosts; lower the degrees, or let per_host be a multiple of them"
+        )
+    # There is one CPU, however many ranks share it.
+    return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
+
+
+def _check_tensor_degree(degrees: Parallel, hosts: Sequence[HostDevices]) -> None:
+    """Raise ``PlanError`` if the shards of one layer would be on several hosts."""
+    for each in hosts:
+        count = len(each.lease.devices) // degrees.placement
+        if count % degrees.tensor:
+            raise PlanError(
+                f"parallel(tensor={degrees.tensor}) would cross hosts, since {each.host} has {count} ranks: "
+                f"use a divisor of {count} and pipeline for the rest, or gpus(..., tensor_across_hosts=True)"
+            )
+
+
+def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
+    """Check the facts that each rank reports (see ``rank.set_up``) against the plan, in rank order.
+
+    Returns:
+        The ranks for the record.
+
+    Raises:
+        WorkerPlacementError: A process, device or world differs from the plan.
+    """
+    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, reported, strict=True)}
+    if len(pids) != len(plan.ranks):
+        raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
+    for planned, facts in zip(plan.ranks, reported, strict=True):
+        devices = ",".join(facts["devices"])
+        if devices != planned.device:
+            raise WorkerPlacementError(
+                f"rank {planned.rank}: planned on {planned.device}, found on {devices}"
+            )
+        if plan.framework == "torch" and facts["world_size"] != planned.world_size:
+            raise WorkerPlacementError(
+                f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
+                f"{facts['world_size']}"
+            )
+    return tuple(
+        RankInfo(
+            rank=planned.rank,
+            local_rank=planned.local_rank,
+            pid=facts["pid"],
+            device=",".join(facts["devices"]),
+            threads=facts["threads"],
+            cpus=facts["cpus"],
+            host=planned.host,
+            coordinates=_locate(plan.parallel, planned.rank) if plan.launch == "ranks" else None,
+        )
+        for planned, facts in zip(plan.ranks, reported, strict=True)
+    )
+
+
+def _locate(degrees: Parallel, rank: int) -> Coordinates:
+    """Return the part of the work of a rank: the shards of a stage, then the stages, are consecutive.
+
+    torch numbers the ranks of a mesh (data, pipeline, tensor) in this way, and so do backends.
+    """
+    within, tensor = divmod(rank, degrees.tensor)
+    data, pipeline = divmod(within, degrees.pipeline)
+    return Coordinates(data, tensor, pipeline)
+
+
+def check_backend_workers(
+    plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
+) -> tuple[RankInfo, ...]:
+    """Check the processes that the backend of each rank has started against the plan.
+
+    Args:
+        plan: The plan of the ranks.
+        ranks: The started ranks.
+        workers: Processes that the backend of each rank reports.
+
+    Returns:
+        The ranks for the record, with the pids of these processes in the order of their own ranks.
+
+    Raises:
+        WorkerPlacementError: Their number or their world differs from the plan, or one is not a descendant of
+            its rank.
+    """
+    if plan.launch != "backend":
+        return tuple(ranks)
+    return tuple(_check_workers(plan, rank, found) for rank, found in zip(ranks, workers, strict=True))
+
+
+def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
+    degrees, nodes = plan.parallel, plan.nodes
+    size = degrees.tensor * degrees.pipeline
+    planned = size // nodes
+    ordered = sorted(workers, key=lambda worker: worker.rank)
+    pids = [worker.pid for worker in ordered]
+    worlds = sorted({worker.world_size for worker in ordered})
+    actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
+    replica, node_rank = divmod(rank.rank, nodes)
+    here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
+    misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
+    if len(set(pids)) != planned or worlds != [size] or misplaced:
+        numbers = ", ".join(str(worker.rank) for worker in ordered)
+        on_nodes = f", as numbers {numbers} where {here[0]} to {here[-1]} belong" if misplaced else ""
+        raise WorkerPlacementError(
+            f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
+            f"pipeline {degrees.pipeline}; found {actual}{on_nodes}"
+        )
+    if rank.host == LOCALHOST:
+        own = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
+        attached = {worker.pid for worker in ordered if worker.attached}
+        strangers = [pid for pid in pids if pid not in own and pid not in attached]
+        if strangers:
+            raise WorkerPlacementError(
+                f"rank {rank.rank}: the backend names processes that are not its own: {strangers}"
+            )
+    known = [worker for worker in ordered if worker.pid]
+    return msgspec.structs.replace(
+        rank,
+        workers=[worker.pid for worker in known],
+        worker_coordinates=[_locate(degrees, replica * size + worker.rank) for worker in known],
+    )
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """State of pytest's process that ranks inherit when they start."""
+
+    environment: dict[str, str]
+    directory: str
+    search_path: tuple[str, ...]
+
+
+def current_surroundings() -> Surroundings:
+    """Return the present state. The directory is empty if it was removed."""
+    try:
+        directory = str(Path.cwd())
+    except OSError:
+        directory = ""
+    return Surroundings(
+        inherited_environment(), directory, tuple(path for path in sys.path if isinstance(path, str))
+    )
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return what ranks inherit of pytest's environment; the plan adds its own variables."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in PER_TEST_VARIABLES and not name.startswith(STALE_PREFIXES)
+    }
+
+
+def find_hazards() -> Iterator[str]:
+    """Yield warnings about states of pytest's process that users might mistake for faults of the ranks."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        # The platform's default is set by any library that makes a queue or a lock, by nobody's choice.
+        if chosen not in (None, "spawn", multiprocessing.get_all_start_methods()[0]):
+            yield (
+                f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not "
+                "follow it, they are started as --energy-start-method says"
+            )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        yield (
+            "CUDA is initialised in pytest's own process, by a test file or a plugin: it holds memory of a "
+            "GPU, and processes forked from it cannot use CUDA; move the call into workers.run"
+        )

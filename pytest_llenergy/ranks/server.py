@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request loop of a rank: load a backend, run jobs round by round, clean up after each test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import timedelta
+from pkgutil import resolve_name
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import SERVE, TASKS
+from pytest_llenergy.backends.traffic.texts import write_texts
+from pytest_llenergy.errors import BackendError, PlanError
+from pytest_llenergy.ranks import call_tokens, timeouts, transport
+from pytest_llenergy.ranks.call_tokens import TokensPerCall
+from pytest_llenergy.ranks.follower import FollowerJob, WorkerWatch
+from pytest_llenergy.ranks.isolation import Leftovers
+from pytest_llenergy.ranks.pickling import check_finished, dump_result, load_call
+from pytest_llenergy.ranks.process_state import RestorableState
+from pytest_llenergy.ranks.transport import Note, RankChannel, Spooled, spool
+from pytest_llenergy.ranks.usage import (
+    BackendProcesses,
+    cpu_time_used_s,
+    memory_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+)
+from pytest_llenergy.record.record import BackendInfo, Flag, Parallel
+from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
+
+#: Exceptions that pytest treats as a skip, with its name for them.
+SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
+
+#: What ``pytest.exit`` and Ctrl-C raise.
+RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
+
+#: How messages of gloo (the file that raised it) and NCCL begin.
+TRANSPORT_MESSAGE = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
+
+
+def check_accelerate_world() -> None:
+    """Raise ``PlanError`` if accelerate has split work over fewer processes than the process group has.
+
+    On a CPU ``PartialState()`` ignores the process group and ``WORLD_SIZE`` unless it has the argument
+    ``cpu=True`` (accelerate 1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
+    """
+    state, dist = sys.modules.get("accelerate.state"), sys.modules.get("torch.distributed")
+    if state is None or dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
+    if count is not None and count != world_size:
+        raise PlanError(
+            f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} ranks, "
+            "so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before anything "
+            "else of accelerate"
+        )
+
+
+class CallJob:
+    """Any function as the measured work; ``call`` is pickled."""
+
+    def __init__(self, call: Spooled, note: Note) -> None:
+        with call.open(note) as file:
+            function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(file)
+        counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
+        self._function = counter.keeping(resolve_name(function) if isinstance(function, str) else function)
+        self.count_tokens = counter.count
+
+    def run(self) -> Any:
+        return self._function(*self._args, **self._kwargs)
+
+    def result(self, outcome: Any) -> Any:
+        return check_finished(outcome)
+
+
+class ForkServer:
+    """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
+
+    def __init__(self, channel: RankChannel, boot: dict[str, Any]) -> None:
+        self._channel = channel
+        self._boot = boot
+        self._backend: Backend | None = None
+        self._backend_name = ""
+        #: Whether this rank only holds a part of the model of another rank.
+        self._follows = boot["rank"] % boot["nodes"] > 0
+        self._watch: WorkerWatch | None = None
+        self._job: Job | CallJob | None = None
+        self._iterations: list[tuple[int, int, Any]] = []
+        self._processes = BackendProcesses()
+        self._pid = os.getpid()
+        # Context variables that a test sets do not reach the next test.
+        self._clean_context = copy_context()
+        self._context = self._clean_context.copy()
+        self._initial, self._restorable = RestorableState(), RestorableState()
+        self._leftovers = Leftovers()
+        # Garbage collections need not examine the modules that are loaded by now.
+        gc.collect()
+        gc.freeze()
+
+    def run(self) -> None:
+        """Serve until pytest sends ``stop`` or closes the connection."""
+        verbs: dict[str, Callable[[Any], Any]] = {
+            "load": self._load,
+            "prepare": self._prepare,
+            "prepare_call": self._prepare_call,
+            "prepare_round": self._prepare_round,
+            "work": self._work,
+            "timeline": self._timeline,
+            "result": self._result,
+            "flops": self._flops,
+            "clean_up": self._clean_up,
+        }
+        while True:
+            try:
+                verb, payload = self._channel.receive_request()
+            except (EOFError, OSError):
+                return
+            if verb == "stop":
+                self._unload()
+                return
+            try:
+                answer = ("ok", self._context.run(verbs[verb], payload))
+            except BaseException as error:
+                answer = ("error", _describe(error))
+            if os.getpid() != self._pid:
+                # The function has forked, and this is the fork. Only one process may answer.
+                os._exit(1)
+            # The work may have closed or replaced them.
+            with suppress(Exception):
+                sys.stdout.flush()
+            with suppress(Exception):
+                sys.stderr.flush()
+            try:
+                self._channel.answer(answer)
+            except ConnectionError:
+                return
+            except Exception as error:
+                # Such as no disk space for a large result.
+                self._channel.answer(("error", _describe(error)))
+
+    def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
+        """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
+        context = RankContext(
+            rank=self._boot["rank"],
+            local_rank=self._boot["local_rank"],
+            world_size=self._boot["world_size"],
+            devices=tuple(self._boot["devices"]),
+            threads=self._boot["threads"],
+            cpus=tuple(self._boot["cpus"]),
+            parallel=msgspec.convert(self._boot["parallel"], Parallel),
+            scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
+            nodes=self._boot["nodes"],
+            node_rank=self._boot["rank"] % self._boot["nodes"],
+            master=self._find_master(),
+        )
+        self._unload()
+        # What the backend before set for itself.
+        self._initial.restore()
+        backend = create_backend(payload["factory"])
+        start = time.monotonic()
+        info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
+        if not isinstance(info, BackendInfo):
+            raise BackendError(f"{type(backend).__name__}: load returned {_kind(info)}, needs BackendInfo")
+        self._backend, self._backend_name = backend, info.name
+        gc.collect()
+        gc.freeze()
+        # Only such backends have the method.
+        workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
+        if self._follows:
+            self._watch = WorkerWatch(workers)
+        # Processes and settings of the backend do not count as leftovers of a test.
+        self._restorable, self._leftovers = RestorableState(), Leftovers()
+        self._clean_context = copy_context()
+        load_s = time.monotonic() - start
+        self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
+        return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
+
+    def _find_master(self) -> tuple[str, int] | None:
+        if self._boot["nodes"] == 1:
+            return None
+        # A backend may have changed the variables of this process.
+        variables = self._boot["environment"]
+        return variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+
+    def _prepare(self, payload: dict[str, Any]) -> None:
+        if self._follows:
+            self._job = FollowerJob()
+            return
+        task = TASKS[payload["task"]]
+        prepare = getattr(self._backend, task.method, None)
+        if prepare is None:
+            raise BackendError(f"{type(self._backend).__name__} has no method {task.method} for {task.name}")
+        inputs = payload["inputs"]
+        if task is not SERVE:
+            # A load is more than its texts.
+            count = getattr(self._backend, "count_tokens", None)
+            inputs = write_texts(inputs, self._backend_name, count)
+        self._job = job = prepare(inputs, msgspec.convert(payload["params"], task.params))
+        if not hasattr(job, "run"):
+            name = type(self._backend).__name__
+            raise BackendError(
+                f"{name}: {task.method} returned {_kind(job)}, needs a job with run and result"
+            )
+
+    def _prepare_call(self, call: Spooled) -> None:
+        self._job = CallJob(call, self._channel.report_transfer)
+
+    def _prepare_round(self, _payload: None) -> None:
+        _seed()
+        gc.collect()
+        prepare_job = getattr(self._job, "before_round", None)
+        if prepare_job is not None:
+            prepare_job()
+        self._other_pids = self._processes.pids()
+        reset_peak_memory(self._other_pids)
+        self._synchronize()
+
+    def _work(self, iterations: int) -> None:
+        job = self._job
+        assert job is not None
+        # For functions, which may be short, the clock is not read after each call.
+        repeats = iterations if isinstance(job, CallJob) else 1
+        self._iterations = []
+        self._repeats = repeats
+        _barrier()
+        cpu_before = self._processes.cpu_times_s()
+        for _ in range(iterations // repeats):
+            start_ns = time.monotonic_ns()
+            for _ in range(repeats):
+                outcome = job.run()
+            self._synchronize()
+            self._iterations.append((start_ns, time.monotonic_ns(), outcome))
+        # Processes of a follower go on until the last rank has answered.
+        self._cpu_before = cpu_before
+        self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
+        if isinstance(job, CallJob):
+            check_accelerate_world()
+
+    def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
+        """Return the encoded timeline of the last round, and the peak memory of this rank in it (bytes)."""
+        peak = peak_memory_bytes(self._other_pids) if self._processes.has_peak_memory else None
+        if self._follows:
+            self._cpu_time_s = cpu_time_used_s(self._cpu_before, self._processes.cpu_times_s())
+        flags: dict[Flag, None] = {}
+        timeline = RankTimeline(
+            rank=self._boot["rank"],
+            iterations=tuple(self._make_iteration(*each, flags) for each in self._iterations),
+            cpu_time_s=self._cpu_time_s,
+            servers=self._processes.servers,
+            flags=tuple(flags),
+        )
+        del self._iterations[:-1]
+        return msgspec.json.encode(timeline), peak
+
+    def _make_iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
+        assert self._job is not None
+        if isinstance(self._job, CallJob):
+            tokens = self._job.count_tokens(self._repeats)
+            return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, tokens=tokens)
+        generated = self._job.result(outcome)
+        if not hasattr(generated, "requests"):
+            name = type(self._job).__name__
+            raise BackendError(
+                f"{name}: result returned {_kind(generated)}, needs a result such as Generation"
+            )
+        flags.update(dict.fromkeys(getattr(generated, "flags", ())))
+        spans = getattr(generated, "spans", None)
+        return Iteration(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            repeats=self._repeats,
+            requests=tuple(generated.requests),
+            spans=None if spans is None else tuple(spans),
+            failures=tuple(getattr(generated, "failures", ())),
+        )
+
+    def _result(self, _payload: None) -> Spooled:
+        assert self._job is not None
+        result = self._job.result(self._iterations[-1][2])
+        channel = self._channel
+        return spool(lambda file: dump_result(file, result), channel.directory, channel.report_transfer)
+
+    def _flops(self, _payload: None) -> bytes:
+        """Return the encoded operations of one iteration, perhaps by running the job once more."""
+        if isinstance(self._job, CallJob):
+            flops = Flops.unknown(FUNCTION_FLOPS_REASON)
+        elif self._follows:
+            flops = Flops(count=0)
+        elif (count := getattr(self._backend, "flops", None)) is None:
+            flops = Flops.unknown(f"{self._backend_name} does not report its operations")
+        else:
+            assert self._job is not None
+            flops = count(self._job, self._job.result(self._iterations[-1][2]))
+        return msgspec.json.encode(flops)
+
+    def _clean_up(self, _payload: None) -> tuple[int | None, list[str]]:
+        """Undo what the test has changed, as far as possible.
+
+        Returns:
+            The memory that is still in use (bytes), and descriptions of what was left or changed.
+        """
+        self._job = None
+        self._iterations = []
+        unmatched = _find_unmatched_collectives()
+        self._restorable.restore()
+        gc.collect()
+        left = [*unmatched, *self._leftovers.find()]
+        if left:
+            with suppress(Exception):
+                sys.stdout.write(
+                    f"not reused for another test, because this one left behind: {', '.join(left)}\n"
+                )
+        self._context = self._clean_context.copy()
+        return memory_bytes(), left
+
+    def _unload(self) -> None:
+        if self._backend is None:
+            return
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self._backend.close()
+        self._backend = self._job = None
+        self._processes = BackendProcesses()
+        self._iterations = []
+        # Otherwise the objects of this model would never be collected.
+        gc.unfreeze()
+        gc.collect()
+
+    def _synchronize(self) -> None:
+        if self._backend is not None:
+            self._backend.synchronize()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _seed() -> None:
+    """Seed random generators, so that each round and call draws the same numbers, in new and warm ranks."""
+    random.seed(0)
+    # Accessing ``numpy.random`` imports it.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+def _barrier() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def _find_unmatched_collectives() -> list[str]:
+    """Return a description if not all ranks have called the same collective operations of gloo.
+
+    Those of NCCL end with the work, when the GPU is synchronized.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
+        try:
+            dist.barrier(async_op=True).wait(timedelta(seconds=timeouts.COLLECTIVES_TIMEOUT_S))
+        except RuntimeError:
+            return ["a collective operation that some ranks have not called"]
+    return []
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
+    kind, now_ns = type(error), time.monotonic_ns()
+    text = _text(error)
+    # A module may have its own kind of an error of this package.
+    known = next((each for each in kind.__mro__ if each.__module__ == "pytest_llenergy.errors"), None)
+    return {
+        "time_ns": now_ns,
+        "pid": os.getpid(),
+        "outcome": _outcome(kind),
+        "reason": text,
+        "exit_code": _exit_code(error),
+        "error_class": known.__name__ if known is not None else None,
+        "message": f"{kind.__name__}: {text}",
+        "traceback": _users_traceback(error),
+        "collective": _is_of_collective(error, text),
+    }
+
+
+def _outcome(kind: type[BaseException]) -> str | None:
+    """Return the class name of an outcome of pytest or of the end of the run; ``None`` for an error."""
+    # The module of pytest's outcomes is ``builtins``; their base class is recognisable.
+    if any(base.__name__ == "OutcomeException" for base in kind.__mro__):
+        return kind.__name__
+    name = f"{kind.__module__}.{kind.__name__}"
+    return kind.__name__ if name in RUN_ENDING_CLASSES else SKIP_CLASSES.get(name)
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """Return the ``returncode`` of ``pytest.exit``."""
+    code = getattr(error, "returncode", None)
+    return int(code) if isinstance(code, int) else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _plain_text(str(error))
+    except BaseException as another:
+        # Also SystemExit, which ends ``__str__`` here and not the test.
+        return f"(its message cannot be formatted: {type(another).__name__})"
+
+
+def _plain_text(text: str) -> str:
+    """Convert a subclass of str, which pytest may be unable to unpickle, and escape surrogates."""
+    return str.encode(text, errors="backslashreplace").decode()
+
+
+def _users_traceback(error: BaseException) -> str:
+    """Format a traceback without the frames in which this package calls the user's functions."""
+    found, ours = error.__traceback__, (__file__, call_tokens.__file__)
+    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
+        found = found.tb_next
+    try:
+        return _plain_text("".join(traceback.format_exception(type(error), error, found)))
+    except BaseException as another:
+        # Formatting runs code of loaders, of the error and of its causes.
+        calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
+        frames = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
+        return _plain_text("".join([*frames, f"(the rest cannot be formatted: {type(another).__name__})"]))
+
+
+def _is_of_collective(error: BaseException, text: str) -> bool:
+    """Return whether torch's communication raised an error, rather than the test in similar words."""
+    if not isinstance(error, RuntimeError):
+        # torch.distributed.DistError is one, as is every error of C++.
+        return False
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    where = innermost.tb_frame.f_globals.get("__name__") if innermost is not None else None
+    # Waiting for a work handle raises in the test's own frame, a backward pass in that of autograd.
+    return str(where).startswith("torch.distributed") or bool(TRANSPORT_MESSAGE.search(text))

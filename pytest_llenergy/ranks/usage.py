@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time and memory of a rank and of the processes of its backend.
+
+Read from the kernel and not through psutil, whose CPU times have ticks of 10 ms and which has no peak memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pytest_llenergy.backends.base import BackendWorker
+from pytest_llenergy.ranks import proctree
+
+#: The kernel has a CPU clock of every process, in nanoseconds; clock_getcpuclockid(3) makes its id so
+#: (``MAKE_PROCESS_CPUCLOCK`` and ``CPUCLOCK_SCHED``, include/linux/posix-timers_types.h).
+CPUCLOCK_SCHED = 2
+
+#: Writing 5 to clear_refs resets VmHWM (proc_pid_clear_refs(5)).
+RESET_PEAK = "5"
+
+
+def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
+    """Return the CPU time (s) that processes have used so far, by pid, with this process as 0.
+
+    The time of a child that was waited for counts for its parent (proc_pid_stat(5): cutime, cstime), in ticks
+    of 10 ms. Processes that have ended are missing, as are all others where the system is not Linux.
+    """
+    times_s = {0: time.process_time()}
+    for pid in others if sys.platform == "linux" else ():
+        with suppress(OSError):
+            times_s[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _of_ended_children_s(pid)
+    return times_s
+
+
+def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return the CPU time (s) between two readings of the processes in the second; new ones count in full."""
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def _of_ended_children_s(pid: int) -> float:
+    import psutil
+
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.children_user + times.children_system)
+    return 0.0
+
+
+class BackendProcesses:
+    """Processes that a backend has started or attached to, besides that of its rank.
+
+    ``servers`` are the pids of ``workers`` that stand for a server or that the rank has not started.
+    ``has_peak_memory`` is whether the peak memory of the work is known: it is not for processes that ran
+    before, nor for GPU memory of other processes.
+    """
+
+    def __init__(self, workers: Sequence[BackendWorker] = (), *, on_gpu: bool = False) -> None:
+        self._has_workers = bool(workers)
+        self.servers: tuple[int, ...] = tuple(
+            worker.pid for worker in workers if (worker.server or worker.attached) and worker.pid
+        )
+        elsewhere = any(worker.pid != os.getpid() for worker in workers)
+        self.has_peak_memory: bool = not any(worker.attached for worker in workers) and not (
+            on_gpu and elsewhere
+        )
+
+    def pids(self) -> frozenset[int]:
+        """Return their current pids."""
+        if not self._has_workers:
+            return frozenset()
+        own = os.getpid()
+        return frozenset(proctree.descendants({own, *self.servers}) - {own})
+
+    def cpu_times_s(self) -> dict[int, float]:
+        """Return the CPU time (s) of each so far, with this process as 0; see ``cpu_time_used_s``."""
+        return cpu_times_s(self.pids())
+
+
+def reset_peak_memory(others: Iterable[int] = ()) -> None:
+    """Reset the peak memory of this process, its GPUs and other processes, where the system can."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(index)
+    for process in ("self", *others):
+        with suppress(OSError):
+            Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK)
+
+
+def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
+    """Return the peak since the last reset, or ``None`` if the system does not report it.
+
+    That is GPU memory summed over devices if this process uses torch with CUDA; otherwise resident memory
+    summed over processes. Shared pages count for each process: the kernel reports how many are shared now,
+    not how many were at the peak.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return sum(int(torch.cuda.max_memory_allocated(index)) for index in range(torch.cuda.device_count()))
+    here = _status_bytes("VmHWM")
+    # A process that has ended has no memory.
+    elsewhere = (_status_bytes("VmHWM", str(pid)) or 0 for pid in others)
+    return None if here is None else here + sum(elsewhere)
+
+
+def memory_bytes(pid: int | None = None) -> int | None:
+    """Return the memory in use without caches of freed memory; ``None`` if the system does not report it.
+
+    Args:
+        pid: Another process, whose GPU memory is not counted; by default this one.
+    """
+    if pid is not None:
+        return _status_bytes("RssAnon", str(pid))
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        return sum(int(torch.cuda.memory_allocated(index)) for index in range(torch.cuda.device_count()))
+    return _status_bytes("RssAnon")
+
+
+def _status_bytes(name: str, process: str = "self") -> int | None:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    match = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work for ranks: batches for a backend, or calls of a function, run one measured round at a time."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.backends.tasks import TASKS, Params
+from pytest_llenergy.backends.traffic.requests import Inputs, Request
+from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.ranks.call_tokens import UNCOUNTED, TokensPerCall
+from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
+from pytest_llenergy.ranks.timeouts import TimeLimit
+from pytest_llenergy.ranks.transport import Spooled, ignore_note, spool
+from pytest_llenergy.record.load_curve import Slo
+from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
+
+
+class RankWorkload:
+    """A job that every rank of a group has prepared.
+
+    Each ``replica_size`` consecutive ranks have the same inputs. Only the results of the first of them count.
+    The others must have made the same, or hold their host's part of a backend that the first one runs.
+
+    Attributes:
+        peak_memory_bytes: The highest sum over ranks in any round, ``None`` if unknown.
+        rank_peak_memory_bytes: The highest use of each rank in any round.
+        slo: Limits of the latencies of a served load.
+    """
+
+    def __init__(
+        self, group: RankGroup, limit: TimeLimit, replica_size: int = 1, slo: Slo | None = None
+    ) -> None:
+        self._group = group
+        self.slo = slo
+        #: Of the preparation together with the first round, then of each further round.
+        self._limit = limit
+        self._had_round = False
+        self._replica_size = replica_size
+        self.peak_memory_bytes: int | None = None
+        self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
+
+    def prepare_round(self) -> None:
+        """Let every rank collect garbage and wait for the queued work of its device."""
+        if self._had_round:
+            self._limit = TimeLimit(self._limit.seconds)
+        self._had_round = True
+        self._group.request_all("prepare_round", None, self._limit)
+
+    def work(self, iterations: int = 1) -> None:
+        """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
+        self._group.request_all("work", iterations, self._limit)
+
+    def timeline(self) -> Timeline:
+        """Return the timestamps and token counts of the last round.
+
+        Raises:
+            WorkerError: If ranks with the same inputs have made different numbers of tokens.
+        """
+        answers = self._group.request_all("timeline", None, self._limit)
+        peaks = [peak for _, peak in answers if peak is not None]
+        if len(peaks) == len(answers):
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
+        highest = zip(self.rank_peak_memory_bytes, (peak for _, peak in answers), strict=True)
+        self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
+        reports = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
+        ranks = [self._group.to_local_times(report) for report in reports]
+        if self._group.plan.nodes > 1:
+            # Their processes work as long as the first rank does.
+            firsts = [ranks[number - number % self._replica_size] for number in range(len(ranks))]
+            ranks = [
+                msgspec.structs.replace(rank, iterations=first.iterations)
+                for rank, first in zip(ranks, firsts, strict=True)
+            ]
+        elif self._replica_size > 1:
+            self._check_counts(ranks)
+        marked = (
+            msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
+            for number, rank in enumerate(ranks)
+        )
+        return Timeline(ranks=tuple(marked))
+
+    def run_round(self) -> Timeline:
+        """Run a round that is not measured: ``prepare_round``, ``work`` and ``timeline``."""
+        self.prepare_round()
+        self.work()
+        return self.timeline()
+
+    def flops(self) -> Flops:
+        """Return the operations of one iteration on all ranks; these may run the job once more for it."""
+        answers = self._group.request_all("flops", None, self._limit.seconds)
+        return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
+
+    def results(self) -> list[Any]:
+        """Return the results of the last round by rank, without further ranks with the same inputs.
+
+        Raises:
+            WorkerError: If ranks with the same inputs have made different tokens.
+        """
+        results = self._results_of_ranks()
+        if self._replica_size > 1 and self._group.plan.nodes == 1:
+            self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
+        return results[:: self._replica_size]
+
+    def _results_of_ranks(self) -> list[Any]:
+        answers = self._group.request_all("result", None, self._limit)
+        try:
+            return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        finally:
+            for answer in answers:
+                answer.remove()
+
+    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
+        self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
+
+    def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
+        """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
+        for rank, found in enumerate(by_rank):
+            first = rank - rank % self._replica_size
+            if found != by_rank[first]:
+                raise WorkerError(
+                    f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
+                    f"{what} differ ({_first_difference(by_rank[first], found)}): the "
+                    "results are worthless, and the backend or a device is faulty"
+                )
+
+
+class CallsInRanks(RankWorkload):
+    """A function that every rank calls, also each that holds a part of one model."""
+
+    def results(self) -> list[Any]:
+        """Return the result of the last call of each rank."""
+        return self._results_of_ranks()
+
+    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
+        for number, rank in enumerate(ranks):
+            first = ranks[number - number % self._replica_size]
+            told, found = first.iterations[0].tokens, rank.iterations[0].tokens
+            if told is not None and found is not None and told != found:
+                raise WorkerError(
+                    f"ranks {first.rank} and {rank.rank} hold parts of one model (mark parallel) and count "
+                    f"{told.input} and {found.input} input tokens, {told.output} and {found.output} output "
+                    "tokens of the same calls; let input_tokens and output_tokens give both the same"
+                )
+
+
+def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
+    """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
+
+    Args:
+        group: The ranks.
+        inputs: The batch.
+        params: Parameters of the task.
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
+    """
+    replica_size = group.plan.replica_size
+    parts = split_prompts(inputs, len(group.ranks) // replica_size)
+    task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
+    payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
+    limit = TimeLimit(timeout_s)
+    group.request("prepare", payloads, limit)
+    return RankWorkload(group, limit, replica_size, getattr(params, "slo", None))
+
+
+def call_workload(
+    group: RankGroup,
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout_s: float,
+    tokens: TokensPerCall = UNCOUNTED,
+) -> CallsInRanks:
+    """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``.
+
+    Args:
+        group: The ranks.
+        function: The function, or its name as ``"module:function"``.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
+        tokens: Tokens of each call on a rank.
+    """
+    limit = TimeLimit(timeout_s)
+    call = spool(
+        lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens),
+        group.directory,
+        ignore_note,
+    )
+    try:
+        group.request_all("prepare_call", call, limit)
+    finally:
+        call.remove()
+    return CallsInRanks(group, limit, group.plan.replica_size)
+
+
+def _higher(before: int | None, now: int | None) -> int | None:
+    return before if now is None else max(before or 0, now)
+
+
+def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
+    """Split as accelerate's ``split_between_processes`` does: 7 prompts over 2 ranks are 4 and 3."""
+    size, extra = divmod(len(prompts), n)
+    parts: list[list[str | Request]] = []
+    start = 0
+    for rank in range(n):
+        end = start + size + (1 if rank < extra else 0)
+        parts.append(list(prompts[start:end]))
+        start = end
+    return parts
+
+
+def pickle_call(
+    file: Any,
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_everywhere: Callable[[str], bool] = exists_here,
+    tokens: TokensPerCall = UNCOUNTED,
+) -> None:
+    """Pickle a call for the ranks into a file.
+
+    Args:
+        file: Receives the pickle.
+        function: The function, or its name.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        is_everywhere: Returns whether all hosts have a file. Code in other files goes with the call.
+        tokens: Tokens of each call.
+
+    Raises:
+        PlanError: The function would only make a coroutine or generator.
+        WorkerError: It cannot be pickled; the message names the argument or variable.
+    """
+    if callable(function) and is_lazy(function):
+        raise PlanError(f"workers: {REFUSAL}")
+    try:
+        dump_call(file, function, (*tokens, *args), kwargs, is_everywhere)
+    except (WorkerError, BrokenPipeError):
+        # Of the file.
+        raise
+    except Exception as error:
+        what = getattr(function, "__qualname__", function)
+        why = f"{type(error).__name__}: {error}"
+        parts = _parts(function, args, kwargs, tokens)
+        place = next((name for name, part in parts if not _can_be_sent(part)), None)
+        remedy = f": create {place} inside the function" if place is not None else ""
+        raise WorkerError(
+            f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
+        ) from error
+
+
+def _parts(
+    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: TokensPerCall
+) -> Iterator[tuple[str, Any]]:
+    """Yield what is sent to the ranks with a call, each with a description, as far as Python can find it."""
+    yield from ((f"argument {number}", each) for number, each in enumerate(args, 1))
+    yield from ((f"argument {name!r}", each) for name, each in kwargs.items())
+    yield from ((f"what {name} uses", each) for name, each in tokens.given().items())
+    with suppress(TypeError, ValueError):
+        used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
+        yield from ((f"variable {name!r}", each) for name, each in {**used.nonlocals, **used.globals}.items())
+
+
+def _can_be_sent(part: Any) -> bool:
+    try:
+        dump_call(io.BytesIO(), id, (part,), {})
+    except Exception:
+        return False
+    return True
+
+
+def _counts(rank: RankTimeline) -> list[str]:
+    """Return the token counts of each request of each iteration."""
+    requests = [request for iteration in rank.iterations for request in iteration.requests]
+    return [f"{request.input_tokens} in, {request.output_tokens} out" for request in requests]
+
+
+def _first_difference(first: list[Any], other: list[Any]) -> str:
+    """Describe the first difference between results of the same prompts."""
+    for index, (one, two) in enumerate(zip(first, other, strict=False)):
+        if one == two:
+            continue
+        if isinstance(one, str):
+            return f"request {index}: {one} and {two}"
+        same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
+        return f"request {index} from token {same} on: {one[same : same + 3]} and {two[same : same + 3]}"
+    return f"{len(first)} and {len(other)} requests"
+
+
+def _unpickle(result: Spooled, rank: int) -> Any:
+    try:
+        with result.open(ignore_note) as file:
+            return load_result(file)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Unpickling runs constructors of whatever the test returned, which may raise even SystemExit.
+        what = f"{type(error).__name__}: {error}"
+        raise WorkerError(f"rank {rank}: its result cannot be read in this process ({what})") from error

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Export reports to the formats of other tools."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import Any, Literal, get_args
+
+import pytest_llenergy
+from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.pairing import select_last_attempts
+from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.carbon_and_cost import DERIVED
+from pytest_llenergy.record.environment import Environment
+from pytest_llenergy.record.metrics import round_values
+from pytest_llenergy.record.quantity import shown_unit
+from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.text import escape_invisible
+from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
+
+#: Formats, each named after the tool that reads it.
+Target = Literal[
+    "pytest-benchmark",
+    "github-action-benchmark",
+    "github-action-benchmark-bigger",
+    "bencher",
+    "openmetrics",
+    "csv",
+]
+
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+#: Direction of the metrics that a format holds, if it holds one of both.
+DIRECTIONS: dict[Target, Direction] = {
+    "github-action-benchmark": "less",
+    "github-action-benchmark-bigger": "more",
+}
+
+#: Formats that can hold both sides of a paired file.
+WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
+
+#: Suffix of a metric, its replacement in the name of the gauge, and the unit in OpenMetrics.
+_UNITS = (
+    ("_tokens_per_s", "_rate", "tokens_per_second"),
+    ("requests_per_s", "request_rate", "requests_per_second"),
+    ("goodput_per_watt", "goodput_per_watt", "requests_per_joule"),
+    ("slo_attainment", "slo_attainment", "ratio"),
+    ("flops", "work", "flops"),
+    ("mfu", "flops_utilization", "ratio"),
+    ("_js", "", "joule_seconds"),
+    ("_acceptance_rate", "_acceptance", "ratio"),
+    ("_bytes", "", "bytes"),
+    ("_j", "", "joules"),
+    ("_w", "", "watts"),
+    ("_s", "", "seconds"),
+)
+
+#: Gauges of custom metrics. Metrics and units are labels, since custom names may end like other gauges.
+CUSTOM_GAUGE = "llenergy_custom_metric"
+
+#: Longest name of a measure at Bencher (characters).
+MAX_MEASURE = 64
+
+#: Words for percentiles, since Bencher allows no digits in the name of a measure.
+_PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
+
+
+@dataclass(frozen=True)
+class ExportSide:
+    """One report. ``name`` is ``base`` or ``head`` in a paired file, and empty elsewhere."""
+
+    name: str
+    report: Report
+
+    def records(self) -> list[Record]:
+        """Return the last attempt of each test.
+
+        Raises:
+            ReportError: If a report has an attempt twice.
+        """
+        return list(select_last_attempts(self.report.records, self.name or "the report").values())
+
+    def measured(self) -> list[Record]:
+        """Return the records with valid measurements."""
+        return [record for record in self.records() if record.counts]
+
+    def device_key(self, record: Record) -> str:
+        """Return a key that is equal for tests on the same kind of devices, measured with the same meters."""
+        return fingerprint(device_facts(record, self.report.environment))
+
+
+def export_report(sides: Sequence[ExportSide], target: Target) -> str:
+    """Render a report in a format: one side, or both if the format is in ``WITH_SIDES``."""
+    if target == "openmetrics":
+        return render_openmetrics(sides)
+    if target == "csv":
+        return render_csv(sides)
+    (side,) = sides
+    if target == "pytest-benchmark":
+        return render_pytest_benchmark(side)
+    if target == "bencher":
+        return render_bencher(side)
+    return render_github_action_benchmark(side, DIRECTIONS[target])
+
+
+def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
+    """Yield the metrics that have a value."""
+    for name, metric in record.metrics.items():
+        if metric.value is not None:
+            yield name, metric, metric.value
+
+
+def iter_tracked_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
+    """Yield those whose change says something: not emissions and cost, which follow from the energy."""
+    return (each for each in iter_values(record) if each[0] not in DERIVED)
+
+
+def better_of(record: Record, name: str) -> Direction | None:
+    """Return the direction of a metric that is better; None if a hook added the metric without one."""
+    if name in METRICS:
+        return METRICS[name].better
+    return record.custom[name].better if name in record.custom else None
+
+
+def list_omitted_metrics(sides: Sequence[ExportSide], target: Target) -> list[str]:
+    """Return the custom metrics for which a format has no place, each with the reason."""
+    omitted = {}
+    for side in sides:
+        for record in side.measured():
+            for name, metric, _ in iter_tracked_values(record):
+                better = better_of(record, name)
+                if name in METRICS:
+                    continue
+                if better != DIRECTIONS.get(target, better):
+                    omitted[name] = f"{better} is better" if better is not None else "no direction is known"
+                elif target == "bencher" and bencher_measure(record, name, metric) is None:
+                    omitted[name] = "its name is too long"
+    return [f"{name} ({omitted[name]})" for name in sorted(omitted)]
+
+
+def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
+    """Render the metrics of one direction for github-action-benchmark.
+
+    Its tools are ``customSmallerIsBetter`` and ``customBiggerIsBetter``. Values keep the units of the record,
+    since the action plots one unit per series.
+    """
+    commit = side.report.source.commit
+    entries = []
+    for record in side.measured():
+        for name, metric, value in iter_tracked_values(record):
+            if better_of(record, name) != better:
+                continue
+            entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
+            if metric.uncertainty is not None:
+                entry["range"] = f"± {metric.uncertainty:.3g}"
+            count = metric.n if metric.rounds is None else metric.rounds
+            extra = [
+                f"{count} {'round' if name in METRICS else 'value'}{'' if count == 1 else 's'}",
+                record.kind,
+                f"commit {commit}" if commit else None,
+            ]
+            entries.append({**entry, "extra": "\n".join(filter(None, extra))})
+    return json.dumps(entries, indent=2) + "\n"
+
+
+def _gauge(metric: str) -> tuple[str, str]:
+    suffix, replacement, unit = next(each for each in _UNITS if metric.endswith(each[0]))
+    return metric.removesuffix(suffix) + replacement, unit
+
+
+def _bencher_measure(metric: str) -> tuple[str, float]:
+    if metric == "duration_s":
+        # The only measure that Bencher defines itself, in nanoseconds.
+        return "latency", 1e9
+    name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(js|j|w|s|bytes)$", "", metric)
+    return "-".join(_PERCENTILES.get(word, word) for word in name.split("_")), 1.0
+
+
+#: Bencher's measure of each metric, and the factor from the metric's unit to the measure's.
+BENCHER_MEASURES = {metric: _bencher_measure(metric) for metric in METRICS}
+
+#: Gauge of each metric without its unit, and the unit.
+OPENMETRICS_GAUGES = {metric: _gauge(metric) for metric in METRICS}
+
+
+def bencher_measure(record: Record, name: str, metric: Metric) -> tuple[str, float] | None:
+    """Return Bencher's measure of a metric, and the factor from the metric's unit to the measure's.
+
+    The measure of a custom metric is named after it, with unit and direction, which the format cannot hold
+    elsewhere. None if Bencher does not accept the name.
+    """
+    if name in BENCHER_MEASURES:
+        return BENCHER_MEASURES[name]
+    better = better_of(record, name)
+    about = [shown_unit(metric.unit), f"{better} is better" if better is not None else ""]
+    measure = f"{name} ({', '.join(filter(None, about))})"
+    return (measure, 1.0) if len(measure) <= MAX_MEASURE else None
+
+
+def render_bencher(side: ExportSide) -> str:
+    """Render Bencher Metric Format: every metric, with limits one standard uncertainty away.
+
+    See https://bencher.dev/docs/reference/bencher-metric-format/.
+    """
+    tests: dict[str, dict[str, dict[str, float]]] = {}
+    for record in side.measured():
+        for name, metric, value in iter_tracked_values(record):
+            found = bencher_measure(record, name, metric)
+            if found is None:
+                continue
+            measure, factor = found
+            entry = {"value": value * factor}
+            if metric.uncertainty is not None:
+                entry["lower_value"] = (value - metric.uncertainty) * factor
+                entry["upper_value"] = (value + metric.uncertainty) * factor
+            tests.setdefault(record.id, {})[measure] = entry
+    return json.dumps(tests, indent=2) + "\n"
+
+
+def render_openmetrics(sides: Sequence[ExportSide]) -> str:
+    """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device."""
+    values: dict[str, list[Sample]] = {name: [] for name in (*OPENMETRICS_GAUGES, CUSTOM_GAUGE)}
+    uncertainties: dict[str, list[Sample]] = {name: [] for name in values}
+    for side in sides:
+        for record in side.measured():
+            labels = {
+                "test": record.id,
+                "side": side.name,
+                "device": side.device_key(record),
+                "kind": record.kind or "",
+                "commit": side.report.source.commit or "",
+            }
+            for name, metric, value in iter_tracked_values(record):
+                gauge, own = name, dict[str, str]()
+                if name not in OPENMETRICS_GAUGES:
+                    gauge = CUSTOM_GAUGE
+                    own = {"metric": name, "unit": metric.unit, "better": better_of(record, name) or ""}
+                values[gauge].append(Sample(labels | own, repr(float(value))))
+                if metric.uncertainty is not None:
+                    uncertainties[gauge].append(Sample(labels | own, repr(float(metric.uncertainty))))
+    text = "Custom metrics of tests: the label unit is their unit, better the direction that is better."
+    families = [Family(CUSTOM_GAUGE, text, values[CUSTOM_GAUGE])]
+    text = "Standard uncertainty (k=1) of custom metrics."
+    families.append(Family(f"{CUSTOM_GAUGE}_uncertainty", text, uncertainties[CUSTOM_GAUGE]))
+    for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
+        text = f"{name} of a test, median over its valid rounds."
+        families.append(Family(f"llenergy_{gauge}_{unit}", text, values[name], unit))
+        text = f"Standard uncertainty (k=1) of {name}."
+        families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", text, uncertainties[name], unit))
+    return render_openmetrics_text(families)
+
+
+def render_pytest_benchmark(side: ExportSide) -> str:
+    """Render the JSON of pytest-benchmark: seconds in ``stats``, all other metrics in ``extra_info``.
+
+    The test's own ``extra_info`` is there too; a metric of the same name replaces a value.
+    Energy never goes into ``stats``: readers of the format take ``stats`` for seconds, and ``ops`` for
+    iterations per second of which more is better.
+    """
+    report = side.report
+    machine = {}
+    if report.environment is not None:
+        machine = _describe_machine(report.environment)
+        hosts = report.environment.cluster_hosts
+        if hosts:
+            machine["hosts"] = {name: _describe_machine(each) for name, each in hosts.items()}
+    content = {
+        "machine_info": machine,
+        "commit_info": {
+            "id": report.source.commit,
+            "branch": report.source.branch,
+            "dirty": report.source.dirty,
+            "time": None,
+        },
+        "benchmarks": [each for record in side.measured() if (each := _benchmark(record)) is not None],
+        "datetime": report.run.finished_at or report.run.started_at,
+        "version": f"pytest-llenergy {pytest_llenergy.__version__}",
+    }
+    return json.dumps(content, indent=4) + "\n"
+
+
+def _describe_machine(environment: Environment) -> dict[str, Any]:
+    host = environment.host
+    return {
+        "node": host.name,
+        "machine": host.machine,
+        "processor": host.cpu_model,
+        "system": host.system,
+        "python_version": environment.python,
+        "cpu": {"brand_raw": host.cpu_model, "count": host.logical_cpus},
+    }
+
+
+def _benchmark(record: Record) -> dict[str, Any] | None:
+    seconds = [each.value for each in round_values("duration_s", record.rounds)[0]]
+    if not seconds:
+        return None
+    path, bracket, params = record.id.partition("[")
+    energy: dict[str, Any] = {name: value for name, _, value in iter_values(record) if name != "duration_s"}
+    if record.kind is not None:
+        energy["energy_kind"] = record.kind
+    if record.custom:
+        energy["custom_metrics"] = {
+            name: {"unit": record.metrics[name].unit, "better": each.better}
+            for name, each in record.custom.items()
+            if name in record.metrics
+        }
+    return {
+        "group": None,
+        "name": f"{path.rpartition('::')[2]}{bracket}{params}",
+        "fullname": record.id,
+        "params": record.params or None,
+        "param": params.removesuffix("]") or None,
+        "extra_info": record.extra_info | energy,
+        "options": {"disable_gc": False, "timer": "monotonic", "warmup": record.procedure is not None},
+        "stats": _stats(seconds, record.procedure.iterations if record.procedure is not None else 1),
+    }
+
+
+def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
+    """Return the fields of pytest-benchmark's ``stats.py``.
+
+    Quartiles are Tukey's hinges, the medians of the halves.
+    """
+    ordered = sorted(seconds)
+    n, mean = len(ordered), fmean(ordered)
+    deviation = stdev(ordered) if n > 1 else 0.0
+    half = (n + 1) // 2
+    q1, q3 = median(ordered[:half]), median(ordered[n - half :])
+    reach = 1.5 * (q3 - q1)
+    inside = [each for each in ordered if q1 - reach <= each <= q3 + reach]
+    beyond = sum(abs(each - mean) > deviation for each in ordered)
+    return {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "mean": mean,
+        "stddev": deviation,
+        "rounds": n,
+        "median": median(ordered),
+        "iqr": q3 - q1,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": n - len(inside),
+        "stddev_outliers": beyond,
+        "outliers": f"{beyond};{n - len(inside)}",
+        "ld15iqr": inside[0],
+        "hd15iqr": inside[-1],
+        "ops": 1 / mean if mean else 0.0,
+        "total": sum(ordered),
+        "data": list(seconds),
+        "iterations": iterations,
+    }
+
+
+#: Columns of the CSV, which has a line for each metric of each test.
+CSV_COLUMNS = (
+    *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
+    *("metric", "value", "unit", "uncertainty", "n", "reason", "better"),
+)
+
+
+def render_csv(sides: Sequence[ExportSide]) -> str:
+    """Render all tests; those without values have one line with an empty value and the reason."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\r\n")
+    writer.writeheader()
+    for side in sides:
+        for record in side.records():
+            writer.writerows(_escape_cells(line) for line in _csv_lines(side, record))
+    return text.getvalue()
+
+
+def _escape_cells(line: Mapping[str, object]) -> dict[str, object]:
+    return {name: escape_invisible(cell) if isinstance(cell, str) else cell for name, cell in line.items()}
+
+
+def _csv_lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
+    common: dict[str, object] = {
+        "id": record.id,
+        "side": side.name,
+        "run_id": side.report.run.id,
+        "started_at": side.report.run.started_at,
+        "commit": side.report.source.commit,
+        "device_key": side.device_key(record) if record.meters else None,
+        "kind": record.kind,
+        "status": record.status,
+        "reason": record.reason,
+    }
+    if not record.metrics:
+        yield common
+    for name, metric in record.metrics.items():
+        yield {
+            **common,
+            "metric": name,
+            "value": metric.value,
+            "unit": metric.unit,
+            "uncertainty": metric.uncertainty,
+            "n": metric.n,
+            "reason": metric.reason or record.reason,
+            "better": better_of(record, name),
+        }

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep comments with comparisons on a GitHub pull request or a GitLab merge request.
+
+The first line of a comment is a marker by which the next run finds and replaces the comment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from pytest_llenergy.errors import ForgeError, OutdatedRunError
+from pytest_llenergy.record.files import read_limited
+
+#: One request to the forge.
+REQUEST_TIMEOUT_S = 30.0
+
+
+#: Errors of a file that is not a readable event.
+EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+#: HTTP status of an answer without content, such as that to a deletion.
+NO_CONTENT = 204
+
+#: What to check if the forge does not accept the token.
+TOKEN_ADVICE = {
+    "GitHub": "the token in GITHUB_TOKEN needs the permission pull-requests: write",
+    "GitLab": "the token in LLENERGY_GITLAB_TOKEN needs the scope api",
+}
+
+
+class _RefuseRedirects(HTTPRedirectHandler):
+    """Fail on a redirect, which would carry the token to another address."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class Forge(NamedTuple):
+    """The REST API of GitHub or GitLab. ``headers`` hold the token."""
+
+    name: str
+    url: str
+    headers: dict[str, str]
+
+    def request(self, method: str, path: str, comment: str | None = None) -> Any:
+        """Send the text of a comment, or nothing, and decode the answer.
+
+        Args:
+            method: HTTP method.
+            path: Path below the address of the API.
+            comment: Text of a comment to send.
+
+        Raises:
+            ForgeError: If the forge refuses or does not answer.
+        """
+        url = f"{self.url.rstrip('/')}/{path}"
+        data = None if comment is None else json.dumps({"body": comment}).encode()
+        headers = {"User-Agent": "pytest-llenergy", "Content-Type": "application/json", **self.headers}
+        try:
+            request = Request(url, data, headers, method=method)
+            with build_opener(_RefuseRedirects).open(request, timeout=REQUEST_TIMEOUT_S) as response:
+                return json.load(response) if response.status != NO_CONTENT else None
+        except HTTPError as error:
+            message = error.reason
+            with suppress(OSError, ValueError, AttributeError):
+                message = json.load(error).get("message") or message
+            message = " ".join(str(message).split())[:300]
+            advice = f"; {TOKEN_ADVICE[self.name]}" if error.code in (401, 403) else ""
+            raise ForgeError(f"{self.name} refused {method} {url}: {error.code} {message}{advice}") from None
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
+
+    def list(self, path: str) -> Iterator[Any]:
+        """Yield the entries of every page, 10,000 at most.
+
+        Raises:
+            ForgeError: If the forge refuses or does not answer.
+        """
+        for page in range(1, 101):
+            entries = self.request("GET", f"{path}per_page=100&page={page}")
+            if not entries:
+                return
+            yield from entries
+
+
+@dataclass(frozen=True)
+class CiRun:
+    """The CI run that measured. Fields are empty outside CI.
+
+    Attributes:
+        url: Address of the run.
+        artifacts_url: Address of its artifacts.
+        workflow: Name of the workflow; empty on GitLab.
+        job: Name of this job.
+        commit: The commit that was tested.
+    """
+
+    url: str = ""
+    artifacts_url: str = ""
+    workflow: str = ""
+    job: str = ""
+    commit: str = ""
+
+
+def find_run(environ: Mapping[str, str], *, other_job: bool = False) -> CiRun:
+    """Describe the run of this job or, in a workflow that another one triggers, that other run.
+
+    Args:
+        environ: Variables of the CI job.
+        other_job: Whether another job of the run measured.
+    """
+    if "GITLAB_CI" in environ:
+        commit = environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or environ.get("CI_COMMIT_SHA", "")
+        url = environ.get("CI_PIPELINE_URL" if other_job else "CI_JOB_URL", "")
+        artifacts_url = f"{url}/artifacts/browse" if url and not other_job else ""
+        return CiRun(url, artifacts_url, job=environ.get("CI_JOB_NAME", ""), commit=commit)
+    try:
+        event = _load_event(environ)
+        other, pull = event.get("workflow_run"), event.get("pull_request")
+        if other is not None:
+            url = str(other["html_url"])
+            return CiRun(url, f"{url}#artifacts", str(other["name"]), commit=str(other["head_sha"]))
+        commit = str(pull["head"]["sha"]) if pull is not None else environ.get("GITHUB_SHA", "")
+    except EVENT_ERRORS:
+        return CiRun()
+    if not (environ.get("GITHUB_REPOSITORY") and environ.get("GITHUB_RUN_ID")):
+        return CiRun()
+    server = environ.get("GITHUB_SERVER_URL", "https://github.com")
+    url = f"{server}/{environ['GITHUB_REPOSITORY']}/actions/runs/{environ['GITHUB_RUN_ID']}"
+    workflow, job = environ.get("GITHUB_WORKFLOW", ""), environ.get("GITHUB_JOB", "")
+    return CiRun(url, f"{url}#artifacts", workflow, job, commit)
+
+
+def post_comments(
+    environ: Mapping[str, str],
+    bodies: Sequence[str],
+    number: int | None = None,
+    outdated: Callable[[str], str | None] = lambda _: None,
+    otherwise: str = "",
+) -> list[tuple[str, str]]:
+    """Add comments, or replace this user's comments that have the same first lines.
+
+    Args:
+        environ: Variables of the CI job, which hold the token and name the request.
+        bodies: Texts of the comments.
+        number: Number of the request, instead of the one in the variables.
+        outdated: Returns the text that replaces another comment of this user, from its first line; None keeps
+            the comment, and an empty text deletes it.
+        otherwise: Text of a comment to add if nothing else is added or replaced.
+
+    Returns:
+        For each comment ``added``, ``replaced`` or ``deleted``, and its address.
+
+    Raises:
+        ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
+    """
+    author = None
+    if "GITLAB_CI" in environ:
+        forge, comments, number = _find_merge_request(environ, number)
+        replace, own = "PUT", comments
+        author = forge.request("GET", "user")["id"]
+    else:
+        forge, repository, number = _find_pull_request(environ, number)
+        comments = f"{repository}/issues/{number}/comments"
+        replace, own = "PATCH", f"{repository}/issues/comments"
+        with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
+            author = forge.request("GET", "user")["id"]
+    existing: dict[str, Any] = {}
+    for comment in forge.list(f"{comments}?"):
+        user = comment.get("user") or comment.get("author") or {}
+        if user.get("type") == "Bot" if author is None else user.get("id") == author:
+            existing.setdefault((comment["body"] or "").partition("\n")[0].strip(), comment["id"])
+    wanted = {body.partition("\n")[0]: body for body in bodies}
+    for marker in existing.keys() - wanted.keys():
+        if (text := outdated(marker)) is not None:
+            wanted[marker] = text
+    if not wanted and otherwise:
+        wanted[otherwise.partition("\n")[0]] = otherwise
+    done = []
+    project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
+    for marker, body in wanted.items():
+        if not body:
+            forge.request("DELETE", f"{own}/{existing[marker]}")
+            done.append(("deleted", f"{own}/{existing[marker]}"))
+            continue
+        if marker in existing:
+            answer = forge.request(replace, f"{own}/{existing[marker]}", body)
+        else:
+            answer = forge.request("POST", comments, body)
+        url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
+        done.append(("replaced" if marker in existing else "added", url))
+    return done
+
+
+def _variable(environ: Mapping[str, str], name: str, advice: str) -> str:
+    if not environ.get(name):
+        raise ForgeError(f"{name} is not set; {advice}")
+    return environ[name]
+
+
+def _find_merge_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
+    """Return the API, the path of the notes, and the number of the merge request."""
+    advice = "run this in a pipeline of a merge request, name it with --number=N, or print with --dry-run"
+    if number is None:
+        text = _variable(environ, "CI_MERGE_REQUEST_IID", advice)
+        if not text.isdecimal():
+            raise ForgeError(f"CI_MERGE_REQUEST_IID={text!r} is not a number; {advice}")
+        number = int(text)
+    advice = "run this in a job of GitLab CI, or print the comment with --dry-run"
+    project = environ.get("CI_MERGE_REQUEST_PROJECT_ID") or _variable(environ, "CI_PROJECT_ID", advice)
+    advice = "set it to a project access token with the scope api; a job token may not write notes"
+    headers = {"PRIVATE-TOKEN": _variable(environ, "LLENERGY_GITLAB_TOKEN", advice)}
+    forge = Forge("GitLab", environ.get("CI_API_V4_URL", "https://gitlab.com/api/v4"), headers)
+    return forge, f"projects/{quote(project, safe='')}/merge_requests/{number}/notes", number
+
+
+def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
+    """Return the API, the path of the repository, and the number of the pull request."""
+    advice = "run this in a job of GitHub Actions or GitLab CI, or print the comment with --dry-run"
+    path = f"repos/{_variable(environ, 'GITHUB_REPOSITORY', advice)}"
+    advice = (
+        "set it to ${{ github.token }} under env: of the step, in a job with the permission "
+        "pull-requests: write"
+    )
+    headers = {"Authorization": f"Bearer {_variable(environ, 'GITHUB_TOKEN', advice)}"}
+    forge = Forge("GitHub", environ.get("GITHUB_API_URL", "https://api.github.com"), headers)
+    return forge, path, number or _read_event(forge, path, environ)
+
+
+def _load_event(environ: Mapping[str, str]) -> Any:
+    path = environ.get("GITHUB_EVENT_PATH")
+    return json.loads(read_limited(Path(path))) if path else {}
+
+
+def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:
+    """Return the number of the event's pull request.
+
+    A ``workflow_run`` does not name the pull request of a fork, so this searches for the open one whose
+    last commit was tested. Artifacts of the tested run might name it, but they are untrusted.
+    """
+    try:
+        event = _load_event(environ)
+        if event.get("pull_request") is not None:
+            return int(event["pull_request"]["number"])
+        run = event.get("workflow_run")
+        if run is None:
+            name = environ.get("GITHUB_EVENT_NAME", "of this workflow")
+            raise ForgeError(f"GitHub: the event {name} has no pull request; name it with --number")
+        commit, fork = run["head_sha"], run["head_repository"]
+        head = fork and quote(f"{fork['owner']['login']}:{run['head_branch']}", safe="")
+    except EVENT_ERRORS as error:
+        path = environ.get("GITHUB_EVENT_PATH")
+        raise ForgeError(f"GitHub: cannot read the event in {path} ({error!r})") from None
+    for pull in forge.list(f"{repository}/pulls?state=open&head={head}&") if head else ():
+        if pull["head"]["sha"] == commit:
+            return int(pull["number"])
+    raise OutdatedRunError(
+        f"GitHub: no open pull request has {commit} as its last commit; it was pushed to or closed since"
+    )

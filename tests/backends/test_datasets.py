@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of requests in the forms that people have, and one clear line for each that cannot be used."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.traffic import Request, dataset
+from pytest_llenergy.backends.traffic.requests import digest_inputs
+from pytest_llenergy.errors import LLEnergyError
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    file = path / "data.jsonl"
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return file
+
+
+class TestForms:
+    def test_prompts_with_output_lengths(self, tmp_path: Path) -> None:
+        file = jsonl(tmp_path, {"prompt": "one", "output_tokens": 3}, "", {"prompt": "two\u2028lines"})
+        assert list(dataset(file, output_tokens=9)) == [
+            Request(prompt="one", output_tokens=3),
+            Request(prompt="two\u2028lines", output_tokens=9),
+        ]
+        assert dataset(file, limit=1).description == "1 requests of data.jsonl"
+
+    def test_another_column(self, tmp_path: Path) -> None:
+        file = jsonl(tmp_path, {"question": "why?", "prompt": "x"})
+        assert list(dataset(file, column="question")) == [Request(prompt="why?")]
+
+    def test_a_conversation_of_sharegpt_gives_output_lengths_by_its_answers(self, tmp_path: Path) -> None:
+        file = tmp_path / "sharegpt.json"
+        talk = [
+            {"from": "human", "value": "hi"},
+            {"from": "gpt", "value": "hello there"},
+            {"from": "human", "value": "bye"},
+        ]
+        file.write_text(json.dumps([{"id": "1", "conversations": talk}]))
+        then = (Request(prompt="bye", output_tokens=7),)
+        assert list(dataset(file, output_tokens=7)) == [
+            Request(prompt="hi", answer="hello there", follow_ups=then)
+        ]
+
+    def test_messages_of_openai(self, tmp_path: Path) -> None:
+        messages = [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": "bye"},
+        ]
+        file = jsonl(tmp_path, {"messages": messages, "output_tokens": 5})
+        then = (Request(prompt="bye", output_tokens=5),)
+        assert list(dataset(file)) == [
+            Request(prompt="hi", system="Be short.", output_tokens=5, follow_ups=then)
+        ]
+
+    def test_turns_with_lengths_and_pauses(self, tmp_path: Path) -> None:
+        row = {
+            "turns": [
+                {"input_tokens": 30, "output_tokens": 4},
+                {"prompt": "more", "output_tokens": 5, "think_s": 1.5},
+            ]
+        }
+        (request,) = dataset(jsonl(tmp_path, row))
+        assert (request.input_tokens, request.output_tokens) == (30, 4)
+        assert request.follow_ups == (Request(prompt="more", output_tokens=5, think_s=1.5),)
+
+    def test_a_trace_of_mooncake_shares_the_blocks_of_equal_hash_ids(self, tmp_path: Path) -> None:
+        """The first rows of the published trace."""
+        file = jsonl(
+            tmp_path,
+            {"timestamp": 27482, "input_length": 6758, "output_length": 500, "hash_ids": list(range(14))},
+            {"timestamp": 30535, "input_length": 1500, "output_length": 490, "hash_ids": [0, 14]},
+            {"timestamp": 30535, "input_length": 100, "output_length": 1},
+        )
+        first, second, third = dataset(file, time_scale=0.5)
+        assert [each.at_s for each in (first, second, third)] == pytest.approx([0.0, 1.5265, 1.5265])
+        assert [each.input_tokens for each in (first, second, third)] == [6758, 1500, 100]
+        assert [each.output_tokens for each in (first, second, third)] == [500, 490, 1]
+        assert first.blocks[0] == second.blocks[0] == ("hash/0", 512)
+        assert first.blocks[-1] == ("hash/13", 6758 - 13 * 512)
+        # Two ids for 1500 tokens: the rest belongs to this prompt alone.
+        assert [tokens for _, tokens in second.blocks] == [512, 512, 476]
+
+    @pytest.mark.parametrize("zone", ["", "+00:00"])
+    def test_a_trace_of_azure(self, tmp_path: Path, zone: str) -> None:
+        file = tmp_path / "azure.csv"
+        file.write_text(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+            f"2023-11-16 18:15:46.6805900{zone},374,44\r\n"
+            f"2023-11-16 18:15:50.9951690{zone},396,109\r\n"
+            f"2023-11-16 18:16:00{zone},1,1\r\n"
+        )
+        made = dataset(file, limit=2)
+        assert [request.at_s for request in made] == pytest.approx([0.0, 4.314579], abs=2e-6)
+        assert [(request.input_tokens, request.output_tokens) for request in made] == [(374, 44), (396, 109)]
+        assert len(dataset(file)) == 3
+
+    def test_the_digest_does_not_depend_on_the_place_of_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        files = [jsonl(path, {"input_length": 30}) for path in (tmp_path, tmp_path / "other")]
+        assert len({digest_inputs(dataset(file)) for file in files}) == 1
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (["{broken"], "line 1 is not JSON: JSON is malformed: "),
+            ([{"prompt": "a"}, [1]], "line 2 is [1], needs a JSON object"),
+            (
+                [{"promt": "a"}],
+                "line 1: no prompt, messages, conversations, turns or input_length; it has: promt; "
+                'use column="promt" if that is the prompt',
+            ),
+            ([{"prompt": ""}], "line 1: prompt is '', needs text"),
+            ([{"prompt": 3}], "line 1: prompt is 3, needs text"),
+            ([{"prompt": "a", "output_tokens": 0}], "line 1: output_tokens is 0, needs a whole number, 1 or"),
+            ([{"prompt": "a", "output_tokens": "9"}], "line 1: output_tokens is '9', needs a whole number"),
+            ([{"input_length": 1.5}], "line 1: input_length is 1.5, needs a whole number, 1 or more"),
+            (
+                [{"input_length": 10, "hash_ids": [1, 2]}],
+                "line 1: 2 hash_ids of 512 tokens are more than the",
+            ),
+            ([{"input_length": 10, "input_tokens": 9}], "line 1: input_length and input_tokens differ; keep"),
+            ([{"input_length": 10, "hash_ids": 1}], "line 1: hash_ids is 1, needs a list of whole numbers"),
+            (
+                [{"prompt": "a", "timestamp": "1"}],
+                "line 1: timestamp is '1', needs milliseconds of 0 or more",
+            ),
+            (
+                [{"prompt": "a", "timestamp": 5}, {"prompt": "a"}],
+                "request 2 has no timestamp, and others have one",
+            ),
+            (
+                [{"prompt": "a", "timestamp": 5}, {"prompt": "a", "timestamp": 4}],
+                "request 2 is earlier than the one before; sort by timestamp",
+            ),
+            ([{"messages": [{"role": "system", "content": "x"}]}], "line 1: no message of a user"),
+            ([{"messages": "x"}], "line 1: messages is 'x', needs a list of objects"),
+            ([{"turns": []}], "line 1: turns is [], needs a list of objects"),
+            ([{"turns": [{"think_s": -1}]}], "line 1, turn 1: think_s is -1, needs seconds of 0 or more"),
+            ([], "holds no requests"),
+        ],
+    )
+    def test_a_bad_row_is_named_with_its_line(self, tmp_path: Path, rows: list[Any], message: str) -> None:
+        file = jsonl(tmp_path, *rows)
+        with pytest.raises(LLEnergyError) as caught:
+            dataset(file)
+        assert re.sub(r"^data set \S*?data\.jsonl[,:]? ", "", str(caught.value)).startswith(message)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a,b\n1,2\n", "line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens; needs "),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n",
+                "line 2: TIMESTAMP is 'soon', needs a form like 2023-11-16 18:15:46.68",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,x,1\n",
+                "line 2: ContextTokens is 'x', needs a whole number, 1 or more",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5\n",
+                "line 2: GeneratedTokens is None, needs a whole number, 1 or more",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,0\n",
+                "line 2: GeneratedTokens is 0, needs a whole number, 1 or more",
+            ),
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,0,5\n",
+                "line 2: ContextTokens is 0, needs a whole number, 1 or more",
+            ),
+        ],
+    )
+    def test_a_bad_csv_is_named_with_its_line(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "trace.csv").write_text(text)
+        with pytest.raises(LLEnergyError) as caught:
+            dataset(tmp_path / "trace.csv")
+        assert message in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "message"),
+        [
+            ("missing.jsonl", {}, "cannot be read: No such file or directory"),
+            ("data.txt", {}, "needs a file that ends in .jsonl, .json, .csv, or hf:NAME"),
+            ("missing.jsonl", {"limit": 0}, "limit is 0, needs a whole number, 1 or more"),
+            ("missing.jsonl", {"time_scale": 0}, "time_scale is 0, needs a number, more than 0"),
+        ],
+    )
+    def test_bad_arguments_are_refused(
+        self, tmp_path: Path, name: str, arguments: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(LLEnergyError, match=re.escape(message)):
+            dataset(tmp_path / name, **arguments)
+
+
+class TestHub:
+    def test_without_the_package_one_line_says_how_to_install_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+        with pytest.raises(LLEnergyError) as caught:
+            dataset("hf:openai/gsm8k", column="question")
+        assert str(caught.value) == (
+            "data set hf:openai/gsm8k needs the package datasets: pip install datasets"
+        )
+
+    def test_a_local_data_set_is_loaded_by_the_package(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("datasets", reason="no module datasets: pip install datasets")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        (tmp_path / "set").mkdir()
+        jsonl(
+            tmp_path / "set", {"question": "why?", "answer": "because"}, {"question": "how?", "answer": "so"}
+        )
+        made = dataset(f"hf:{tmp_path / 'set'}", column="question", output_tokens=5, limit=1)
+        assert list(made) == [Request(prompt="why?", output_tokens=5)]
+        with pytest.raises(LLEnergyError, match="row 1: no column; it has: question, answer"):
+            dataset(f"hf:{tmp_path / 'set'}", column="column")
+        with pytest.raises(LLEnergyError, match="datasets cannot load it: "):
+            dataset(f"hf:{tmp_path / 'set'}", split="test")

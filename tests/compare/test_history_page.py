@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTML page of a history. ``tests/report/test_html_browser.py`` opens it in a browser."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.history.add import add_run
+from pytest_llenergy.compare.history.store import Acceptance, Store, read_entries
+from pytest_llenergy.report.html.history import render_page
+
+from ..report.pages import odd
+from ..report.reading import Reader
+from ..report.test_html_hostile import HOSTILE
+from .runs import record_of
+from .sessions import commit, day_of, series_of, session
+
+STEP = Acceptance(schema_version=1, commit=commit(80), tests=[], reason="larger model", time="2026-04-01")
+
+
+@cache
+def history_shown() -> str:
+    """Two tests: one of 120 sessions with a step, outliers and verdicts, one of a few sessions."""
+    random = Random(1)
+    values = [random.gauss(1.0, 0.01) * (1.05 if day >= 80 else 1.0) for day in range(120)]
+    for day in (70, 100):
+        values[day] *= 1.4
+    long = series_of(values, None, {75: "improved", 81: "regressed", 90: "inconclusive", 91: "unchanged"})
+    few = series_of([2.0, 2.1, 2.0], id="t.py::few")
+    return render_page("runs", [long, few], [STEP])
+
+
+class Titles(HTMLParser):
+    """Collects tooltips."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag == "title":
+            self.found.append("")
+        self._inside = tag == "title"
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self._inside:
+            self.found[-1] += data
+
+
+def test_every_session_has_a_mark_with_a_tooltip() -> None:
+    tips = Titles(history_shown()).found
+    # Of 120 sessions, narrow screens show 60.
+    assert sum(commit(81)[:10] in each for each in tips) == 2
+    assert sum(commit(0)[:10] in each and "J (" in each for each in tips) == 1 + 2
+    (regressed, _) = [each for each in tips if ", regressed" in each]
+    assert regressed.startswith(f"2026-03-26T03:04:05Z {commit(81)[:10]}: 1.0")
+    assert len([each for each in tips if each.endswith(", outlier")]) == 2 * 2
+    assert len([each for each in tips if "change point; accepted: larger model" in each]) == 2
+    assert tips.count("accepted: larger model") == 2
+
+
+def test_the_page_lists_what_the_chart_shows() -> None:
+    reader = Reader(history_shown())
+    found = [[cell.strip() for cell in row] for row in reader.rows]
+    rows = {row[1]: row for row in found if len(row) > 5 and row[0].startswith("2026")}
+    assert rows[commit(80)[:10]][-1] == "change point; accepted: larger model"
+    assert rows[commit(81)[:10]][-2] == "regressed"
+    assert rows[commit(100)[:10]][-1] == "outlier"
+    assert any(re.fullmatch(f"\\+[45]\\.\\d% near {commit(80)[:10]}", cell) for cell in reader.cells())
+    texts = "".join(reader.texts)
+    assert "accepted step" in texts
+    assert f"accepted {commit(80)[:10]} (2026-04-01): larger model" in texts
+    assert "Narrow screens show the latest 60." in texts
+
+
+def test_the_axis_has_few_short_commits() -> None:
+    labels = [text for text in Reader(history_shown()).texts if text.endswith("ccc") and len(text) == 7]
+    assert commit(0)[:7] in labels
+    assert 10 <= len(labels) <= 30
+
+
+def test_an_outlier_does_not_widen_the_axis() -> None:
+    labels = [text for text in Reader(history_shown()).texts if text in ("0.98", "1.00", "1.20", "1.30")]
+    assert "1.30" not in labels
+    assert "1.00" in labels
+    assert "Outliers beyond the axis are drawn at its edge." in "".join(Reader(history_shown()).texts)
+
+
+def test_hostile_text_is_not_markup() -> None:
+    series = series_of([1.0] * 9, id=HOSTILE[0], device=HOSTILE[1], commit=HOSTILE[3], unit=HOSTILE[1])
+    step = msgspec.structs.replace(STEP, commit=HOSTILE[3], reason=HOSTILE[0])
+    reader = Reader(render_page(HOSTILE[1], [series], [step]))
+    assert set(reader.tags) <= set(Reader(history_shown()).tags)
+    assert not any(name.startswith("on") for _, name, _ in reader.attributes)
+
+
+def test_the_command_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in range(3):
+        add_run(day_of(day), "x", Store(Path(".llenergy/history")))
+    assert main(["history", "show", "--format=html", "-o", "page.html"]) == 0
+    text = Path("page.html").read_text("utf-8")
+    assert "<title>Energy history: 1 test, 0 changed</title>" in text
+    assert all(commit(day)[:10] in text for day in range(3))
+    assert main(["history", "show", "--format=json", "-o", "view.json"]) == 0
+    assert msgspec.json.decode(Path("view.json").read_bytes())["place"] == ".llenergy/history"
+
+
+def test_the_verdict_of_a_run_is_stored(tmp_path: Path) -> None:
+    record = record_of(comparisons=[odd(metric="energy_j", verdict="regressed")])
+    add_run(session(0, record), "x", Store(tmp_path))
+    verdicts = {entry.metric: entry.verdict for entry in read_entries(Store(tmp_path))}
+    assert verdicts["energy_j"] == "regressed"
+    assert verdicts["duration_s"] is None
+
+
+def test_control_characters_of_a_commit_are_escaped() -> None:
+    page = render_page("runs", [series_of([1.0, 1.1], commit="\x1babc$x$")], [])
+    assert "\x1b" not in page
+    assert "\\x1babc" in page

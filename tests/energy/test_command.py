@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power meters that are programs: real programs, and the real ways in which they fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.energy.meters import command
+from pytest_llenergy.energy.meters.base import Targets, unknown_accuracy
+from pytest_llenergy.energy.meters.command import CommandMeter, open_command
+from pytest_llenergy.errors import MeterError
+
+STEADY = """
+import time
+while True:
+    print(20.0, flush=True)
+    time.sleep(0.01)
+"""
+
+
+#: Prints three lines 0.2 s apart, then nothing for a long time.
+PAUSES = """
+import time
+for line in ({0!r}, {1!r}, {2!r}):
+    print(line, flush=True)
+    time.sleep(0.2)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give programs the time that they may need on a busy machine."""
+    for name in ("FIRST_LINE_TIMEOUT_S", "MIN_SILENCE_S", "PROGRAM_END_TIMEOUT_S"):
+        monkeypatch.setattr(command, name, 60.0)
+    monkeypatch.setattr(CommandMeter.__init__, "__defaults__", (60.0,))
+
+
+def python_command(text: str) -> str:
+    return shlex.join([sys.executable, "-c", text])
+
+
+@contextmanager
+def meter(argument: str) -> Iterator[CommandMeter]:
+    (opened,) = open_command(Targets(("GPU-a",)), argument)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def value(opened: CommandMeter) -> float:
+    (energy_j,) = opened.read()
+    assert isinstance(energy_j, float), energy_j
+    return energy_j
+
+
+def first_joules(opened: CommandMeter, longest_s: float = 60) -> float:
+    end_s = time.monotonic() + longest_s
+    while time.monotonic() < end_s:
+        if energy_j := value(opened):
+            return energy_j
+        time.sleep(0.01)
+    raise AssertionError("nothing was counted")
+
+
+def reason(opened: CommandMeter, longest_s: float = 60) -> str:
+    end_s = time.monotonic() + longest_s
+    while time.monotonic() < end_s:
+        (reading,) = opened.read()
+        if isinstance(reading, str):
+            return reading
+        time.sleep(0.01)
+    raise AssertionError("the meter still measures")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_watts_are_integrated_between_two_lines(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    text = f"""
+import os, time
+print(20, flush=True)
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.01)
+print(20, flush=True)
+time.sleep(60)
+"""
+    start_s = time.monotonic()
+    with meter(python_command(text)) as opened:
+        first_s = time.monotonic()
+        assert value(opened) == 0.0
+        time.sleep(0.2)
+        go_s = time.monotonic()
+        go.touch()
+        energy_j = first_joules(opened)
+    # The first line came before the meter was open, the second after the file was touched.
+    assert go_s - first_s <= energy_j / 20 <= time.monotonic() - start_s
+
+
+def test_a_printed_power_applies_to_the_time_before_its_line() -> None:
+    start_s = time.monotonic()
+    with meter(python_command(PAUSES.format("1000", "0", "7"))) as opened:
+        energy_j = first_joules(opened)
+    assert energy_j <= 7 * (time.monotonic() - start_s)
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 0.05])
+def test_lines_that_arrive_together_share_the_time_since_the_last_one(
+    busy_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the first line, 0 W, would account for the whole half second.
+
+    So it would if the reader were taken from its processor after a line, as on a busy machine.
+    """
+    add = CommandMeter._add
+
+    def add_slowly(self: CommandMeter, now_s: float, watts: float) -> None:
+        add(self, now_s, watts)
+        if watts != 20:
+            time.sleep(busy_s)
+
+    monkeypatch.setattr(CommandMeter, "_add", add_slowly)
+    text = """
+import time
+for _ in range(10):
+    print(20, flush=True)
+    time.sleep(0.02)
+time.sleep(0.5)
+print("0\\n" + "40\\n" * 3, end="", flush=True)
+time.sleep(60)
+"""
+    with meter(python_command(text)) as opened:
+        end_s = time.monotonic() + 60
+        while value(opened) < 15 and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert value(opened) >= 30 * 0.5
+
+
+def test_the_domain_names_the_program_and_its_scope() -> None:
+    line = python_command(STEADY)
+    with meter(line) as opened:
+        (domain,) = opened.domains
+    assert domain.name == f"external:{Path(sys.executable).name}"
+    assert (domain.kind, domain.scope) == ("measured", "external: whatever the meter is plugged to")
+    assert domain.source == f"watts printed by: {line}"
+    assert domain.limits(5.0, 1.0) == (5.0, 5.0)
+    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+
+
+def test_an_accuracy_stated_by_the_user_sets_the_limits() -> None:
+    with meter(f"{python_command(STEADY)}@1.5%") as opened:
+        (domain,) = opened.domains
+    assert domain.accuracy == "within 1.5% of the reading, as stated by the user"
+    assert domain.limits(100.0, 1.0) == pytest.approx((98.5, 101.5))
+    assert domain.flags == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("import sys; sys.exit('no such device')", "ended with exit code 1: no such device"),
+        ("import os; os.abort()", "ended by SIGABRT"),
+        ("print('watts')", "printed 'watts', which is not a number of watts"),
+        ("print('nan')", "printed 'nan', which is not a number of watts"),
+        ("print(-1)", "printed '-1', which is not a number of watts"),
+        ("print()", "printed '', which is not a number of watts"),
+    ],
+)
+def test_a_program_that_fails_to_start_measuring_is_refused(text: str, end: str) -> None:
+    with pytest.raises(MeterError) as caught:
+        open_command(Targets(), python_command(text))
+    assert str(caught.value) == f"command: {Path(sys.executable).name} {end}"
+
+
+def test_a_program_that_prints_nothing_is_refused() -> None:
+    with pytest.raises(MeterError) as caught:
+        CommandMeter("sleep 60", unknown_accuracy("the program"), first_line_s=0.2)
+    assert str(caught.value) == (
+        "command: sleep printed no line within 0.2 s; it must flush each one (try: stdbuf -oL sleep)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("", "command: no program; write --energy-meter='command:PROGRAM ARGS'"),
+        ("meter 'a", 'command: "meter \'a" is not a command line (No closing quotation)'),
+        ("/no/such/meter", "command: meter cannot be started (No such file or directory)"),
+    ],
+)
+def test_an_invalid_program_is_refused_with_the_reason(argument: str, message: str) -> None:
+    with pytest.raises(MeterError) as caught:
+        open_command(Targets(), argument)
+    assert str(caught.value) == message
+
+
+def test_a_program_that_dies_later_gives_a_reason_with_its_last_stderr_line() -> None:
+    text = """
+import sys, time
+print(20, flush=True)
+time.sleep(0.2)
+print(20, "half a num", sep="\\n", end="")
+print("warning", "lost", sep="\\n", file=sys.stderr)
+sys.exit(3)
+"""
+    with meter(python_command(text)) as opened:
+        assert reason(opened) == f"command: {Path(sys.executable).name} ended with exit code 3: lost"
+
+
+def test_a_line_that_is_not_a_number_gives_a_lasting_reason() -> None:
+    with meter(python_command(PAUSES.format("20", "ERR 7", "20"))) as opened:
+        message = reason(opened)
+        assert (
+            message == f"command: {Path(sys.executable).name} printed 'ERR 7', which is not a number of watts"
+        )
+        time.sleep(0.5)
+        assert opened.read() == [message]
+
+
+def test_a_program_that_falls_silent_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MIN_SILENCE_S", 2.0)
+    text = "import time\nfor _ in range(5): print(20, flush=True); time.sleep(.01)\ntime.sleep(60)"
+    with meter(python_command(text)) as opened:
+        expected = rf"command: {re.escape(Path(sys.executable).name)} has printed nothing for ([\d.]+) s\b.*"
+        match = re.fullmatch(expected, reason(opened))
+        # On a busy machine the reading comes late.
+        assert match is not None
+        assert float(match[1]) >= 2
+
+
+def test_closing_ends_the_program_and_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        f"echo $$ > {pids}; (trap '' TERM; echo $BASHPID >> {pids}; while echo 5; do sleep .05; done) & wait"
+    )
+    with meter(shlex.join(["bash", "-c", script])):
+        leader, child = (int(line) for line in pids.read_text().split())
+        assert is_alive(leader)
+        assert is_alive(child)
+    assert not is_alive(leader)
+    end_s = time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not is_alive(child)
+
+
+def test_a_program_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PROGRAM_END_TIMEOUT_S", 0.5)
+    text = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    with meter(python_command(text)) as opened:
+        pid = opened._process.pid
+    assert not is_alive(pid)
+
+
+def test_no_file_descriptor_is_left_open() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with meter(python_command(STEADY)):
+        pass
+    with pytest.raises(MeterError, match="not a number of watts"):
+        open_command(Targets(), "echo watts")
+    with pytest.raises(MeterError, match="cannot be started"):
+        open_command(Targets(), "/no/such/meter")
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_the_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    meter = tmp_path / "watts.py"
+    meter.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_IGN)\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "while True:\n    os.write(2, b'.')\n"
+        "    try:\n        os.write(1, b'5\\n')\n    except OSError:\n        pass\n    time.sleep(0.05)\n"
+    )
+    parent = (
+        "import os, signal\nfrom pytest_llenergy.energy.meters.command import open_command\n"
+        "from pytest_llenergy.energy.meters.base import Targets\n"
+        f"open_command(Targets(), {f'{sys.executable} {meter}'!r})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", parent], check=False).returncode == -signal.SIGKILL
+    pid = int(note.read_text())
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of the host against psutil's, and of process trees: simulated ones, and real busy loops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy.energy import cpu_time
+from pytest_llenergy.energy.cpu_time import (
+    GROUPS,
+    LinuxProcessTable,
+    ProcessTree,
+    PsutilProcessTable,
+    Usage,
+    read_cpu_time,
+    read_root_cgroup_busy_s,
+)
+
+pytestmark = pytest.mark.clock
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def host_busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.steal - times.guest - times.guest_nice)
+
+
+def group(root: Path, name: str, *, events: bool = False) -> Path:
+    path = root / name
+    path.mkdir()
+    stat = "usage_usec 9000001\nuser_usec 1500000\nsystem_usec 250001\n"
+    (path / "cpu.stat").write_text(stat)
+    if events:
+        (path / "cgroup.events").write_text("populated 1\n")
+    return path
+
+
+class TestHost:
+    def test_the_root_cgroup_reports_busy_time_in_microseconds(self, tmp_path: Path) -> None:
+        assert read_cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
+
+    def test_the_cgroup_of_a_container_is_not_taken_for_the_host(self, tmp_path: Path) -> None:
+        groups = [tmp_path / "none", group(tmp_path, "container", events=True)]
+        assert read_root_cgroup_busy_s(groups) is None
+        before_s, busy_s, after_s = host_busy_s(), read_cpu_time([]).busy_s, host_busy_s()
+        assert before_s - 1 <= busy_s <= after_s + 1
+
+    def test_the_root_cgroup_counts_the_same_time_as_the_host(self) -> None:
+        before_s, busy_s, after_s = host_busy_s(), read_root_cgroup_busy_s(GROUPS), host_busy_s()
+        if busy_s is None:
+            pytest.skip("the root cgroup is not visible")
+        # Each of the five CPU states is truncated to ticks of 10 ms.
+        assert before_s - 0.05 <= busy_s <= after_s + 0.05
+
+    def test_cpu_time_includes_the_work_of_this_process(self) -> None:
+        before = read_cpu_time()
+        spin(0.3)
+        after = read_cpu_time()
+        # Ticks of 10 ms on every CPU.
+        assert after.busy_s - before.busy_s >= 0.3 - 0.02 * (os.cpu_count() or 1)
+        assert after.stolen_s >= before.stolen_s >= 0
+
+
+class FakeProcess:
+    """A process of ``FakeTable``."""
+
+    def __init__(self, parent: int, own_s: float = 0.0, ended_s: float = 0.0) -> None:
+        self.parent = parent
+        self.own_s = own_s
+        self.ended_s = ended_s
+        self.exists = True
+        self.on_read: Callable[[], None] | None = None
+
+    def read(self) -> Usage | None:
+        usage = Usage(self.own_s, self.ended_s // 0.01 * 0.01, 0.02) if self.exists else None
+        if self.on_read is not None:
+            self.on_read()
+        return usage
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FakeTable:
+    """Processes of a simulated kernel."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, FakeProcess] = {}
+        self._new: set[int] = set()
+
+    def fork(self, pid: int, parent: int, own_s: float = 0.0, ended_s: float = 0.0) -> FakeProcess:
+        self.processes[pid] = FakeProcess(parent, own_s, ended_s)
+        self._new.add(pid)
+        return self.processes[pid]
+
+    def reap(self, pid: int, by: int | None = None) -> None:
+        """End a process; its parent waits for it, or somebody else, or nobody (0)."""
+        process = self.processes.pop(pid)
+        process.exists = False
+        for child in self.processes.values():
+            child.parent = 1 if child.parent == pid else child.parent
+        waiting = self.processes.get(process.parent if by is None else by)
+        if waiting is not None:
+            waiting.ended_s += process.own_s + process.ended_s
+
+    def newcomers(self) -> set[int]:
+        new, self._new = self._new, set()
+        return new
+
+    def open(self, pid: int) -> FakeProcess | None:
+        return self.processes.get(pid)
+
+
+ROOT, CHILD, GRANDCHILD, STRANGER = 100, 101, 102, 900
+
+
+@pytest.fixture
+def table() -> FakeTable:
+    """Return a root that has worked for 5 s, and a stranger."""
+    table = FakeTable()
+    table.fork(ROOT, 1, own_s=5.0, ended_s=3.005)
+    table.fork(STRANGER, 1, own_s=70.0)
+    return table
+
+
+class TestSimulatedTree:
+    def test_time_from_before_the_start_does_not_count(self, table: FakeTable) -> None:
+        table.fork(CHILD, ROOT, own_s=2.0)
+        tree = ProcessTree({ROOT}, table)
+        assert tree.pids == {ROOT, CHILD}
+        assert tree.cpu_time_s() == 0.0
+
+    def test_other_processes_do_not_count(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.processes[STRANGER].own_s += 9.0
+        table.fork(901, STRANGER, own_s=4.0)
+        table.processes[ROOT].own_s += 0.25
+        assert tree.cpu_time_s() == pytest.approx(0.25)
+
+    def test_new_descendants_count_in_full_whatever_the_order_of_their_ids(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(50, CHILD, own_s=0.5)
+        table.fork(CHILD, ROOT, own_s=0.25)
+        assert tree.cpu_time_s() == pytest.approx(0.75)
+
+    def test_the_sum_stays_the_same_when_a_child_is_waited_for(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(CHILD, ROOT, own_s=0.3333)
+        table.fork(GRANDCHILD, CHILD, own_s=0.4444)
+        assert tree.cpu_time_s() == pytest.approx(0.7777)
+        table.reap(GRANDCHILD)
+        assert tree.cpu_time_s() == pytest.approx(0.7777, abs=0.01)
+        table.reap(CHILD)
+        assert tree.cpu_time_s() == pytest.approx(0.7777, abs=0.01)
+        assert tree.pids == {ROOT}
+
+    def test_children_that_were_never_seen_count_to_20_ms(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        for pid in range(200, 300):
+            table.fork(pid, ROOT, own_s=0.0123)
+            table.reap(pid)
+        assert tree.cpu_time_s() == pytest.approx(1.23, abs=0.02)
+
+    def test_errors_of_ended_children_do_not_add_up(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        for pid in range(200, 300):
+            child = table.fork(pid, ROOT, own_s=0.05)
+            tree.cpu_time_s()
+            child.own_s += 0.0777
+            table.reap(pid)
+            tree.cpu_time_s()
+        assert tree.cpu_time_s() == pytest.approx(12.77, abs=0.02)
+
+    @pytest.mark.parametrize("by", [0, 1, STRANGER])
+    def test_a_child_for_which_no_member_waits_still_counts(self, table: FakeTable, by: int) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(CHILD, ROOT, own_s=0.8)
+        tree.cpu_time_s()
+        table.reap(CHILD, by)
+        assert tree.cpu_time_s() == pytest.approx(0.8, abs=0.02)
+        # Children for which the root waits later do not vanish behind it.
+        table.fork(GRANDCHILD, ROOT, own_s=0.5)
+        table.reap(GRANDCHILD)
+        assert tree.cpu_time_s() == pytest.approx(1.3, abs=0.03)
+
+    def test_an_orphan_remains_a_member(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(CHILD, ROOT)
+        orphan = table.fork(GRANDCHILD, CHILD, own_s=0.1)
+        tree.cpu_time_s()
+        table.reap(CHILD)
+        orphan.own_s += 0.4
+        table.fork(103, GRANDCHILD, own_s=0.2)
+        assert tree.cpu_time_s() == pytest.approx(0.7)
+        table.reap(103)
+        table.reap(GRANDCHILD)
+        assert tree.cpu_time_s() == pytest.approx(0.7, abs=0.02)
+
+    def test_a_reused_id_is_another_process(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(CHILD, ROOT, own_s=0.5)
+        tree.cpu_time_s()
+        table.reap(CHILD)
+        table.fork(CHILD, STRANGER, own_s=8.0)
+        assert tree.cpu_time_s() == pytest.approx(0.5)
+        table.reap(CHILD)
+        table.fork(CHILD, ROOT, own_s=0.25)
+        assert tree.cpu_time_s() == pytest.approx(0.75)
+
+    def test_a_child_that_ends_during_a_reading_counts_once(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT}, table)
+        child = table.fork(CHILD, ROOT, own_s=0.5)
+        tree.cpu_time_s()
+
+        def end() -> None:
+            child.on_read = None
+            table.reap(CHILD)
+
+        # Between reading its clock and reading the ended children of its parent, or the other way round.
+        for order in ([ROOT, CHILD], [CHILD, ROOT]):
+            tree._members = {pid: tree._members[pid] for pid in order}
+            child.on_read = end if child.exists else None
+            assert tree.cpu_time_s() == pytest.approx(0.5)
+            if CHILD not in tree._members:
+                break
+        assert tree.cpu_time_s() == pytest.approx(0.5)
+
+    def test_two_roots_are_added(self, table: FakeTable) -> None:
+        tree = ProcessTree({ROOT, STRANGER}, table)
+        table.processes[ROOT].own_s += 0.5
+        table.processes[STRANGER].own_s += 0.25
+        table.fork(901, STRANGER, own_s=0.125)
+        assert tree.cpu_time_s() == pytest.approx(0.875)
+
+
+def spin(cpu_s: float) -> None:
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
+SPIN = "import time\nwhile time.process_time() < {}: pass\n"
+
+#: Say that something is done, and go on with the next line of the standard input, or end with it.
+THEN_WAIT = "import sys\nprint(flush=True)\nsys.stdin.readline() or sys.exit()\n"
+
+
+def python(script: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def await_line(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process, or one that inherits its output, has done something."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
+
+
+def go_on(process: subprocess.Popen[bytes]) -> None:
+    """Let the process, or one that inherits its input, go on."""
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+@contextmanager
+def neighbours(n: int) -> Iterator[None]:
+    """Run busy processes whose parent is not this one: orphans of a shell."""
+    # Bounded, in case this process is killed.
+    loop = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+    script = f"{sys.executable} -c '{loop}' >/dev/null 2>&1 & echo $!"
+    pids = [int(subprocess.check_output(["sh", "-c", script])) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def watched_s(tree: ProcessTree, work: subprocess.Popen[bytes], every_s: float = 0.02) -> float:
+    """Return the CPU time of the tree once a process has ended, reading meanwhile."""
+    before_s = tree.cpu_time_s()
+    while work.poll() is None:
+        tree.cpu_time_s()
+        time.sleep(every_s)
+    return tree.cpu_time_s() - before_s
+
+
+#: CPU time of an interpreter that starts and ends, and of the reader, on a busy machine.
+START_S = 0.25
+
+
+@needs_proc
+class TestRealTree:
+    def test_work_in_this_process_counts_exactly(self) -> None:
+        tree = ProcessTree({os.getpid()})
+        before_s, from_s = time.process_time(), tree.cpu_time_s()
+        spin(0.5)
+        to_s, after_s = tree.cpu_time_s(), time.process_time()
+        assert 0.5 <= to_s - from_s <= after_s - before_s
+        tree.close()
+
+    def test_threads_count_also_once_they_have_ended(self) -> None:
+        tree = ProcessTree({os.getpid()})
+        threads = [threading.Thread(target=spin, args=(0.2,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert tree.cpu_time_s() == pytest.approx(0.4, abs=0.02)
+
+    @pytest.mark.parametrize("every_s", [0.02, 10.0], ids=["seen", "unseen"])
+    def test_a_child_that_ends_counts(self, every_s: float) -> None:
+        tree = ProcessTree({os.getpid()})
+        with python(SPIN.format(0.5)) as child:
+            if every_s > 1:
+                child.wait()
+            used_s = watched_s(tree, child, every_s)
+        if every_s > 1:
+            used_s = tree.cpu_time_s()
+        assert 0.5 <= used_s <= 0.5 + START_S
+
+    @pytest.mark.parametrize("waits", [True, False], ids=["waited-for", "ignored"])
+    def test_a_grandchild_counts(self, waits: bool) -> None:
+        tree = ProcessTree({os.getpid()})
+        script = "import signal, subprocess, sys\n"
+        script += "" if waits else "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        script += f"subprocess.Popen([sys.executable, '-c', {SPIN.format(0.5) + THEN_WAIT!r}]).wait()\n"
+        with python(script, stdin=subprocess.PIPE) as child:
+            await_line(child)
+            # Time since the last reading is lost where nobody waits.
+            tree.cpu_time_s()
+            go_on(child)
+            child.wait()
+            # That of ended processes is counted in ticks of 10 ms.
+            assert 0.5 - 0.02 <= tree.cpu_time_s() <= 0.5 + 2 * START_S
+
+    def test_an_orphan_of_a_descendant_counts(self) -> None:
+        tree = ProcessTree({os.getpid()})
+        inner = THEN_WAIT + SPIN.format(0.5) + THEN_WAIT
+        script = (
+            "import subprocess, sys, time\n"
+            f"subprocess.Popen([sys.executable, '-c', {inner!r}])\ntime.sleep(600)\n"
+        )
+        with python(script, stdin=subprocess.PIPE) as child:
+            await_line(child)
+            tree.cpu_time_s()
+            child.kill()
+            child.wait()
+            go_on(child)
+            await_line(child)
+            assert 0.5 <= tree.cpu_time_s() <= 0.5 + 2 * START_S
+
+    @pytest.mark.parametrize("n", [1, 4])
+    def test_neighbours_do_not_count(self, n: int) -> None:
+        with neighbours(n):
+            tree = ProcessTree({os.getpid()})
+            before_s = time.process_time()
+            spin(0.5)
+            with neighbours(1):
+                used_s, spent_s = tree.cpu_time_s(), time.process_time() - before_s
+        assert used_s == pytest.approx(spent_s, abs=0.05)
+
+    def test_readings_never_fall(self) -> None:
+        tree = ProcessTree({os.getpid()})
+        script = "import subprocess, sys\nfor _ in range(40): subprocess.run(['true'])\n"
+        readings = []
+        with python(script) as child:
+            while child.poll() is None:
+                readings.append(tree.cpu_time_s())
+        readings.append(tree.cpu_time_s())
+        assert all(b >= a - 1e-9 for a, b in pairwise(readings))
+
+    def test_descriptors_are_closed(self) -> None:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        tree = ProcessTree({os.getpid()})
+        with python("import sys\nsys.stdin.read()", stdin=subprocess.PIPE) as child:
+            assert len(tree.pids) == 1
+            tree.cpu_time_s()
+            assert len(tree.pids) == 2
+            child.communicate()
+        tree.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@needs_proc
+class TestLinuxTable:
+    def test_the_first_call_returns_all_processes_and_later_ones_the_new(self) -> None:
+        table = LinuxProcessTable()
+        assert os.getpid() in table.newcomers()
+        with python("input()", stdin=subprocess.PIPE) as child:
+            found = set(table.newcomers())
+            assert child.pid in found
+            assert os.getpid() not in found
+            assert child.pid not in set(table.newcomers())
+            child.kill()
+
+    def test_threads_are_no_newcomers(self) -> None:
+        table = LinuxProcessTable()
+        table.newcomers()
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        assert thread.native_id not in table.newcomers()
+        assert thread.native_id not in table.newcomers()
+        stop.set()
+        thread.join()
+
+    def test_an_id_whose_process_comes_later_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = LinuxProcessTable()
+        table.newcomers()
+        with python("input()", stdin=subprocess.PIPE) as child:
+            with monkeypatch.context() as patch:
+                patch.setattr(cpu_time, "_has_clock", lambda pid: False)
+                assert child.pid not in table.newcomers()
+            assert child.pid in table.newcomers()
+            child.kill()
+
+    @pytest.mark.parametrize("latest", ["0", "4"], ids=["of-gVisor", "of-a-container-that-makes-it-up"])
+    def test_processes_are_listed_where_the_latest_id_is_wrong(self, tmp_path: Path, latest: str) -> None:
+        (tmp_path / "loadavg").write_text(f"0.00 0.00 0.00 0/0 {latest}\n")
+        (tmp_path / "77").mkdir()
+        table = LinuxProcessTable(tmp_path)
+        assert list(table.newcomers()) == [77]
+        (tmp_path / "78").mkdir()
+        deadline_s = time.monotonic() + 30
+        while 78 not in table.newcomers():
+            assert time.monotonic() < deadline_s
+
+    def test_ids_that_start_again_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = LinuxProcessTable()
+        latest = iter([4_000_000, 30])
+        monkeypatch.setattr(table, "_latest_id", lambda: next(latest))
+        monkeypatch.setattr(table, "_list", lambda: [20, 31, 3_999_999, 4_000_001])
+        table.newcomers()
+        assert list(table.newcomers()) == [20, 4_000_001]
+
+
+def test_other_systems_are_read_through_psutil() -> None:
+    tree = ProcessTree({os.getpid()}, PsutilProcessTable())
+    with python(SPIN.format(0.4) + THEN_WAIT, stdin=subprocess.PIPE) as child:
+        await_line(child)
+        # What it uses after the last reading is lost.
+        tree.cpu_time_s()
+        go_on(child)
+        child.wait()
+        assert 0.4 - 0.02 <= tree.cpu_time_s() <= 0.4 + 2 * START_S

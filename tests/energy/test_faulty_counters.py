@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters that jump, go back or stand still for a moment: no window near that is wrong without a word."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable, trace_flags
+
+from .watching import Spell, simulate_reader
+from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain
+
+START, END = EPOCH, EPOCH + 900 * MS
+LIMIT_W = 700.0
+#: Random moments of each fault: in the window, or shortly before or after it.
+MOMENTS = 8
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How many joules a counter is off, or whether it stands still instead, and then catches up."""
+
+    step_j: float = 0.0
+    for_ns: int = 100 * S
+    stalls: bool = False
+    catches_up: bool = False
+
+
+@dataclass(frozen=True)
+class FaultySensor(Sensor):
+    """A sensor with a fault that begins at a moment, or with the first tick from then on."""
+
+    fault: Fault = Fault()
+    fault_ns: int = 0
+    at_tick: bool = False
+
+    def counter_j(self, time_ns: int) -> float:
+        end_ns = self.fault_ns + self.fault.for_ns
+        if self.fault.stalls:
+            stood_j = Sensor.counter_j(self, min(time_ns, self.fault_ns))
+            if time_ns < end_ns:
+                return stood_j
+            lost_j = 0.0 if self.fault.catches_up else Sensor.counter_j(self, end_ns) - stood_j
+            return Sensor.counter_j(self, time_ns) - lost_j
+        counter_j = Sensor.counter_j(self, time_ns)
+        if self.at_tick:
+            time_ns = self._ticks[bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1][0]
+        return counter_j + (self.fault.step_j if self.fault_ns <= time_ns < end_ns else 0.0)
+
+
+def watch(sensor: Sensor, rng: Random, known: bool = True) -> Series:
+    """Read a counter closely from two seconds before the window to a second and a half after it."""
+    until_ns = END + 1500 * MS + 3 * sensor.latch_ns
+    closely = [Spell(EPOCH - 2 * S, until_ns, at_work=False)]
+    meter_domain = domain(period_s=sensor.latch_ns / S if known else None, highest_w=LIMIT_W)
+    return simulate_reader([sensor], rng, EPOCH - 2 * S - MS, until_ns, meter_domain, closely)
+
+
+FAULTS = {
+    "jumps up": Fault(50.0),
+    "jumps back": Fault(-50.0),
+    "up for a moment": Fault(50.0, 250 * MS),
+    "back for a moment": Fault(-50.0, 250 * MS),
+    "loses 350 ms": Fault(for_ns=350 * MS, stalls=True),
+    "stands still for 350 ms": Fault(for_ns=350 * MS, stalls=True, catches_up=True),
+}
+
+
+@pytest.mark.parametrize("at_tick", [False, True], ids=["between ticks", "at a tick"])
+@pytest.mark.parametrize("tick_ms", [20, 100])
+@pytest.mark.parametrize("name", FAULTS)
+def test_no_window_near_a_fault_is_wrong_without_a_word(name: str, tick_ms: int, at_tick: bool) -> None:
+    wave = Wave(((EPOCH - 8 * S, 60.0), (EPOCH - S, 400.0), (END + S, 60.0), (END + 9 * S, 60.0)))
+    true_j = wave.joules(START, END)
+    resolved = 0
+    for number in range(MOMENTS):
+        rng = Random(f"{name} {tick_ms} {at_tick} {number}")
+        moment = rng.randrange(START - 200 * MS, END + 200 * MS)
+        phase_ns = rng.randrange(tick_ms * MS)
+        sensor = FaultySensor(wave, tick_ms * MS, phase_ns, 0, 0, FAULTS[name], moment, at_tick)
+        series = watch(sensor, rng)
+        energy = require_resolvable(energy_between(series, START, END), series, 0.9)
+        if energy.energy_j is None:
+            assert energy.reason is not None
+            assert "nvml: the counter of gpu:GPU-a " in energy.reason
+            continue
+        resolved += 1
+        assert energy.u_j is not None
+        assert abs(energy.energy_j - true_j) <= 3 * energy.u_j, (number, energy.energy_j, true_j)
+        if FAULTS[name].catches_up and START < moment < END - 350 * MS:
+            assert "late-tick" in [flag.name for flag in trace_flags([series], START, END)]
+    # A counter that has caught up costs no joules, except in windows that begin or end meanwhile.
+    assert resolved >= (1 if FAULTS[name].catches_up else 0)
+
+
+@pytest.mark.parametrize("tick_ms", [20, 100, 500])
+@pytest.mark.parametrize("known", [True, False], ids=["known period", "unknown period"])
+def test_a_working_counter_raises_no_alarm(tick_ms: int, known: bool) -> None:
+    """Ticks come up to 30 % late, power goes up to the limit, and readings come late or are put off."""
+    for number in range(35):
+        rng = Random(f"{tick_ms} {known} {number}")
+        load = SHAPES[number % len(SHAPES)](rng, START - S // 2, END + S // 2)
+        wave = Wave(((EPOCH - 8 * S, 60.0), *load, (END + S // 2, 60.0), (END + 20 * S, 60.0)))
+        latch_ns = tick_ms * MS
+        sensor = Sensor(wave, latch_ns, rng.randrange(latch_ns), latch_ns * 3 // 10)
+        work = [Spell(START, END, at_work=True), Spell(END, END + 2 * S, at_work=False)]
+        until_ns = END + S + 3 * latch_ns
+        holding_ns = (START, END) if number % 2 else (0, 0)
+        meter_domain = domain(period_s=tick_ms / 1e3 if known else None, highest_w=LIMIT_W)
+        series = simulate_reader([sensor], rng, EPOCH - 3 * S, until_ns, meter_domain, work, holding_ns)
+        assert series.outages == []
+        assert series.stalls == []
+
+
+def series_of(*readings: tuple[int, float], highest_w: float | None = None) -> Series:
+    series = Series("nvml", domain(period_s=0.1, highest_w=highest_w))
+    for time_ms, energy_j in readings:
+        series.add(time_ms * MS, time_ms * MS, energy_j)
+    return series
+
+
+def test_ticks_left_unobserved_are_no_stall() -> None:
+    assert series_of((0, 0.0), (100, 30.0), (1100, 330.0), (2100, 630.0)).stalls == []
+    stalled = series_of((0, 0.0), (100, 30.0), (200, 30.0), (350, 30.0), (400, 120.0))
+    assert stalled.stalls == [(100 * MS, 350 * MS)]
+    assert stalled.latest_stall_s(300 * MS, 900 * MS) == pytest.approx(0.25)
+    stalled.forget_before(1000 * MS)
+    assert stalled.stalls == []
+
+
+@pytest.mark.parametrize(("shown_j", "reason"), [(90.0, None), (30.0, "energy may be missing")])
+def test_after_a_stall_the_counter_must_have_caught_up(shown_j: float, reason: str | None) -> None:
+    def counter_j(time_ms: int) -> float:
+        ticks = time_ms // 100
+        return 30.0 * ticks if ticks < 6 else 150.0 + shown_j + 30.0 * (ticks - 8) if ticks >= 8 else 150.0
+
+    series = series_of(*((time_ms, counter_j(time_ms)) for time_ms in range(0, 1500, 5)))
+    found = series.reason_between(600 * MS, 650 * MS)
+    assert found is None if reason is None else reason in (found or "")
+    assert series.reason_between(200 * MS, 300 * MS) is None
+
+
+def test_a_counter_that_goes_back_and_returns_is_wrong_in_between_too() -> None:
+    readings = [(0, 0.0), (100, 30.0), (200, 60.0), (300, -10.0), (400, 20.0), (500, 150.0), (600, 180.0)]
+    series = series_of(*readings, (700, 210.0), (800, 240.0))
+    assert [(each.start_ns // MS, each.end_ns // MS) for each in series.outages] == [(200, 300), (200, 500)]
+    assert series.outages[1].reason == (
+        "nvml: the counter of gpu:GPU-a moved by 130.000 J, right after it had gone back by 70.000 J"
+    )
+    assert series.reason_between(610 * MS, 690 * MS) is None
+
+
+def test_a_single_tick_above_the_power_limit_is_wrong() -> None:
+    readings = [(ms, ms // 100 * 30.0 + (50.0 if ms >= 400 else 0.0)) for ms in range(0, 900, 5)]
+    series = series_of(*readings, highest_w=LIMIT_W)
+    assert series.reason_between(310 * MS, 390 * MS) == (
+        "nvml: the counter of gpu:GPU-a showed 762 W for 105 ms and 300 W around it, of a device that may "
+        "draw 700 W"
+    )
+    assert series.reason_between(510 * MS, 590 * MS) is None
+    assert series_of(*readings).outages == []
+
+
+def test_a_single_tick_far_below_the_idle_power_is_wrong() -> None:
+    """500 W for half a second at an idle power of 100 W, where the counter jumps back by a whole tick."""
+    readings = [(ms, 10.0 * (ms // 100)) for ms in range(0, 500, 5)]
+    readings += [
+        (ms, 40.0 + 50.0 * (ms // 100 - 4) - (49.0 if ms >= 800 else 0.0)) for ms in range(500, 1300, 5)
+    ]
+    series = series_of(*readings, highest_w=LIMIT_W)
+    assert series.reason_between(710 * MS, 790 * MS) == (
+        "nvml: the counter of gpu:GPU-a showed 11 W for a tick, of a device that drew 100 W or more; energy "
+        "may be missing"
+    )
+    assert series.reason_between(1010 * MS, 1090 * MS) is None
+
+
+def test_a_device_that_falls_asleep_is_not_wrong() -> None:
+    readings = [
+        (ms, 10.0 * (ms // 100) if ms < 700 else 60.0 + 2.0 * (ms // 100 - 6)) for ms in range(0, 1500, 5)
+    ]
+    assert series_of(*readings).outages == []
+
+
+def test_a_window_with_a_stall_has_no_result_before_the_counter_is_known_to_have_caught_up() -> None:
+    """The counter stands still from 500 to 850 ms; three ticks after that show whether it has caught up."""
+    ticks = {
+        0: 0.0,
+        100: 30.0,
+        200: 60.0,
+        300: 90.0,
+        400: 120.0,
+        500: 150.0,
+        850: 255.0,
+        900: 270.0,
+        1000: 300.0,
+    }
+    series, shown_j = Series("nvml", domain(period_s=0.1)), 0.0
+    for time_ms in range(0, 1001, 5):
+        shown_j = ticks.get(time_ms, shown_j)
+        series.add(time_ms * MS, time_ms * MS, shown_j)
+        if time_ms == 950:
+            assert series.has_open_stall
+            assert series.reason_between(550 * MS, 750 * MS) == (
+                "nvml: the counter of gpu:GPU-a stood still for 345 ms; whether it has caught up is not "
+                "known yet"
+            )
+            assert series.reason_between(110 * MS, 390 * MS) is None
+    assert not series.has_open_stall
+    assert series.reason_between(550 * MS, 750 * MS) is None
+
+
+@pytest.mark.parametrize("first_ms", [450, 550, 750])
+def test_a_counter_that_loses_one_tick_is_noticed(first_ms: int) -> None:
+    """It stands still for one tick of 100 ms, and the energy is gone."""
+    shown_j, readings = 0.0, []
+    for time_ms in range(0, 1500, 5):
+        if time_ms % 100 == 0 and time_ms:
+            shown_j += 0.0 if first_ms <= time_ms < first_ms + 100 else 30.0
+        readings.append((time_ms, shown_j))
+    lost_ms = -(-first_ms // 100) * 100
+    reason = series_of(*readings).reason_between((lost_ms - 40) * MS, (lost_ms + 40) * MS)
+    assert reason is not None
+    assert "did not catch up; energy may be missing" in reason
+
+
+def test_naps_of_a_device_raise_one_alarm() -> None:
+    """It draws 60 W, and 8 W for a tick now and then."""
+    shown_j, readings = 0.0, []
+    for time_ms in range(0, 4000, 5):
+        if time_ms % 100 == 0 and time_ms:
+            shown_j += 0.8 if time_ms % 700 == 0 else 6.0
+        readings.append((time_ms, shown_j))
+    assert len(series_of(*readings).outages) == 1

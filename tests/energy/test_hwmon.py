@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hwmon sensors on directory trees like those of the kernel."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.hwmon import HwmonMeter, open_hwmon
+from pytest_llenergy.errors import MeterError
+
+
+def chip(root: Path, directory: str, name: str, **files: str | int) -> Path:
+    path = root / directory
+    path.mkdir(parents=True)
+    for file, content in {"name": name, **files}.items():
+        (path / file).write_text(f"{content}\n")
+    return path
+
+
+def opened(root: Path, argument: str) -> HwmonMeter:
+    (meter,) = open_hwmon(Targets(), argument, root)
+    return meter
+
+
+def refusal(root: Path, argument: str) -> str:
+    with pytest.raises(MeterError) as caught:
+        open_hwmon(Targets(), argument, root)
+    return str(caught.value)
+
+
+def test_an_energy_counter_is_read_in_microjoules(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=5_000_000, energy1_label="Esocket0")
+    meter = opened(tmp_path, "amd_energy/Esocket0")
+    assert meter.read() == [5.0]
+    (path / "energy1_input").write_text("7500000\n")
+    assert meter.read() == [7.5]
+    (domain,) = meter.domains
+    meter.close()
+    assert (domain.name, domain.source) == ("hwmon:amd_energy/Esocket0", "hwmon energy1_input")
+    assert domain.resolution_j == 1e-6
+    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+
+
+def test_power_in_microwatts_is_integrated_over_time(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "ina238", power1_input=20_000_000)
+    before_s = time.monotonic()
+    meter = opened(tmp_path, "ina238")
+    assert meter.read() == [0.0]
+    first_s = time.monotonic()
+    time.sleep(0.2)
+    second_s = time.monotonic()
+    (energy_j,) = meter.read()
+    meter.close()
+    assert isinstance(energy_j, float)
+    assert second_s - first_s <= energy_j / 20 <= time.monotonic() - before_s
+
+
+def test_intervals_that_the_chip_reports_are_used(tmp_path: Path) -> None:
+    chip(
+        tmp_path,
+        "hwmon0",
+        "power_meter",
+        power1_average=1_000_000,
+        power1_average_interval=1500,
+        update_interval=250,
+    )
+    meter = opened(tmp_path, "power_meter@2%")
+    (domain,) = meter.domains
+    meter.close()
+    assert (domain.smear_s, domain.update_period_s) == (1.5, 0.25)
+    assert domain.source == "hwmon power1_average integrated"
+    assert domain.limits(50.0, 1.0) == pytest.approx((49, 51))
+    assert domain.flags == ()
+
+
+def test_intervals_that_the_chip_does_not_report_are_flagged(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_average=1_000_000)
+    meter = opened(tmp_path, "amdgpu@2%")
+    (domain,) = meter.domains
+    meter.close()
+    assert [(flag.name, flag.severity) for flag in domain.flags] == [
+        ("refresh-unknown", "warning"),
+        ("averaging-unknown", "note"),
+    ]
+
+
+def test_instantaneous_power_is_preferred_to_the_average(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_average=1, power1_input=1, power1_cap=1)
+    meter = opened(tmp_path, "amdgpu")
+    meter.close()
+    assert meter.domains[0].source == "hwmon power1_input integrated"
+
+
+@pytest.mark.parametrize("argument", ["ina/CPU", "ina/power2", "hwmon3/CPU"])
+def test_a_sensor_is_found_by_label_or_channel(tmp_path: Path, argument: str) -> None:
+    chip(tmp_path, "hwmon3", "ina", power1_input=1, power2_input=2, power2_label="CPU")
+    meter = opened(tmp_path, argument)
+    meter.close()
+    assert meter.domains[0].name == "hwmon:ina/CPU"
+
+
+def test_one_of_several_sensors_must_be_chosen(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
+    listed = "choose one of hwmon:ina/power1, hwmon:ina/CPU"
+    assert refusal(tmp_path, "ina") == f"hwmon: {path} (ina) has several sensors; {listed}"
+    assert refusal(tmp_path, "ina/GPU") == f"hwmon: {path} (ina) has no sensor 'GPU'; {listed}"
+
+
+def test_one_of_several_chips_with_the_same_name_must_be_chosen(tmp_path: Path) -> None:
+    for directory in ("hwmon1", "hwmon2"):
+        chip(tmp_path, directory, "amdgpu", power1_average=1)
+    assert refusal(tmp_path, "amdgpu") == (
+        "hwmon: several chips are called 'amdgpu'; name one by its directory: hwmon1, hwmon2"
+    )
+    opened(tmp_path, "hwmon2").close()
+
+
+def test_a_missing_chip_lists_the_chips_that_exist(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: none"
+    path = chip(tmp_path, "hwmon0", "coretemp", temp1_input=50_000)
+    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: coretemp"
+    assert refusal(tmp_path, "coretemp") == f"hwmon: {path} (coretemp) has no power or energy sensor"
+
+
+def test_an_invalid_sensor_is_refused_and_its_file_closed(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert refusal(tmp_path, "ina") == (
+        f"hwmon: {path}/power1_input reads 'many', which is not a power in µW from 0 to 100000000000"
+    )
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+#: Negative power, too much power, all ones, a truncated number, words, other notations, nothing.
+NO_POWER = ("-1", "-5000000", "100000000001", str(2**64 - 1), "9" * 40, "nan", "1e6", "1_000", "20.5", "")
+
+
+@pytest.mark.parametrize("content", NO_POWER)
+def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=content)
+    assert refusal(tmp_path, "ina") == (
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, "
+        "which is not a power in µW from 0 to 100000000000"
+    )
+
+
+@pytest.mark.parametrize("content", NO_POWER)
+def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
+    tmp_path: Path, content: str
+) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=20_000_000)
+    meter = opened(tmp_path, "ina")
+    start_s = time.monotonic()
+    assert meter.read() == [0.0]
+    (path / "power1_input").write_text(f"{content}\n")
+    assert meter.read() == [
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, "
+        "which is not a power in µW from 0 to 100000000000"
+    ]
+    (path / "power1_input").write_text("20000000\n")
+    (energy_j,) = meter.read()
+    meter.close()
+    assert isinstance(energy_j, float)
+    assert 0 < energy_j <= 20 * (time.monotonic() - start_s)
+
+
+@pytest.mark.parametrize("content", ["-1", str(2**64), "lots"])
+def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
+    assert refusal(tmp_path, "amd_energy") == (
+        f"hwmon: {path}/energy1_input reads {content!r}, which is not an energy in µJ from 0 up"
+    )
+
+
+@pytest.mark.parametrize("content", ["fast", "-250", "250 ms", "0.25", "nan", "inf", "600001", ""])
+@pytest.mark.parametrize("file", ["update_interval", "power1_average_interval"])
+def test_an_impossible_interval_is_refused(tmp_path: Path, file: str, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: content})
+    assert refusal(tmp_path, "power_meter") == (
+        f"hwmon: {path}/{file} reads {content!r}, which is not an interval in ms from 0 to 600000"
+    )
+
+
+def test_an_interval_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
+    (path / "update_interval").write_bytes(b"\xff\xfe\n")
+    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/update_interval reads ")
+
+
+def test_an_invalid_interval_of_another_sensor_is_ignored(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1, power1_average_interval="long")
+    (path / "power2_average").write_text("1\n")
+    opened(tmp_path, "power_meter/power2").close()
+
+
+def test_an_interval_of_zero_counts_as_unknown(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=0)
+    meter = opened(tmp_path, "ina238@1%")
+    meter.close()
+    (domain,) = meter.domains
+    assert domain.late_s == (0.0, 2.0)
+    assert [flag.detail for flag in domain.flags] == [
+        "ina238 does not report how often power1 is refreshed, and it changed too seldom to show it while it "
+        "was watched; its joules may lag by up to 2 s"
+    ]
+
+
+def test_an_unreported_refresh_period_is_found_by_observation(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_input="1000000")
+    stop = threading.Event()
+
+    def refresh() -> None:
+        with (tmp_path / "hwmon0" / "power1_input").open("r+b", buffering=0) as file:
+            for watts in itertools.cycle(range(1, 9)):
+                # One write of constant length, so that no reader sees a partial value.
+                os.pwrite(file.fileno(), b"%d000000\n" % watts, 0)
+                if stop.wait(0.05):
+                    return
+
+    thread = threading.Thread(target=refresh)
+    thread.start()
+    try:
+        meter = opened(tmp_path, "amdgpu@1%")
+    finally:
+        stop.set()
+        thread.join()
+    meter.close()
+    (domain,) = meter.domains
+    assert domain.update_period_s == pytest.approx(0.05, rel=0.2)
+    # The sensor may report a mean or the instantaneous value.
+    assert domain.late_s == (domain.late_s[1] / 2, domain.update_period_s)
+    assert domain.flags == ()
+
+
+def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
+    meter = opened(tmp_path, "amd_energy")
+    (path / "energy1_input").write_text("")
+    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is not an energy in µJ from 0 up"]
+    meter.close()
+
+
+def test_an_unreadable_sensor_is_refused(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina")
+    (path / "power1_input").mkdir()
+    assert refusal(tmp_path, "ina") == f"hwmon: {path}/power1_input cannot be read (Is a directory)"

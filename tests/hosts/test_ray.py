@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs of a real Ray: devices, waits, refusals, and what is left when something is killed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.hosts.base import BusyError, NeverError, Shape
+from pytest_llenergy.hosts.ray import RayCluster, RayGang
+from pytest_llenergy.hosts.ray_broker import RequestError, _describe_error
+from pytest_llenergy.ranks import proctree
+
+from .ray_cluster import ROOT, RayHost, RayNodes
+
+#: Within this time nothing of a gang may be left (seconds), whatever was killed. Five are promised, but other
+#: tests may run beside these.
+GONE_S = 20.0
+
+#: How often pytest is killed while it starts a gang.
+STORM = 30
+
+
+@pytest.fixture
+def cluster(ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+    """A connection to the cluster, as pytest on its first host has it."""
+    for name, value in ray_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    connected = RayCluster()
+    yield connected
+    connected.close()
+    for host in ray_cluster.hosts:
+        host.wait_until_free(GONE_S)
+
+
+def start(cluster: RayCluster, hosts: int = 2, per_host: int = 2, wait_s: float = 30.0) -> RayGang:
+    return cluster.gang(Shape(hosts, per_host), wait_s, lambda line: None)
+
+
+def broker_of(cluster: RayCluster) -> int:
+    return cluster._broker._popen.pid
+
+
+def wait_until_lost(gang: RayGang, slot: int, timeout_s: float = GONE_S) -> str:
+    """Return the reason why the host was lost."""
+    deadline_s = time.monotonic() + timeout_s
+    while gang.hosts[slot].lost is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    return gang.lost()[gang.hosts[slot].name]
+
+
+def test_a_gang_has_its_devices_on_every_host(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    assert [(offer.name, offer.devices, offer.busy_with) for offer in cluster.offers()] == [
+        (host.name, 4, None) for host in ray_cluster.hosts
+    ]
+    # All four of a host: Ray gives them in any order.
+    gang = start(cluster, per_host=4)
+    assert [client.name for client in gang.hosts] == [host.name for host in ray_cluster.hosts]
+    own = None
+    for client, host in zip(gang.hosts, ray_cluster.hosts, strict=True):
+        facts = client.facts
+        assert facts.host == host.name
+        assert [board.uuid for board in facts.devices] == list(host.uuids)
+        assert not facts.devices_missing
+        # Nothing of what Ray sets for its actors is left.
+        assert client.unlike_pytest == []
+        assert facts.settings.oom_score_adj != 0
+        own = facts.clock_offsets if own is None else own
+        assert (facts.clock_offsets != own) == (host is ray_cluster.hosts[1])
+        assert len(host.holders()) == 1
+    assert all("pytest-llenergy 1" in (offer.busy_with or "") for offer in cluster.offers())
+    gang.close()
+    for host in ray_cluster.hosts:
+        host.wait_until_free(GONE_S)
+    # The GPUs are free again.
+    start(cluster, per_host=4).close()
+    assert "ray" not in sys.modules
+
+
+@pytest.mark.slow
+def test_a_part_of_the_devices_and_none(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    gangs = [start(cluster, per_host=1), start(cluster, per_host=3), start(cluster, per_host=0)]
+    for slot, host in enumerate(ray_cluster.hosts):
+        devices = [[board.uuid for board in gang.hosts[slot].facts.devices] for gang in gangs]
+        assert [len(each) for each in devices] == [1, 3, 0]
+        assert sorted(uuid for each in devices for uuid in each) == list(host.uuids)
+    for gang in gangs:
+        gang.close()
+
+
+@pytest.mark.parametrize("shape", [Shape(3, 1), Shape(2, 5)], ids=str)
+def test_never_is_not_busy(cluster: RayCluster, shape: Shape, ray_cluster: RayNodes) -> None:
+    begin_s = time.monotonic()
+    one, other = (host.name for host in ray_cluster.hosts)
+    with pytest.raises(NeverError, match=rf"cannot provide {shape}: {one} has 4, {other} has 4$"):
+        cluster.gang(shape, 600.0, lambda line: None)
+    assert time.monotonic() - begin_s < 60.0
+
+
+def test_busy_names_who_holds_the_gpus_and_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    holding = start(cluster, hosts=2, per_host=3)
+    lines: list[str] = []
+    other = RayCluster()
+    name = rf"pytest-llenergy 1 of \S+, process {os.getpid()} on {ray_cluster.hosts[0].name}"
+    try:
+        with pytest.raises(
+            BusyError, match=rf"did not free 2 hosts with 2 GPUs each within 2 s: held by {name}$"
+        ):
+            other.gang(Shape(2, 2), 2.0, lines.append)
+        assert len(lines) == 1
+        assert re.search(name, lines[0])
+        # What was refused holds nothing.
+        start(cluster, hosts=2, per_host=1).close()
+        holding.close()
+        start(other, hosts=2, per_host=4).close()
+    finally:
+        other.close()
+
+
+@pytest.mark.slow
+def test_other_programs_that_hold_gpus_are_named(cluster: RayCluster, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import ray, time\n"
+        "ray.init(log_to_driver=False, logging_level='ERROR')\n"
+        "@ray.remote(num_gpus=4)\n"
+        "class Holds:\n"
+        "    def ready(self): pass\n"
+        "actor = Holds.remote()\n"
+        "ray.get(actor.ready.remote())\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            with pytest.raises(
+                BusyError, match=rf"held by perhaps \S+ {script} \(process {process.pid} on 127"
+            ):
+                start(cluster, per_host=1, wait_s=0.0)
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_an_interrupted_wait_leaves_nothing(cluster: RayCluster) -> None:
+    def interrupt(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    holding = start(cluster, per_host=4)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.gang(Shape(2, 1), 600.0, interrupt)
+    holding.close()
+    # One that still waited would get a GPU soon.
+    time.sleep(3.0)
+    assert [offer.busy_with for offer in cluster.offers()] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_wait_ends_when_the_gpus_are_free(cluster: RayCluster) -> None:
+    holding = start(cluster, per_host=4)
+    other = RayCluster()
+    try:
+        gang = other.gang(Shape(2, 4), 60.0, lambda line: holding.close())
+        assert len(gang.hosts) == 2
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "killed",
+    ["broker", pytest.param("actor", marks=pytest.mark.slow), pytest.param("agent", marks=pytest.mark.slow)],
+)
+def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes, killed: str) -> None:
+    gang = start(cluster)
+    lost = ray_cluster.hosts[1]
+    pids = {
+        "broker": lambda: {broker_of(cluster)},
+        "actor": lost.holders,
+        "agent": lost.agents,
+    }[killed]()
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    took_s = lost.wait_until_free(GONE_S)
+    print(f"{killed}: gone after {took_s:.3f} s")
+    reason = wait_until_lost(gang, 1)
+    whose = (
+        "the process that speaks to the Ray" if killed == "broker" else "its agent has closed its connection"
+    )
+    assert reason.startswith("nodeb: ")
+    assert reason.count(whose) == 1
+    if killed == "broker":
+        ray_cluster.hosts[0].wait_until_free(GONE_S)
+        # Another broker takes its place.
+        gang.close()
+        start(cluster).close()
+    else:
+        # The other host is as before, and the cluster can be used again.
+        assert gang.hosts[0].lost is None
+        gang.close()
+        start(cluster, per_host=4).close()
+
+
+PROGRAM = """
+import time
+from pytest_llenergy.hosts.base import Shape
+from pytest_llenergy.hosts.ray import RayCluster
+gang = RayCluster().gang(Shape(2, 4), 30.0, print)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
+    cluster: RayCluster, ray_cluster: RayNodes
+) -> None:
+    for delay_s in (random.uniform(0.0, 4.0) for _ in range(STORM)):
+        with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.DEVNULL) as process:
+            time.sleep(delay_s)
+            below = proctree.descendants({process.pid}) - {process.pid}
+            process.kill()
+        # An actor that was about to start would have started its agent by now.
+        time.sleep(2.0)
+        for host in ray_cluster.hosts:
+            host.wait_until_free(GONE_S - 2.0)
+            assert host.holders() == set()
+        assert not [pid for pid in below if Path(f"/proc/{pid}").exists()], delay_s
+    start(cluster, per_host=4).close()
+
+
+@pytest.mark.slow
+def test_a_killed_pytest_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert all(host.agents() for host in ray_cluster.hosts)
+        below = proctree.descendants({process.pid}) - {process.pid}
+        process.kill()
+        took_s = [host.wait_until_free(GONE_S) for host in ray_cluster.hosts]
+        print(f"pytest: gone after {max(took_s):.3f} s")
+    deadline_s = time.monotonic() + GONE_S
+    while any(Path(f"/proc/{pid}").exists() for pid in below):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    # Ray frees the GPUs of a driver that has gone.
+    start(cluster, per_host=4).close()
+
+
+@contextmanager
+def third_host(nodes: RayNodes, *wrapper: str, **variables: str) -> Iterator[RayHost]:
+    """Yield a host for one test: the only one with six boards."""
+    host = nodes.add("nodec", 6, wrapper=wrapper, variables=variables)
+    try:
+        yield host
+    finally:
+        host.stop()
+        nodes.hosts.remove(host)
+
+
+@pytest.mark.slow
+def test_a_killed_raylet_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    with third_host(ray_cluster) as host:
+        gang = start(cluster, hosts=1, per_host=6)
+        raylet = host.raylet()
+        # `ray start --block` ends the others when it finds one gone; without --block nobody does.
+        os.kill(psutil.Process(raylet).ppid(), signal.SIGSTOP)
+        os.kill(raylet, signal.SIGKILL)
+        print(f"raylet: gone after {host.wait_until_free(GONE_S):.3f} s")
+        wait_until_lost(gang, 0)
+
+
+@pytest.mark.slow
+def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    unprivileged = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    line = rf"^nodec: niceness 15, pytest's is {own}: start Ray there with RAY_worker_niceness=0$"
+    with third_host(ray_cluster, *unprivileged, RAY_worker_niceness="15") as host:
+        with pytest.raises(WorkerError, match=line):
+            start(cluster, hosts=1, per_host=6)
+        host.wait_until_free(GONE_S)
+        # Root can undo it.
+    with third_host(ray_cluster, RAY_worker_niceness="15"):
+        gang = start(cluster, hosts=1, per_host=6)
+        assert gang.hosts[0].facts.settings.nice == 15
+        assert gang.hosts[0].unlike_pytest == []
+
+
+@pytest.mark.slow
+def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+    hide = f'mount -t tmpfs none {ROOT / "pytest_llenergy"} && exec "$@"'
+    with third_host(ray_cluster, "unshare", "--mount", "sh", "-c", hide, "sh"):
+        line = r"^nodec: its agent has not started: nodec: \S+ exited with 1: ModuleNotFoundError: "
+        with pytest.raises(WorkerError, match=line):
+            start(cluster, hosts=1, per_host=6)
+
+
+def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
+    def threads() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("llenergy-")}
+
+    before = threads()
+    for _ in range(2):
+        start(cluster).close()
+    for each in threads() - before:
+        # One that has been told to end does so soon.
+        each.join(GONE_S)
+    assert threads() <= before
+
+
+def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
+    with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 'dance'$"):
+        cluster._broker.request("dance")
+    assert cluster.offers()
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (RequestError("a host has gone"), "a host has gone"),
+        (ValueError(), "ValueError"),
+        (UnreadableError(), "UnreadableError"),
+    ],
+)
+def test_errors_of_the_broker_without_a_text_are_named(error: Exception, line: str) -> None:
+    assert _describe_error(error) == line
+
+
+def test_a_head_that_is_frozen_is_asked_once(
+    cluster: RayCluster, ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_llenergy.hosts.ray.ANSWER_TIMEOUT_S", 1.0)
+    head = ray_cluster.hosts[0].head()
+    os.kill(head, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address} does not answer"):
+            cluster._request("offers", 1.0)
+    finally:
+        os.kill(head, signal.SIGCONT)
+    monkeypatch.setattr("pytest_llenergy.hosts.ray.ANSWER_TIMEOUT_S", 120.0)
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerError, match=r"; it is not asked again$"):
+        start(cluster)
+    assert time.monotonic() - begin_s < 60
+
+
+@pytest.mark.slow
+def test_a_head_that_was_killed_costs_no_time(tmp_path: Path, nvml_library: Path) -> None:
+    """Neither a request nor the end of a gang, for which Ray would wait for a minute each."""
+    nodes = RayNodes(tmp_path, nvml_library)
+    try:
+        host = nodes.add(None, 4)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in nodes.environment.items():
+                patch.setenv(name, value)
+            cluster = RayCluster()
+            gang = start(cluster, hosts=1)
+            head = psutil.Process(host.head())
+            head.kill()
+            head.wait(10)
+            begin_s = time.monotonic()
+            gang.close()
+            for _ in range(3):
+                line = rf"^Ray cluster {cluster.address}: its head cannot be reached: .*refused$"
+                with pytest.raises(WorkerError, match=line):
+                    start(cluster, hosts=1, per_host=1)
+                with pytest.raises(WorkerError, match=line):
+                    cluster.offers()
+            # Also if Ray has ended the broker meanwhile.
+            os.kill(broker_of(cluster), signal.SIGKILL)
+            cluster._broker._popen.wait()
+            with pytest.raises(WorkerError, match=line):
+                cluster.offers()
+            cluster.close()
+            took_s = time.monotonic() - begin_s
+            print(f"without a head: {took_s:.2f} s")
+            assert took_s < 20
+    finally:
+        nodes.stop()
+
+
+def test_another_version_is_refused(
+    ray_cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    (tmp_path / "ray").mkdir()
+    for each in Path(spec.origin).parent.iterdir():
+        (tmp_path / "ray" / each.name).symlink_to(each)
+    (tmp_path / "ray" / "_version.py").unlink()
+    (tmp_path / "ray" / "_version.py").write_text('version = "2.0.1"\ncommit = ""\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    python = platform.python_version()
+    line = (
+        rf"the cluster runs Ray {version('ray')} and Python {python}, pytest Ray 2.0.1 and Python {python}; "
+    )
+    with pytest.raises(WorkerError, match=line):
+        RayCluster(ray_cluster.address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("ray://127.0.0.1:10001", "http://127.0.0.1:8265", "127.0.0.9", "127.0.0.9:port", "::1:6379"),
+        # Ray would start a cluster of its own.
+        "local",
+    ],
+)
+def test_other_addresses_than_those_of_hosts_are_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(PlanError, match="is not an address that hosts of a Ray cluster use: name HOST:PORT"):
+        RayCluster()
+    with pytest.raises(PlanError, match=r"is not an address that hosts of a Ray cluster use: name HOST:PORT"):
+        RayCluster(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.9:1", "[::1]:1"])
+def test_an_address_without_a_cluster_is_named(address: str, ray_cluster: RayNodes) -> None:
+    with pytest.raises(
+        WorkerError, match=rf"^Ray cluster {re.escape(address)}: its head cannot be reached: "
+    ):
+        RayCluster(address)
+
+
+def test_without_ray_there_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PlanError, match=r"^ray is not installed: pip install 'pytest-llenergy\[ray\]'$"):
+        RayCluster()

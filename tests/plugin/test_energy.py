@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``energy`` fixture with callables of this process, and the records of the tests that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_llenergy.plugin.draft import NOTHING_MEASURED
+from pytest_llenergy.plugin.fixtures.energy import ENERGY_RAISED
+from pytest_llenergy.record.report import json_schema
+
+from ..conftest import TEN_WATTS
+
+pytestmark = pytest.mark.clock
+
+Read = Callable[..., dict[str, Any]]
+
+SLEEPY = """
+    import time, pytest
+    def test_it(energy):
+        run = energy(time.sleep, 0.2)
+        assert run.result is None
+        assert len(run.rounds) == 2
+        assert 1.9 < run.energy_j < 4
+        assert abs(run.energy_j - 10 * run.duration_s) < 0.05
+        assert abs(run.mean_power_w - 10) < 0.1
+        assert abs(run.net_energy_j) < 0.1
+"""
+
+
+def test_callable_is_measured_in_this_process(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    report = read_report()
+    jsonschema.validate(report, json_schema())
+    (record,) = report["records"]
+    assert record["status"] == "measured"
+    assert record["ranks"] == []
+    assert record["start_method"] is None
+    assert record["devices"] == ["cpu"]
+    assert record["procedure"]["warmup_iterations"] == 0
+    assert record["procedure"]["settled"] is None
+    assert record["procedure"]["iterations"] == 1
+    assert record["load_average"] is not None
+    assert record["metrics"]["energy_per_output_token_j"] == {
+        "value": None,
+        "unit": "J/token",
+        "uncertainty": None,
+        "spread": None,
+        "uncertainty_absolute": None,
+        "n": 0,
+        "rounds": None,
+        "reason": "the workload makes no output tokens",
+        "source": None,
+    }
+    for round_ in record["rounds"]:
+        truth = 10 * round_["duration_s"]
+        assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"] + 1e-3
+        assert round_["by_domain"]["cpu:ten"]["kind"] == "measured"
+    assert report["run"]["complete"] is True
+    assert report["run"]["exit_status"] == 0
+    assert report["run"]["started_at"] < report["run"]["finished_at"]
+
+
+def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        import time
+        def test_it(energy):
+            calls = []
+            # Longer than the shortest round, so that each round is one call.
+            run = energy(lambda: time.sleep(0.12) or calls.append(1) or len(calls))
+            assert run.result == 5 and len(run.rounds) == 2
+        """
+    )
+    quick.runpytest("--energy-warmup=3").assert_outcomes(passed=1)
+
+
+def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pytester, read_report: Read) -> None:
+    pytester.makepyfile("def test_it(energy): energy(sum, range(5_000_000))")
+    result = pytester.runpytest(
+        "--energy-report",
+        "--energy-rounds=2",
+        "--energy-warmup=0",
+        "--energy-budget=0.1",
+        "--energy-meter=estimate",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["energy estimated from *Cloud Carbon Footprint*"])
+    (record,) = read_report()["records"]
+    domain = record["rounds"][0]["by_domain"]["cpu:processes"]
+    assert domain["kind"] == "estimated"
+    assert 0 < domain["low_j"] < domain["energy_j"] < domain["high_j"]
+    assert record["meters"][0]["kind"] == "estimated"
+    assert record["flags"][0]["name"] == "estimated"
+
+
+def test_require_measured_refuses_to_estimate_and_says_why(
+    pytester: pytest.Pytester, read_report: Read
+) -> None:
+    pytester.makeconftest(
+        "import pytest_llenergy.energy.meters.rapl as rapl\nfrom pathlib import Path\n"
+        "def pytest_llenergy_meters(config):\n"
+        "    from pytest_llenergy.energy.meters.base import MeterSpec\n"
+        "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.open_rapl(\n"
+        "        targets, powercap_root=Path('nowhere')))]\n"
+    )
+    pytester.makepyfile(SLEEPY)
+    result = pytester.runpytest("--energy-report", "--energy-require=measured")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["MeterError: no meter that measures (--energy-require=measured) for the CPU *: *rapl*nvml*"]
+    )
+    assert read_report()["records"][0]["status"] == "failed"
+
+
+def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        "import time\ndef test_it(energy):\n    assert energy(time.sleep, 0.1).time_to_first_token_s < 1\n"
+    )
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["LLEnergyError: time_to_first_token_s has no value: no token timestamps"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("pass", "the test uses energy but measured nothing; *"),
+        (
+            "with __import__('pytest').raises(ValueError): energy(int, 'k')",
+            "energy(...) raised ValueError, so the test has no result",
+        ),
+        (
+            "with __import__('pytest').raises(ValueError): energy.pedantic(int, ('k',))",
+            "energy(...) raised ValueError, so the test has no result",
+        ),
+        ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
+        ("energy(int())", "LLEnergyError: energy: 0 is not callable; pass the function, not its result"),
+        ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),
+        (
+            "energy(lambda: (each for each in ()))",
+            "PlanError: energy: a call of this function only makes a coroutine *",
+        ),
+        ("energy(int).joules", "*AttributeError: a run has no joules; metrics: energy_j, *"),
+    ],
+)
+def test_misuse_fails_with_one_clear_line(quick: pytest.Pytester, body: str, message: str) -> None:
+    quick.makepyfile(f"async def sleepy(): pass\ndef test_it(energy):\n    {body}\n")
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([message])
+
+
+def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        def test_fails(energy):
+            energy(sum, [1])
+            assert 1 == 2, "on purpose"
+        def test_raises(energy):
+            energy(int, "x")
+        @pytest.mark.xfail(reason="known")
+        def test_expected(energy):
+            energy(sum, [1])
+            assert 0
+        def test_never(energy):
+            pass
+        def test_refused(energy):
+            with pytest.raises(ValueError):
+                energy(int, "x")
+        def test_refused_then_measured(energy):
+            with pytest.raises(ValueError):
+                energy(int, "x")
+            energy(sum, range(100_000))
+        def test_skips(energy):
+            pytest.skip("not today")
+        @pytest.mark.skip(reason="never")
+        def test_marked(energy):
+            pass
+        def test_other():
+            pass
+        """
+    )
+    result = quick.runpytest("--energy-report")
+    result.assert_outcomes(failed=4, xfailed=1, passed=2, skipped=2)
+    found = {
+        record["id"].split("::")[1]: (record["status"], record["reason"], len(record["rounds"]))
+        for record in read_report()["records"]
+    }
+    assert found == {
+        "test_fails": ("failed", "AssertionError: on purpose", 2),
+        "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 1),
+        "test_expected": ("failed", "xfail: known", 2),
+        "test_never": ("failed", f"Failed: {NOTHING_MEASURED}", 0),
+        "test_refused": ("failed", f"Failed: {ENERGY_RAISED.format(error='ValueError')}", 1),
+        "test_refused_then_measured": ("measured", None, 2),
+        "test_skips": ("skipped", "not today", 0),
+        "test_marked": ("skipped", "never", 0),
+    }
+    assert read_report()["run"]["exit_status"] == 1
+
+
+def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pathlib, pytest
+        class Item:
+            count = 0
+            def __repr__(self):
+                Item.count += 1
+                assert Item.count <= 200, "the items of a long list are not all formatted"
+                return "i"
+        long = ["x" * 300, "x" * 250]
+        values = [1, 2.5, *long, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
+        @pytest.mark.parametrize("a", values, ids=range(len(values)))
+        def test_it(energy, a):
+            pytest.skip()
+        """
+    )
+    quick.runpytest("--energy-report").assert_outcomes(skipped=10)
+    *values, items = [record["params"]["a"] for record in read_report()["records"]]
+    long = [values.pop(2), values.pop(2)]
+    assert [(len(each), each[:187]) for each in long] == [(200, "x" * 187)] * 2
+    assert long[0] != long[1], "the end of a long text counts"
+    assert values == [1, 2.5, None, True, "PurePosixPath('p')", "object", "{1, 2}"]
+    assert items[:187] == ("[" + "i, " * 100)[:187]
+
+
+def test_report_of_a_stopped_run_is_incomplete(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "def test_a(energy):\n    energy(sum, [1])\n    assert 0\ndef test_b(energy):\n    energy(sum, [1])\n"
+    )
+    quick.runpytest("--energy-report", "-x")
+    assert read_report()["run"]["complete"] is False
+    assert len(read_report()["records"]) == 1
+
+
+def test_interrupted_run_writes_a_report(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "import time\ndef test_a(energy):\n    energy(time.sleep, 0.1)\n"
+        "def test_b(energy):\n    raise KeyboardInterrupt\n"
+    )
+    assert quick.runpytest_subprocess("--energy-report").ret == pytest.ExitCode.INTERRUPTED
+    report = read_report()
+    assert report["run"]["complete"] is False
+    assert [record["status"] for record in report["records"]] == ["measured"]
+
+
+def test_run_without_energy_tests_writes_no_report(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest("--energy-report")
+    result.stdout.fnmatch_lines(["energy report: no test was measured; *energy.json was not written"])
+    assert not (pytester.path / "energy.json").exists()
+    assert not list(pytester.path.glob("*.jsonl"))
+
+
+def test_junit_has_the_metrics(quick: pytest.Pytester) -> None:
+    import xml.etree.ElementTree as ElementTree
+
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("--junitxml=junit.xml", "-W", "error").assert_outcomes(passed=1)
+    root = ElementTree.parse(quick.path / "junit.xml").getroot()
+    properties = {each.get("name"): each.get("value") for each in root.iter("property")}
+    assert 1.9 < float(properties["llenergy.energy_j"] or 0) < 4
+    assert properties["llenergy.kind"] == "measured"
+
+
+def test_quiet_prints_nothing(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("-q").stdout.no_fnmatch_line("*energy*")
+
+
+def test_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    quick.makepyfile(
+        """
+        import time, pytest
+        @pytest.mark.parametrize("attention_implementation", ["flash_attention_2"])
+        @pytest.mark.parametrize("max_new_tokens", [128])
+        def test_a_rather_long_name_of_a_test(energy, attention_implementation, max_new_tokens):
+            energy(time.sleep, 0.1)
+        """
+    )
+    lines = quick.runpytest("--energy-report").stdout.lines
+    start = next(index for index, line in enumerate(lines) if " energy " in line)
+    assert all(len(line) <= 80 for line in lines[start:])
+    assert "ten-watts" in "\n".join(lines[start:])
+
+
+def test_energy_tests_are_found_by_fixture_not_by_name(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize("energy", [1])
+        def test_users_own(energy): pass
+        def test_asked_for_late(request):
+            request.getfixturevalue("energy")(sum, [1])
+        @pytest.fixture
+        def measured(energy):
+            return energy(sum, [1, 2])
+        class TestIn:
+            def test_by_a_fixture(self, measured):
+                assert measured.result == 3
+        """
+    )
+    quick.runpytest("--energy-report").assert_outcomes(passed=3)
+    names = [record["id"].rpartition("::")[2] for record in read_report()["records"]]
+    assert names == ["test_asked_for_late", "test_by_a_fixture"]
+
+
+def test_unencodable_text_does_not_end_the_run(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        r"""
+        import time, pytest
+        @pytest.mark.parametrize("text", ["\ud800", "line\nbreak"], ids=["lone", "break"])
+        def test_it(energy, text):
+            energy(time.sleep, 0.1)
+        def test_fails(energy):
+            energy(time.sleep, 0.1)
+            raise ValueError("\udce9 bad")
+        def test_after(energy):
+            energy(time.sleep, 0.1)
+        """
+    )
+    result = quick.runpytest("--energy-report")
+    result.assert_outcomes(passed=3, failed=1)
+    records = read_report()["records"]
+    assert len(records) == 4
+    assert [record["params"].get("text") for record in records[:2]] == ["\\ud800", "line\nbreak"]
+    assert records[2]["reason"] == "ValueError: \\udce9 bad"
+    result.stdout.fnmatch_lines(["test_it", "  text=line *"])
+
+
+def test_one_round_claims_no_uncertainty(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SLEEPY.replace("== 2", "== 1"))
+    quick.runpytest("--energy-report", "--energy-rounds=1").assert_outcomes(passed=1)
+    for name, metric in read_report()["records"][0]["metrics"].items():
+        if metric["value"] is not None and name != "peak_memory_bytes":
+            assert metric["uncertainty"] is None, name
+            assert metric["reason"] == "one round shows no scatter: uncertainty unknown"
+
+
+def test_hooks_receive_and_replace_values(quick: pytest.Pytester, read_report: Read) -> None:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+import msgspec
+def pytest_llenergy_record(item, record):
+    return msgspec.structs.replace(record, reason="seen by a hook")
+def pytest_llenergy_report(config, report):
+    print("REPORT", len(report.records))
+"""
+    )
+    quick.makepyfile(SLEEPY)
+    result = quick.runpytest("--energy-report", "-s")
+    result.stdout.fnmatch_lines(["*REPORT 1*"])
+    assert read_report()["records"][0]["reason"] == "seen by a hook"
+
+
+def test_ended_before_setup_by_another_plugin_has_a_record(
+    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    quick.makeconftest(
+        TEN_WATTS
+        + """
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    pytest.skip("not today")
+    yield
+"""
+    )
+    quick.makepyfile("def test_it(energy): energy(int)")
+    # In a process in which nothing has been measured before. pytest's own logging fails by such a plugin.
+    result = quick.runpytest_subprocess("--energy-report", "-p", "no:logging")
+    result.assert_outcomes(skipped=1)
+    (record,) = read_report()["records"]
+    assert (record["status"], record["reason"]) == ("skipped", "not today")

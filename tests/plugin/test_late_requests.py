@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that ask for energy, or get a mark, only while they run, in runs without an option."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.plugin.draft import NOTHING_MEASURED
+
+from ..conftest import TEN_WATTS
+
+#: Writes each finished record to a file, from the hook.
+WRITE_RECORDS = (
+    TEN_WATTS
+    + """
+import json, pathlib
+
+def pytest_llenergy_record(item, record):
+    with pathlib.Path("records.jsonl").open("a") as file:
+        file.write(json.dumps([record.id, record.status, record.reason]) + "\\n")
+"""
+)
+
+LATE = """
+def test_before(): pass
+
+def test_late(request):
+    with request.getfixturevalue("energy_meter")("a"):
+        sum(range(10**6))
+
+def test_after(): pass
+"""
+
+
+def run(pytester: pytest.Pytester, tests: str, *args: str) -> tuple[pytest.RunResult, list[Any]]:
+    """Run pytest in a separate process; return its result and the finished records."""
+    pytester.makeconftest(WRITE_RECORDS)
+    pytester.makepyfile(tests)
+    result = pytester.runpytest_subprocess(*args)
+    records = pytester.path / "records.jsonl"
+    return result, [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+
+
+@pytest.mark.parametrize("args", [(), ("-n2",)], ids=["one process", "workers"])
+def test_energy_requested_in_the_body_is_recorded(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
+    result, records = run(pytester, LATE, *args)
+    result.assert_outcomes(passed=3)
+    assert [(name.rpartition("::")[2], status) for name, status, _ in records] == [("test_late", "measured")]
+    result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
+
+
+def test_energy_requested_by_a_fixture_is_recorded(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture
+def meter(request):
+    return request.getfixturevalue("energy_meter")
+
+@pytest.fixture
+def user(meter):
+    with meter("a"):
+        sum(range(10**6))
+
+def test_late(request):
+    request.getfixturevalue("user")
+"""
+    result, records = run(pytester, tests)
+    result.assert_outcomes(passed=1)
+    assert [status for _, status, _ in records] == ["measured"]
+    result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
+
+
+def test_late_request_without_measurement_fails(pytester: pytest.Pytester) -> None:
+    result, records = run(pytester, "def test_late(request): request.getfixturevalue('energy')")
+    result.assert_outcomes(failed=1)
+    assert [(status, reason) for _, status, reason in records] == [("failed", f"Failed: {NOTHING_MEASURED}")]
+
+
+def test_failed_subtest_fails_the_record(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
+    tests = """
+def test_late(request, subtests):
+    with request.getfixturevalue("energy_meter")("a"):
+        for index in range(3):
+            with subtests.test(index=index):
+                assert index != 1
+"""
+    _, records = run(pytester, tests)
+    assert [(status, reason) for _, status, reason in records] == [("failed", "1 failed subtest")]
+
+
+@pytest.mark.parametrize("place", ["setup", "call", "teardown", "part"])
+def test_package_error_is_one_line(pytester: pytest.Pytester, place: str) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture
+def setup(request): return request.getfixturevalue("prompts")[:100]
+
+def test_setup(setup): pass
+
+def test_call(request):
+    from pytest_llenergy.record.prompts import default_prompts
+    default_prompts()[:100]
+
+@pytest.fixture
+def teardown(request):
+    request.getfixturevalue("gpus")
+    prompts = request.getfixturevalue("prompts")
+    yield
+    prompts[:100]
+
+def test_teardown(teardown): pass
+
+def test_part(request):
+    request.getfixturevalue("gpus")
+    with request.getfixturevalue("subtests").test():
+        request.getfixturevalue("prompts")[:100]
+"""
+    if place == "part":
+        pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
+    result, records = run(pytester, tests, "-k", place)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    shown = [line for line in result.outlines if "prompts[:100]: " in line]
+    assert shown[0].startswith("LLEnergyError: prompts[:100]: the set has 8 prompts")
+    # Lines with which pytest shows the source of other errors.
+    assert not [line for line in result.outlines if line.startswith(("E  ", ">  "))]
+    assert not records
+
+
+MARKS = [
+    "gpus(2)",
+    "gpu_settings(power_limit_w=300)",
+    "device_roles(prefill=[0], decode=[1])",
+    "parallel(data=0)",
+    "parallel(data=7)",
+    "backend_options(dtype='x')",
+    "backend_needs(task='nonsense')",
+    "energy_gate(budget='1 J')",
+    "energy_options(rounds=3)",
+]
+
+
+@pytest.mark.parametrize("before", ["", "request.getfixturevalue('energy_meter')"], ids=["idle", "woken"])
+@pytest.mark.parametrize("mark", MARKS)
+def test_mark_added_by_a_fixture_is_refused(pytester: pytest.Pytester, mark: str, before: str) -> None:
+    tests = f"""
+import pytest
+
+@pytest.fixture(autouse=True)
+def late(request):
+    {before}
+    request.node.add_marker(pytest.mark.{mark})
+
+def test_it(): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
+
+
+def test_degrees_changed_after_the_lease_are_refused(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture
+def late(request, workers): request.node.add_marker(pytest.mark.parallel(data=7))
+
+def test_it(late): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["PlanError: *test_it: @pytest.mark.parallel was added while *"])
+
+
+ADDS = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.add_marker(pytest.mark.{mark})
+"""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_mark_added_by_a_hook_is_checked_at_setup(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(marker=ADDS.format(mark=mark))
+    result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
+    if mark == "gpus(2)":
+        result.assert_outcomes(skipped=1)
+    else:
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
+
+
+def test_gpus_mark_added_by_a_hook_leases(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(marker=ADDS.format(mark="gpus(1, fallback='cpu')"))
+    tests = "def test_it(request): assert request.getfixturevalue('gpus').devices == ('cpu',)"
+    result, _ = run(pytester, tests, "-p", "marker")
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("args", [(), ("--co",)], ids=["run", "collected"])
+def test_mark_added_last_at_collection_is_checked(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
+    pytester.makepyfile(
+        marker="""
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.parallel(data=2))
+"""
+    )
+    result, _ = run(pytester, "def test_it(workers): pass", "-p", "marker", *args)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*test_it: @pytest.mark.parallel(data=2)*"])
+
+
+def test_backend_requested_in_the_body_is_refused(pytester: pytest.Pytester) -> None:
+    result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["PlanError: a test runs once for each backend: make the fixture backend *"])
+
+
+HOLDS = """
+import pytest
+
+held = []
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    held.extend(item for item in session.items if "held" in item.nodeid)
+    session.items[:] = [item for item in session.items if item not in held]
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session):
+    session.items.extend(held)
+    return (yield)
+"""
+
+
+def test_tests_added_after_collection_are_checked_at_setup(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.gpus(1, fallback="cpu")
+class TestHeld:
+    def test_held(self, request): assert request.getfixturevalue("gpus").devices == ("cpu",)
+    def test_held_too(self): pass
+
+@pytest.mark.gpus(99)
+def test_held_skipped(): pass
+
+@pytest.mark.parametrize("gpus", [3], indirect=True)
+def test_held_value(gpus): pass
+"""
+    pytester.makepyfile(holder=HOLDS)
+    result, _ = run(pytester, tests, "-p", "holder")
+    result.assert_outcomes(passed=3, skipped=1, errors=1)
+    result.stdout.fnmatch_lines(["PlanError: *test_held_value*: the fixture gpus takes no value*"])
+
+
+def test_mark_added_to_a_class_applies_from_the_next_test(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+class TestIt:
+    @pytest.fixture(autouse=True, scope="class")
+    def late(self, request): request.node.add_marker(pytest.mark.gpus(1, fallback="cpu"))
+
+    def test_first(self): pass
+    def test_second(self): pass
+    def test_third(self): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1, passed=2)
+
+
+@pytest.mark.clock
+@pytest.mark.usefixtures("no_xdist")
+@pytest.mark.parametrize("gated", ["hook", "fixture", "held"])
+def test_late_gate_on_a_benchmark_is_checked_or_refused(pytester: pytest.Pytester, gated: str) -> None:
+    pytest.importorskip("pytest_benchmark")
+    gate = "energy_gate(budget='0.1 mJ')"
+    plugin = {"hook": ADDS.format(mark=gate), "fixture": "", "held": HOLDS}[gated]
+    decorator = f"@pytest.mark.{gate}" if gated == "held" else ""
+    tests = f"""
+import time
+import pytest
+
+@pytest.fixture(autouse={gated == "fixture"})
+def late(request): request.node.add_marker(pytest.mark.{gate})
+
+def test_plain(): pass
+
+{decorator}
+def test_held(benchmark): benchmark.pedantic(time.sleep, args=(0.02,), rounds=3)
+"""
+    pytester.makepyfile(marker=plugin)
+    result, _ = run(pytester, tests, "-p", "marker", "-p", "no:xdist", "-k", "held")
+    result.assert_outcomes(**{"errors" if gated == "fixture" else "failed": 1})

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options: command line over ini file over default, and one line for an invalid value."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.options.table import OPTIONS, option_row
+from pytest_llenergy.plugin.settings import read_settings
+
+BACKENDS = ", ".join(spec.name for spec in BUILTIN)
+
+MEASURED = "def test_it(energy):\n    energy(lambda: sum(range(10**6)))\n"
+
+
+def usage_error(pytester: pytest.Pytester, *args: str) -> str:
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in result.stderr.lines if line.startswith("ERROR: ")]
+    assert len(errors) == 1, result.stderr.lines
+    return errors[0].removeprefix("ERROR: ")
+
+
+def test_ini_key_has_the_default_and_the_command_line_none(pytester: pytest.Pytester) -> None:
+    config = pytester.parseconfig()
+    assert {option.name: config.getoption(option.ini) for option in OPTIONS} == dict.fromkeys(
+        option.name for option in OPTIONS
+    )
+    assert {option.name: config.getini(option.ini) for option in OPTIONS} == {
+        option.name: option.default or "" for option in OPTIONS
+    }
+
+
+def test_blank_gpus_in_an_ini_file_are_unset(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeini("[pytest]\nenergy_gpus =  \n")
+    assert read_settings(pytester.parseconfig()).gpus is None
+    assert read_settings(pytester.parseconfig("--energy-gpus= all ")).gpus == "all"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--energy-rounds=0"], '--energy-rounds=0: needs a whole number from 1 to 1000000, or "auto"'),
+        (["--energy-rounds=six"], '--energy-rounds=six: needs a whole number from 1 to 1000000, or "auto"'),
+        (["--energy-rounds=²"], '--energy-rounds=²: needs a whole number from 1 to 1000000, or "auto"'),
+        (
+            ["--energy-rounds=1000001"],
+            '--energy-rounds=1000001: needs a whole number from 1 to 1000000, or "auto"',
+        ),
+        (["--energy-threads=65537"], "--energy-threads=65537: needs a whole number from 1 to 65536"),
+        (["--energy-report="], "--energy-report= has no value; add one, or leave the option out"),
+        (["--energy-gpus="], "--energy-gpus= has no value; add one, or leave the option out"),
+        (["--energy-gpus= "], "--energy-gpus= has no value; add one, or leave the option out"),
+        (["--energy-backend=,"], "--energy-backend=,: no name given"),
+        (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
+        (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
+        (["--energy-warmup=some"], '--energy-warmup=some: needs a whole number from 0 to 1000000, or "auto"'),
+        (["--energy-target=0"], "--energy-target=0: needs a share between 0 and 1, such as 2% or 0.02"),
+        (["--energy-target=2%%"], "--energy-target=2%%: needs a share between 0 and 1, such as 2% or 0.02"),
+        (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
+        (["--energy-busy=run"], "--energy-busy=run: must be fail or skip"),
+        (["--energy-busy-timeout=0"], "--energy-busy-timeout=0: needs a number of seconds above 0"),
+        (
+            ["--energy-flops=yes"],
+            "--energy-flops=yes: must be on or off; did you mean: pytest yes --energy-flops",
+        ),
+        (
+            ["--energy-group-by=backend,mark"],
+            "--energy-group-by=backend,mark: unknown: mark; known: name, func, fullfunc, param, backend, "
+            "model, device, param:NAME",
+        ),
+        (["--energy-columns=,"], "--energy-columns=,: no name given"),
+        (["--energy-require=all"], "--energy-require=all: must be measured"),
+        (
+            ["--energy-backend=tranformers"],
+            f"--energy-backend: unknown backend 'tranformers'; known: {BACKENDS}",
+        ),
+        (
+            ["--energy-meter=nvlm"],
+            "--energy-meter: unknown meter 'nvlm'; known: auto, nvml, rapl, estimate, amd, hwmon, command",
+        ),
+        (
+            ["--energy-model=/no/such/model"],
+            "--energy-model: '/no/such/model': no such file or directory, and not a hub id (owner/name)",
+        ),
+        (
+            ["--energy-model=random:huge"],
+            "--energy-model: 'random:huge': unknown preset; known: llama-tiny, llama-135m, bert-tiny",
+        ),
+        pytest.param(
+            ["--energy-model=random:llama-tiny", "--energy-backend=openvino"],
+            "--energy-model: openvino reads .gguf files and OpenVINO IR directories, not random:llama-tiny",
+            marks=pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs OpenVINO"),
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_invalid_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+    pytester.makepyfile(MEASURED)
+    assert usage_error(pytester, *args) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(" 2.5 % ", 0.025), ("8%", 0.08), ("0%", 0.0), ("0", 0.0), ("0.02", 0.02)]
+)
+def test_floor_is_a_share_in_pytest_and_in_commands(
+    pytester: pytest.Pytester, text: str, value: float
+) -> None:
+    assert read_settings(pytester.parseconfig(f"--energy-floor={text}")).floor == pytest.approx(value)
+    assert option_row("floor").read_argument(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["2", "-1%", "100%", "nan%", "2%%", "much"])
+def test_malformed_floor_is_refused_in_pytest_and_in_commands(pytester: pytest.Pytester, text: str) -> None:
+    message = f"floor={text}: needs a share from 0 to 25%, such as 1% or 0.01"
+    with pytest.raises(pytest.UsageError) as of_pytest:
+        read_settings(pytester.parseconfig(f"--energy-floor={text}"))
+    with pytest.raises(PlanError) as of_command:
+        option_row("floor").read_argument(text)
+    assert (str(of_pytest.value), str(of_command.value)) == (f"--energy-{message}", f"--{message}")
+
+
+def test_commands_do_not_import_pytest() -> None:
+    code = "import sys; from pytest_llenergy import cli; cli.build_parser(); print('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "first"), [("columns", "backend, model, device, "), ("sort", "name, fullname, energy_j, ")]
+)
+def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester, option: str, first: str) -> None:
+    pytester.makepyfile(MEASURED)
+    reported = usage_error(pytester, f"--energy-{option}=energyj")
+    assert reported.startswith(f"--energy-{option}=energyj: unknown: energyj; known: {first}")
+    assert "energy_per_output_token_j" in reported
+
+
+def test_help_fits_80_columns_with_whole_words(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = pytester.runpytest("--help")
+    text = " ".join(result.stdout.str().split())
+    for option in OPTIONS:
+        assert option.help in text, "a word is broken"
+        assert f"(default of {option.flag})" in text
+    result.stdout.fnmatch_lines(["  --energy-busy={fail,skip}", "  --energy-flops=[[]{on,off}]"])
+
+
+def test_invalid_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MEASURED)
+    pytester.makeini("[pytest]\nenergy_rounds = many\n")
+    assert (
+        usage_error(pytester)
+        == 'ini key energy_rounds=many: needs a whole number from 1 to 1000000, or "auto"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_path"),
+    [("models/mine", True), ("models/other", False), ("random:llama-tiny", False), ("", False)],
+)
+def test_model_path_in_an_ini_file_is_relative_to_the_root(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, spec: str, is_path: bool
+) -> None:
+    pytester.mkdir("models")
+    pytester.mkdir("models/mine")
+    pytester.makeini(f"[pytest]\nenergy_model = {spec}\n")
+    monkeypatch.chdir(pytester.mkdir("tests"))
+    model = read_settings(pytester.parseconfig("--rootdir=..", "-c", "../tox.ini")).model
+    assert model == (str(pytester.path / spec) if is_path else spec)
+
+
+def test_test_path_as_report_suggests_the_command(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_some=MEASURED)
+    pytester.mkdir("benchmarks")
+    assert "did you mean: pytest benchmarks --energy-report" in usage_error(
+        pytester, "--energy-report", "benchmarks"
+    )
+    assert "did you mean: pytest test_some.py --energy-report" in usage_error(
+        pytester, "--energy-report", "test_some.py"
+    )
+    assert "did you mean: pytest test_some.py::test_it --energy-report" in usage_error(
+        pytester, "--energy-report", "test_some.py::test_it"
+    )
+    assert "did you mean result.json?" in usage_error(pytester, "--energy-report=result")
+
+
+def test_unwritable_report_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("raise SystemExit('collected')")
+    missing = usage_error(pytester, "--energy-report=nowhere/energy.json")
+    assert f"no directory {pytester.path / 'nowhere'}; create it first" in missing
+    # Root may write anywhere but on a read-only file system.
+    if not os.access("/proc/sys", os.W_OK):
+        assert "no permission to write in /proc/sys" in usage_error(
+            pytester, "--energy-report=/proc/sys/energy.json"
+        )
+
+
+def test_command_line_overrides_ini(quick: pytest.Pytester, read_report: object) -> None:
+    quick.makepyfile(MEASURED)
+    quick.runpytest("--energy-report", "--energy-rounds=3").assert_outcomes(passed=1)
+    assert len(read_report()["records"][0]["rounds"]) == 3  # type: ignore[operator]
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    assert len(read_report()["records"][0]["rounds"]) == 2  # type: ignore[operator]

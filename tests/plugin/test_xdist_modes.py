@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All distribution modes of pytest-xdist give the same records, one table and one report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.plugin.xdist import record_id
+
+from .suites import Read
+
+pytestmark = pytest.mark.usefixtures("few_plugins")
+
+DISTS = [
+    "load",
+    *(
+        pytest.param(dist, marks=pytest.mark.slow)
+        for dist in ("loadscope", "loadfile", "loadgroup", "worksteal")
+    ),
+]
+
+SUITE = """
+import time, pytest
+class TestIt:
+    @pytest.mark.xdist_group("two@words")
+    @pytest.mark.parametrize("i", ["a@b", "c::d"])
+    def test_it(self, energy, i):
+        energy(time.sleep, 0.01)
+@pytest.mark.xdist_group("other")
+def test_one(energy):
+    energy(time.sleep, 0.01)
+def test_plain():
+    pass
+def test_breaks(energy):
+    assert False, "broken"
+def test_skips(energy):
+    pytest.skip("not here")
+"""
+
+STATES = {
+    "TestIt::test_it[a@b]": "measured",
+    "TestIt::test_it[c::d]": "measured",
+    "test_one": "measured",
+    "test_breaks": "failed",
+    "test_skips": "skipped",
+}
+
+
+def states(report: dict[str, Any]) -> dict[str, str]:
+    """Return the statuses by node id without the file; fail if an attempt is there twice."""
+    records = report["records"]
+    assert len({(record["id"], record["attempt"]) for record in records}) == len(records)
+    return {record["id"].partition("::")[2]: record["status"] for record in records}
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in path.read_text():
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.1)
+
+
+def tables(result: pytest.RunResult) -> int:
+    return sum(line.strip("= ") == "energy" for line in result.outlines)
+
+
+@pytest.mark.parametrize("dist", DISTS)
+def test_each_test_has_one_record(quick: pytest.Pytester, read_report: Read, dist: str) -> None:
+    quick.makepyfile(SUITE)
+    result = quick.runpytest_subprocess("--energy-report", "-n2", f"--dist={dist}")
+    result.assert_outcomes(passed=4, failed=1, skipped=1)
+    report = read_report()
+    assert states(report) == STATES
+    assert report["run"]["complete"] is True
+    assert tables(result) == 1
+    assert sorted(path.name for path in quick.path.glob("energy*")) == ["energy.json"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(["-n0"], id="-n0"),
+        pytest.param(["--dist=no"], id="--dist=no", marks=pytest.mark.slow),
+        pytest.param(["-n2", "--dist=no"], id="-n2 --dist=no", marks=pytest.mark.slow),
+    ],
+)
+def test_xdist_without_workers_gives_the_same_records(
+    quick: pytest.Pytester, read_report: Read, args: list[str]
+) -> None:
+    quick.makepyfile(SUITE)
+    result = quick.runpytest_subprocess("--energy-report", *args)
+    result.assert_outcomes(passed=4, failed=1, skipped=1)
+    assert states(read_report()) == STATES
+    assert tables(result) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["auto", "logical"])
+def test_auto_and_logical_start_one_worker_without_gpus(quick: pytest.Pytester, word: str) -> None:
+    quick.makepyfile("def test_it(energy):\n    energy(lambda: None)\n")
+    result = quick.runpytest_subprocess("--energy-report", "-n", word)
+    result.stdout.fnmatch_lines(["*1/1 worker*"])
+
+
+class TestGroups:
+    def test_group_is_removed_from_the_record_id(self) -> None:
+        """xdist appends the group to the node id, which would match no test of an ungrouped baseline."""
+        for name in ["t.py::test_it", "t.py::test_it[a@b]", "t.py::T::test_it[c::d[0]]", "a@b/t.py::test_it"]:
+            assert record_id(f"{name}@some group", grouped=True) == name
+            assert record_id(f"{name}@a@b", grouped=True) == name
+            assert record_id(name, grouped=True) == name
+
+    def test_grouped_test_compares_with_an_ungrouped_baseline(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
+        """pytest 9.2 keeps the node id by itself; earlier versions need the correction."""
+        quick.makepyfile(
+            "import time, pytest\n@pytest.mark.xdist_group('one')\ndef test_it(energy):\n"
+            "    energy(time.sleep, 0.02)\n"
+        )
+        quick.runpytest("--energy-report=base.json")
+        quick.runpytest_subprocess("--energy-report", "--energy-compare=base.json", "-n1", "--dist=loadgroup")
+        (record,) = read_report()["records"]
+        assert record["id"] == "test_grouped_test_compares_with_an_ungrouped_baseline.py::test_it"
+        assert [each["verdict"] for each in record["comparisons"]] != ["new"]
+
+
+class TestEach:
+    """``--dist=each``: every worker runs every test."""
+
+    def test_every_worker_has_a_record_of_every_test(self, quick: pytest.Pytester, read_report: Read) -> None:
+        quick.makepyfile(SUITE)
+        result = quick.runpytest_subprocess("--energy-report", "-n2", "--dist=each")
+        result.assert_outcomes(passed=8, failed=2, skipped=2)
+        expected = {
+            f"{name.partition('[')[0]}@{worker}{''.join(name.partition('[')[1:])}": state
+            for name, state in STATES.items()
+            for worker in ("gw0", "gw1")
+        }
+        report = read_report()
+        assert states(report) == expected
+        assert report["run"]["complete"] is True
+        assert tables(result) == 1
+        lines = [line.split()[0] for line in result.outlines if line.startswith("test_one@")]
+        assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "the table names the workers"
+
+    @pytest.mark.slow
+    def test_records_carry_the_ids_of_their_workers(self, quick: pytest.Pytester, read_report: Read) -> None:
+        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
+        quick.runpytest_subprocess(
+            "--energy-report", "--dist=each", "--tx=popen//id=new", "--tx=popen//id=old"
+        )
+        assert set(states(read_report())) == {"test_it@new", "test_it@old"}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("args", [["-n1"], ["--tx=popen"]])
+    def test_single_worker_adds_no_name(
+        self, quick: pytest.Pytester, read_report: Read, args: list[str]
+    ) -> None:
+        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
+        quick.runpytest_subprocess("--energy-report", "--dist=each", *args)
+        assert set(states(read_report())) == {"test_it"}
+
+    @pytest.mark.slow
+    def test_each_worker_is_compared_with_its_own_baseline(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
+        quick.makepyfile(
+            """
+            import os, time
+            def test_it(energy):
+                energy(time.sleep, 0.02 if os.environ["PYTEST_XDIST_WORKER"] == "gw0" else 0.06)
+            """
+        )
+        args = ("--tx=2*popen", "--dist=each", "--energy-rounds=4")
+        quick.runpytest_subprocess("--energy-report=base.json", *args)
+        quick.runpytest_subprocess("--energy-report", "--energy-compare=base.json", *args)
+        report = read_report()
+        assert report["baseline"]["absent"] == []
+        for record in report["records"]:
+            (comparison,) = record["comparisons"]
+            assert comparison["id"] == record["id"]
+            assert 0.7 < comparison["ratio"] < 1.4, "not the other worker's"
+
+    @pytest.mark.slow
+    def test_baseline_of_one_worker_leaves_all_tests_new(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
+        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
+        quick.runpytest_subprocess("--energy-report=base.json")
+        result = quick.runpytest_subprocess(
+            "--energy-report", "--energy-compare=base.json", "-n2", "--dist=each"
+        )
+        assert {record["comparisons"][0]["verdict"] for record in read_report()["records"]} == {"new"}
+        result.stdout.fnmatch_lines(["in base.json but not compared: test_it (not in this run)"])
+
+
+class TestStopping:
+    @pytest.mark.parametrize("args", [["-x"], pytest.param(["--maxfail=2"], marks=pytest.mark.slow)])
+    def test_stopped_run_keeps_finished_tests(
+        self, quick: pytest.Pytester, read_report: Read, args: list[str]
+    ) -> None:
+        quick.makepyfile(
+            """
+            import time, pytest
+            @pytest.mark.parametrize("i", range(12))
+            def test_it(energy, i):
+                energy(time.sleep, 0.01)
+                assert i % 4 != 1, i
+            """
+        )
+        result = quick.runpytest_subprocess("--energy-report", "-n2", *args)
+        outcomes = result.parseoutcomes()
+        report = read_report()
+        assert len(states(report)) == outcomes["passed"] + outcomes["failed"] < 12
+        assert sum(state == "failed" for state in states(report).values()) == outcomes["failed"]
+        assert report["run"]["complete"] is False
+        assert tables(result) == 1
+
+
+@pytest.mark.slow
+def test_looponfail_runs_again_after_an_edit(quick: pytest.Pytester) -> None:
+    """``--looponfail`` reruns pytest in a subprocess."""
+    suite = quick.makepyfile("def test_it(energy):\n    energy(sum, [1])\n    assert False\n")
+    command = [sys.executable, "-m", "pytest", "-f", "--energy-report", "-p", "no:cacheprovider"]
+    output = quick.path / "output"
+    with output.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
+        try:
+            wait_for(output, "1 failed")
+            wait_for(output, "LOOPONFAILING")
+            (record,) = json.loads(Path("energy.json").read_text())["records"]
+            assert record["status"] == "failed"
+            suite.write_text("def test_it(energy):\n    energy(sum, [1])\n    assert 'now it passes'\n")
+            wait_for(output, "1 passed")
+        finally:
+            process.kill()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers: groups of real ranks on the CPU, calls in them, and work that hangs or leaves processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.local import LocalHost
+from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan, plan_processes
+from pytest_llenergy.ranks.start_method import StartMethod
+from pytest_llenergy.ranks.timeouts import TimeLimit
+from pytest_llenergy.ranks.workload import call_workload
+
+PLAIN = Capabilities(data=True)
+TORCH = Capabilities(data=True, framework="torch")
+#: Preloads a module that imports fast.
+LIGHT = Capabilities(data=True, preload=("decimal",))
+
+
+METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
+
+
+def plan(n: int, capabilities: Capabilities = PLAIN, threads: int | None = 1) -> ProcessPlan:
+    """Plan ``n`` ranks that share two cores."""
+    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], threads)
+
+
+def run(
+    ranks: RankGroup, function: Callable[..., Any] | str, *args: Any, timeout_s: float = 300.0
+) -> list[Any]:
+    """Return the results of all ranks."""
+    workload = call_workload(ranks, function, args, {}, timeout_s)
+    workload.run_round()
+    return workload.results()
+
+
+class LimitOnceItHangs(TimeLimit):
+    """A time limit that ends as soon as ranks are where they hang, however long that takes them."""
+
+    def __init__(self, seconds: float, hangs: Callable[[], bool]) -> None:
+        super().__init__(seconds)
+        self._hangs = hangs
+
+    def left_s(self) -> float:
+        """Wait for the ranks, then leave no time."""
+        deadline = time.monotonic() + 60
+        while not self._hangs():
+            assert time.monotonic() < deadline, "the ranks do not get to where they hang"
+            time.sleep(0.01)
+        return 0.0
+
+
+def run_until_it_hangs(
+    ranks: RankGroup,
+    function: Callable[..., Any] | str,
+    *args: Any,
+    hangs: Callable[[], bool] | None = None,
+) -> None:
+    """Call what hangs, with a limit of 0.5 s that ends when it does: by default once all have said so."""
+
+    def all_have_begun() -> bool:
+        return all("begun" in rank.log.tail() for rank in ranks._ranks)
+
+    workload = call_workload(ranks, function, args, {}, 60.0)
+    workload.prepare_round()
+    workload._limit = LimitOnceItHangs(0.5, hangs or all_have_begun)
+    workload.work()
+
+
+def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
+    """Start ranks on this host."""
+    return RankGroup(plan(n, capabilities), {LOCALHOST: host})
+
+
+def leave_daemon() -> int:
+    """Leave a grandchild in a session of its own, with no inherited descriptor and no living parent."""
+    import os
+    import time
+
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        daemon = os.fork()
+        if daemon:
+            os.write(write, str(daemon).encode())
+            os._exit(0)
+        os.closerange(0, 100)
+        time.sleep(300)
+    os.wait()
+    return int(os.read(read, 20))
+
+
+def hold_the_lock_of_the_interpreter() -> None:
+    import ctypes
+
+    print("begun", flush=True)
+    ctypes.PyDLL(None).sleep(300)

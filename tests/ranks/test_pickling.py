@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is pickled by value: definitions of test files and of helpers that ranks cannot import."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.ranks.workload import pickle_call
+
+from .groups import METHODS
+from .no_torch import without_torch
+
+
+def pickled_call(*call: Any) -> bytes:
+    """Return the pickle of a function, its arguments and its keyword arguments."""
+    with io.BytesIO() as file:
+        pickle_call(file, *call)
+        return file.getvalue()
+
+
+#: A module that cannot be pickled by value.
+WITH_LOCK = """
+import threading
+LOCK = threading.Lock()
+def locked(number):
+    with LOCK:
+        return number
+"""
+
+WRAPPED = """
+import functools
+import operator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FACTOR = 3
+
+def times(x, y=1):
+    return FACTOR * x * y
+
+@functools.lru_cache(maxsize=7)
+def cached(x):
+    return times(x)
+
+def logged(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args)
+    return call
+
+@dataclass
+class Point:
+    x: int
+    def times(self, y):
+        return times(self.x, y)
+    def __call__(self, y):
+        return self.times(y)
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+def test_partial(workers):
+    assert workers.run(functools.partial(functools.partial(times, 2), y=5)) == [30]
+def test_cached(workers):
+    assert workers.run(cached, 2) == [6]
+    assert workers.run(lambda: (cached(2), cached(2), cached.cache_info()))[0][2][:3] == (1, 1, 7)
+def test_wrapped(workers):
+    assert workers.run(logged(cached), 2) == [6]
+def test_function_in_arguments(workers):
+    assert workers.run(functools.reduce, times, [1, 2, 3]) == [54]
+    assert workers.run(sorted, [2, 1], key=times) == [[1, 2]]
+    assert workers.run(list, [{"nested": (Point(1),)}]) == [[{"nested": (Point(1),)}]]
+    assert workers.run(sum, Pair(1, 2)) == [3]
+def test_methods(workers):
+    assert workers.run(Point(2).times, 5) == [30]
+    assert workers.run(Point(2), 5) == [30]
+    assert workers.run(operator.methodcaller("times", 5), Point(2)) == [30]
+"""
+
+CLASSES = """
+import functools
+
+class Limits:
+    low = 1
+    high = 2
+    @functools.cached_property
+    def middle(self):
+        return (self.low + self.high) / 2
+
+def test_cached_property(workers):
+    limits = Limits()
+    assert workers.run(lambda: (limits.middle, vars(limits))) == [(1.5, {"middle": 1.5})]
+    (found,) = workers.run(Limits)
+    assert type(found) is Limits and found.middle == 1.5
+"""
+
+#: A module beside the test file, in a package that is not on the search path.
+BESIDE = """
+FACTOR = 3
+class Point:
+    x = 2
+def times(x, y):
+    return FACTOR * x * y
+"""
+
+USES_BESIDE = """
+import functools
+from . import beside, conftest
+from .beside import Point, times
+def test_function(workers):
+    assert workers.run(lambda: times(Point.x, 5)) == [30]
+def test_module(workers):
+    assert workers.run(lambda: beside.times(beside.Point.x, 5)) == [30]
+    assert workers.run(lambda: conftest.added(1)) == [2]
+def test_type(workers):
+    assert type(workers.run(lambda: Point())[0]) is Point
+def test_cached(workers):
+    cached = functools.lru_cache(times)
+    assert workers.run(lambda: cached(2, 5)) == [30]
+"""
+
+#: The finder that setuptools installs for an editable package; a .pth file installs it, here sitecustomize.
+EDITABLE = """
+import sys
+from importlib.util import spec_from_file_location
+
+MAPPING = {mapping!r}
+
+class _EditableFinder:
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname in MAPPING:
+            place = MAPPING[fullname]
+            of = {{"submodule_search_locations": [place]}}
+            return spec_from_file_location(fullname, place + "/__init__.py", **of)
+        return None
+
+sys.meta_path.append(_EditableFinder)
+"""
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(
+    pytester: pytest.Pytester, mode: str
+) -> None:
+    (pytester.mkdir("deeper") / "test_wrapped.py").write_text(WRAPPED)
+    without_torch(pytester.path)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--import-mode={mode}")
+    result.assert_outcomes(passed=5)
+
+
+def test_helpers_beside_a_test_file_are_pickled_by_value_if_ranks_cannot_import_them(
+    pytester: pytest.Pytester,
+) -> None:
+    package = pytester.mkdir("root") / "checks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "beside.py").write_text(BESIDE)
+    (package / "conftest.py").write_text("def added(x):\n    return x + 1\n")
+    (package / "test_uses.py").write_text(USES_BESIDE)
+    without_torch(pytester.path)
+    arguments = ("-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir=root", "root")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize(
+    "place", ["usr/lib/python3/dist-packages", "home/.local/lib/python3/site-packages", "of_a_user"]
+)
+def test_installed_packages_are_pickled_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    directory = tmp_path / place
+    directory.mkdir(parents=True)
+    name = f"with_lock_{len(place)}"
+    (directory / f"{name}.py").write_text(WITH_LOCK)
+    monkeypatch.syspath_prepend(directory)
+    module = importlib.import_module(name)
+    if place == "of_a_user":
+        with pytest.raises(WorkerError, match="locked and its arguments cannot be sent to the ranks"):
+            pickled_call(module.locked, (1,), {})
+    else:
+        assert pickle.loads(pickled_call(module.locked, (1,), {}))[0] is module.locked
+
+
+def test_an_instance_of_an_importable_class_keeps_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("with_type")
+    _, (*_, instance), _ = pickle.loads(pickled_call(id, (module.Locked(),), {}))
+    assert type(instance) is module.Locked
+
+
+def is_registered() -> bool:
+    return __name__ in cloudpickle.list_registry_pickle_by_value()
+
+
+def test_modules_that_a_test_has_registered_stay_registered() -> None:
+    pickled_call(is_registered, (), {})
+    assert not is_registered()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        pickled_call(is_registered, (), {})
+        assert is_registered()
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_class_with_a_cached_property_can_be_pickled(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(CLASSES)
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_of_an_editable_install_are_pickled_by_name(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """No entry of the search path leads to it, and with a lock it cannot be pickled by value."""
+    package = pytester.mkdir("elsewhere") / "tiny"
+    (package / "deeper").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "deeper" / "__init__.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
+    site = pytester.mkdir("site")
+    (site / "sitecustomize.py").write_text(EDITABLE.format(mapping={"tiny": str(package)}))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    pytester.makepyfile(
+        """
+        from tiny import deeper
+        def is_known(value):
+            import sys
+            return type(value) is sys.modules["tiny.deeper"].Locked, [type(value)]
+        def test_it(workers):
+            assert workers.run(is_known, deeper.Locked()) == [(True, [deeper.Locked])]
+        """
+    )
+    without_torch(pytester.path)
+    arguments = ("-p", "no:cacheprovider", f"--energy-start-method={method}")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+
+
+def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "on_and_off.py").write_text("class Value: pass\n")
+    by_name = []
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        module = importlib.import_module("on_and_off")
+        by_name.append(pickled_call(id, (module.Value(),), {}))
+    by_name.append(pickled_call(id, (module.Value(),), {}))
+    # The name of the module is in both, but only pickled by name is it imported.
+    assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]
+
+
+def test_helpers_that_another_host_lacks_are_pickled_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("SIZE = 3\ndef size():\n    return SIZE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only_here = importlib.import_module("only_here")
+    asked: list[str] = []
+
+    def is_everywhere(path: str) -> bool:
+        asked.append(path)
+        return False
+
+    def call() -> Any:
+        return only_here.size()
+
+    by_value = pickled_call(call, (), {}, is_everywhere)
+    by_name = pickled_call(call, (), {}, lambda _: True)
+    assert str(tmp_path / "only_here.py") in asked
+    monkeypatch.delitem(sys.modules, "only_here")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    function, (_, _, *args), kwargs = pickle.loads(by_value)
+    assert function(*args, **kwargs) == 3
+    with pytest.raises(ModuleNotFoundError, match="only_here"):
+        pickle.loads(by_name)

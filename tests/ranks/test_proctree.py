@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named shared memory and semaphores end with the ranks that made them; files of others stay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy.ranks.local import LocalHost
+
+from .groups import PLAIN, run, start
+
+SHM = Path("/dev/shm")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the directory is Linux's")
+
+
+@pytest.fixture
+def own_host() -> Iterator[LocalHost]:
+    host = LocalHost("spawn")
+    yield host
+    host.close()
+
+
+def make_memory_and_semaphore() -> tuple[str, str]:
+    """Kept open; the names of their files."""
+    import multiprocessing
+    import sys
+    from multiprocessing import shared_memory
+
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    # One of a child that is started anew keeps its name, one for forks does not.
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    sys.modules["kept_for_the_test"] = (memory, semaphore)  # type: ignore[assignment]
+    return memory.name, f"sem.{semaphore._semlock.name.lstrip('/')}"  # type: ignore[attr-defined]
+
+
+def test_shared_memory_of_killed_ranks_is_removed(own_host: LocalHost) -> None:
+    ranks = start(own_host, 1, PLAIN)
+    (made,) = run(ranks, make_memory_and_semaphore)
+    assert all((SHM / name).exists() for name in made)
+    ranks.kill()
+    assert not [name for name in made if (SHM / name).exists()]
+
+
+def start_slow_cleaner(done: str) -> None:
+    """A process by the name of one that cleans up, which takes two seconds once the rank is gone."""
+    import subprocess
+    import sys
+
+    code = "import pathlib, sys, time; sys.stdin.read(); time.sleep(2); pathlib.Path(sys.argv[1]).touch()"
+    command = [sys.executable, "-c", code, done, "multiprocessing.resource_tracker"]
+    kept = subprocess.Popen(command, stdin=subprocess.PIPE)
+    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
+
+
+def test_a_cleaner_that_is_slow_is_waited_for(own_host: LocalHost, tmp_path: Path) -> None:
+    """As on a busy machine."""
+    ranks = start(own_host, 1, PLAIN)
+    run(ranks, start_slow_cleaner, str(tmp_path / "done"))
+    ranks.kill()
+    assert (tmp_path / "done").exists()
+
+
+def map_files(paths: list[str]) -> None:
+    """Kept mapped, and nowhere else."""
+    import mmap
+    import os
+    import sys
+
+    kept = [mmap.mmap(os.open(path, os.O_RDWR), 4096) for path in paths]
+    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
+
+
+def test_shared_files_that_ranks_only_mapped_stay(own_host: LocalHost, tmp_path: Path) -> None:
+    """Weights are kept there, too: only who made a name may remove it."""
+    ranks = start(own_host, 1, PLAIN)
+    directory = SHM / f"llenergy-test-{tmp_path.name}"
+    directory.mkdir()
+    files = [directory / "model.safetensors", SHM / f"{directory.name}.gguf"]
+    try:
+        for file in files:
+            file.write_bytes(bytes(4096))
+        run(ranks, map_files, [str(file) for file in files])
+        ranks.kill()
+        assert all(file.stat().st_size == 4096 for file in files)
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def start_cleaner() -> int:
+    """A process by the name of one that cleans up, which never ends."""
+    import subprocess
+    import sys
+
+    code = "import time; time.sleep(300)"
+    return subprocess.Popen([sys.executable, "-c", code, "multiprocessing.resource_tracker"]).pid
+
+
+def test_a_cleaner_that_does_not_end_is_killed(own_host: LocalHost) -> None:
+    ranks = start(own_host, 1, PLAIN)
+    (pid,) = run(ranks, start_cleaner)
+    assert psutil.pid_exists(pid)
+    ranks.kill()
+    assert not psutil.pid_exists(pid)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are forks of a supervisor which has preloaded modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.ranks.local import LocalHost
+
+from .groups import (
+    run,
+    start,
+)
+from .survivors import survivors
+
+
+def test_ranks_never_descend_from_pytest_by_fork(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They inherit neither its memory nor its open files, whatever libraries did to them."""
+    monkeypatch.setattr(sys, "only_in_pytest", True, raising=False)
+    with Path(__file__).open() as file:
+        os.set_inheritable(file.fileno(), True)
+
+        def inherited(name: str) -> tuple[bool, bool]:
+            open_files = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+            return hasattr(sys, "only_in_pytest"), Path(name) in open_files
+
+        assert run(start(host), inherited, __file__) == [(False, False)] * 2
+
+
+class TestForks:
+    @pytest.fixture
+    def host(self, mark: str) -> Iterator[LocalHost]:
+        host = LocalHost("forkserver")
+        yield host
+        host.close()
+
+    def test_forks_have_preloaded_modules_and_sessions_of_their_own(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
+
+        def look() -> tuple[bool, bool, str]:
+
+            return "this" in sys.modules, os.getsid(0) == os.getpid(), os.environ["RANK"]
+
+        # Without a preload by the supervisor nobody would have imported it.
+        assert run(ranks, look) == [(True, True, "0"), (True, True, "1")]
+        ranks.close()
+
+    def test_a_failed_preload_is_an_error_with_its_traceback(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_wheel.py").write_text("raise ImportError('libcudnn.so.9: lost')")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError) as caught:
+            start(host, capabilities=Capabilities(data=True, preload=("broken_wheel",)))
+        assert str(caught.value).startswith(
+            "importing broken_wheel before the ranks are forked failed: ImportError: libcudnn.so.9: lost\n"
+        )
+        assert "broken_wheel.py" in caught.value.details
+
+    def test_a_module_that_starts_threads_is_refused(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    ) -> None:
+        (tmp_path / "threaded.py").write_text(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
+            start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
+        assert len(survivors(mark)) == 2
+
+    def test_variables_read_on_import_are_those_of_the_test(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+        def read_variable() -> object:
+            import importlib
+
+            return importlib.import_module("reads_early").SEEN
+
+        found = []
+        for value in ("1", "2"):
+            monkeypatch.setenv("TORCH_READ_EARLY", value)
+            ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
+            found += run(ranks, read_variable)
+            ranks.close()
+        assert found == ["1", "2"]
+
+    def test_forks_share_seeded_random_numbers_but_not_those_of_the_system(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
+
+        def draw() -> tuple[float, float]:
+            import numpy as np
+
+            return float(np.random.random()), float(np.random.default_rng().random())
+
+        (first, first_own), (second, second_own) = run(ranks, draw)
+        assert first == second
+        assert first_own != second_own
+        ranks.close()

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor between pytest and its ranks: no process of a run outlives it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy import scratch
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.ranks import timeouts
+from pytest_llenergy.ranks.local import LocalHost
+
+from .groups import (
+    hold_the_lock_of_the_interpreter,
+    leave_daemon,
+    run,
+    run_until_it_hangs,
+    start,
+)
+from .survivors import await_none, survivors
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine processes may end late, and write their stacks late."""
+    for name in ("EXIT_CODE_TIMEOUT_S", "GUARD_EXIT_TIMEOUT_S", "STACKS_TIMEOUT_S"):
+        monkeypatch.setattr(timeouts, name, 60.0)
+
+
+def test_processes_left_by_ranks_end_with_their_group(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    daemons = run(ranks, leave_daemon)
+    assert set(daemons) <= set(survivors(mark))
+    ranks.close()
+    # Only the supervisor waits for the next group, and its guard.
+    assert len(survivors(mark)) == 2
+    host.close()
+    assert await_none(mark) == {}
+
+
+def test_orphans_of_a_living_rank_are_left_alone(host: LocalHost, mark: str) -> None:
+    ranks = start(host, 1)
+    (daemon,) = run(ranks, leave_daemon)
+    run(ranks, sum, ())
+    assert daemon in survivors(mark)
+    assert isinstance(daemon, int)
+    assert psutil.Process(daemon).ppid() == ranks.ranks[0].pid
+    ranks.close()
+
+
+def test_descendants_of_a_killed_rank_are_killed(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    run(ranks, leave_daemon)
+    os.kill(ranks.ranks[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"^rank 0 of 2 \(cpu, pid \d+\): was killed by SIGKILL"):
+        run(ranks, sum, ())
+    assert len(survivors(mark)) == 2
+
+
+def test_ranks_that_hold_the_interpreters_lock_are_killed_and_show_their_stacks(host: LocalHost) -> None:
+    ranks = start(host)
+    with pytest.raises(WorkerError, match=r"did not answer within 0.5 s; the ranks were ended") as caught:
+        run_until_it_hangs(ranks, hold_the_lock_of_the_interpreter)
+    assert [title for title, _ in caught.value.sections] == ["output of rank 0", "output of rank 1"]
+    for _, text in caught.value.sections:
+        assert text.startswith("begun\n")
+        assert "in hold_the_lock_of_the_interpreter" in text
+    assert not any(psutil.pid_exists(rank.pid) for rank in ranks.ranks)
+
+
+def test_groups_follow_one_another_under_one_supervisor(host: LocalHost) -> None:
+    parents = []
+    for _ in range(3):
+        ranks = start(host, 1)
+        parents += run(ranks, os.getppid)
+        ranks.close()
+    assert len(set(parents)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_of_a_killed_supervisor_end_and_it_is_replaced(
+    host: LocalHost, mark: str, number: signal.Signals
+) -> None:
+    ranks = start(host)
+    (supervisor, _) = run(ranks, os.getppid)
+    run(ranks, leave_daemon)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, number)
+    while supervisor in survivors(mark):
+        continue
+    with pytest.raises(
+        WorkerError,
+        match=rf"supervisor of the ranks \(pid {supervisor}\) was ended by {number.name}; its ranks ended",
+    ):
+        run(ranks, sum, ())
+    # What the ranks had started is found by its environment.
+    assert await_none(mark) == {}
+    again = start(host)
+    assert run(again, max, 1, 2) == [2, 2]
+    again.close()
+
+
+def leave_stranger() -> int:
+    """Leave a grandchild with an empty environment."""
+
+    code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(300)"
+    with subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1" &', sys.executable, code],
+        stdout=subprocess.PIPE,
+        env={},
+        start_new_session=True,
+        close_fds=True,
+    ) as shell:
+        assert shell.stdout is not None
+        return int(shell.stdout.readline())
+
+
+def is_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("which", ["supervisor", "guard"])
+def test_supervisor_and_guard_clean_up_after_each_other(
+    host: LocalHost, mark: str, which: str, number: signal.Signals
+) -> None:
+    ranks = start(host, 1)
+    (stranger,) = run(ranks, leave_stranger)
+    assert isinstance(stranger, int)
+    supervisor = psutil.Process(ranks.ranks[0].pid).ppid()
+    guard = psutil.Process(supervisor).ppid()
+    assert guard not in (1, os.getpid())
+    os.kill(supervisor if which == "supervisor" else guard, number)
+    try:
+        # Without any request.
+        assert is_gone(stranger)
+        assert is_gone(ranks.ranks[0].pid)
+        assert is_gone(supervisor)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stranger, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"supervisor of the ranks \(pid {supervisor}\) "):
+        run(ranks, sum, ())
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def fork_and_sleep() -> None:
+    """Work together with a forked child, which keeps the rank's connection open."""
+    import os
+    import time
+
+    os.fork()
+    print("forked", flush=True)
+    time.sleep(300)
+
+
+def kill_supervisor_and_guard(pid: int) -> None:
+    """Kill both at once, so that neither cleans up."""
+    both = [pid, psutil.Process(pid).ppid()]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for each in both:
+            os.kill(each, number)
+
+
+def test_ranks_without_supervisor_and_guard_are_not_waited_for(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    log = host.directory(ranks._name) / "rank1.log"
+    supervisor = psutil.Process(ranks.ranks[0].pid).ppid()
+
+    def kill_both() -> None:
+        while log.read_text().count("forked") < 2:
+            time.sleep(0.01)
+        kill_supervisor_and_guard(supervisor)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(kill_both)
+        # Far longer than the test may take.
+        with pytest.raises(
+            WorkerError,
+            match=rf"supervisor of the ranks \(pid {supervisor}\) was ended by SIGKILL; its ranks",
+        ):
+            run(ranks, fork_and_sleep, timeout_s=600)
+    assert await_none(mark) == {}
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def leave_fork() -> None:
+    import os
+    import time
+
+    if os.fork() == 0:
+        time.sleep(300)
+
+
+def test_idle_ranks_without_supervisor_and_guard_count_as_dead(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    run(ranks, leave_fork)
+    assert [ranks.has_dead_rank] == [False]
+    kill_supervisor_and_guard(psutil.Process(ranks.ranks[0].pid).ppid())
+    while not ranks.has_dead_rank:
+        time.sleep(0.01)
+    ranks.close()
+    assert await_none(mark) == {}
+
+
+def test_the_next_run_ends_and_removes_what_a_run_without_survivors_has_left(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_swept", set())
+    code = (
+        "import time\n"
+        "from tests.ranks.groups import *\n"
+        "from tests.ranks.test_supervisor import leave_fork\n"
+        "ranks = start(LocalHost('forkserver'), 1)\n"
+        "run(ranks, leave_fork)\n"
+        "print(ranks.ranks[0].pid, flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    ) as pytest_:
+        assert pytest_.stdout is not None
+        supervisor = psutil.Process(int(pytest_.stdout.readline())).ppid()
+        (stale,) = tmp_path.iterdir()
+        host = LocalHost("spawn")
+        start(host, 1).close()
+        host.close()
+        # It was in use.
+        assert list(tmp_path.iterdir()) == [stale]
+        os.kill(pytest_.pid, signal.SIGSTOP)
+        kill_supervisor_and_guard(supervisor)
+        pytest_.kill()
+    while len(survivors(mark)) != 1:
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == [stale]
+    scratch._swept.clear()
+    start(host, 1).close()
+    host.close()
+    assert await_none(mark) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_outlive_the_thread_that_has_started_them(host: LocalHost) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        ranks = thread.submit(start, host, 1).result()
+    assert run(ranks, max, 1, 2) == [2]
+    ranks.close()
+
+
+def test_a_too_large_environment_is_reported_and_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = LocalHost("forkserver")
+    # A single one may have 128 KiB (MAX_ARG_STRLEN, linux/binfmts.h).
+    monkeypatch.setenv("MUCH_TOO_LONG", "x" * 200_000)
+    with pytest.raises(
+        WorkerError,
+        match=r"^the supervisor of the ranks cannot be started: Argument list too long; the environment has "
+        r"\d+ bytes, 200000 of them in MUCH_TOO_LONG: unset variables that are not needed$",
+    ):
+        start(host, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_supervisor_that_does_not_answer_is_replaced(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(timeouts, "SUPERVISOR_ANSWER_TIMEOUT_S", 0.5)
+        patch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 0.5)
+        ranks.close()
+    assert await_none(mark) == {}
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+@pytest.mark.timeout(90)
+def test_a_stopped_supervisor_is_not_waited_for(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "SUPERVISOR_ANSWER_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 120.0)
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, signal.SIGSTOP)
+    with pytest.raises(
+        WorkerError, match=rf"^the supervisor of the ranks \(pid {supervisor}\) is stopped, by SIGSTOP or the"
+    ):
+        host.send_signal(ranks._name, 0)
+    ranks.kill()
+    assert await_none(mark) == {}
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("which", ["supervisor", "guard"])
+def test_a_supervisor_or_guard_stopped_while_idle_is_not_waited_for(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 120.0)
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    ranks.close()
+    os.kill(supervisor if which == "supervisor" else psutil.Process(supervisor).ppid(), signal.SIGSTOP)
+    host.close()
+    assert await_none(mark) == {}
+
+
+def test_a_late_answer_is_not_mistaken_for_the_next(host: LocalHost) -> None:
+    ranks = start(host, 1)
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("of the test")
+
+    def ask() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        host.send_signal(ranks._name, 0)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    try:
+        os.kill(supervisor, signal.SIGSTOP)
+        with pytest.raises((TimeoutError, WorkerError)):
+            ask()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.kill(supervisor, signal.SIGCONT)
+    ranks.kill()
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def test_an_incomplete_message_is_a_failure(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "PARTIAL_MESSAGE_TIMEOUT_S", 1)
+    # It goes on.
+    monkeypatch.setattr(timeouts, "EXIT_CODE_TIMEOUT_S", 0.5)
+    ranks = start(host, 1)
+
+    def begin_to_answer() -> None:
+        import os
+        import stat
+        import time
+
+        for each in range(3, 100):
+            try:
+                if stat.S_ISSOCK(os.fstat(each).st_mode):
+                    os.write(each, b"\0\0\0\7")
+            except OSError:
+                continue
+        time.sleep(60)
+
+    with pytest.raises(WorkerError, match="rank 0 of 1"):
+        run(ranks, begin_to_answer)
+
+
+def test_the_reported_start_method_is_the_real_one(mark: str) -> None:
+    host = LocalHost("forkserver")
+    # With nothing to preload there is nothing to fork from.
+    for preload, method in (((), "spawn"), (("decimal",), "forkserver")):
+        ranks = start(host, 1, Capabilities(data=True, preload=preload))
+        assert ranks.start_method == method
+        (line,) = run(ranks, lambda: open("/proc/self/cmdline").read())  # noqa: PTH123, SIM115
+        assert ("rank.py" in str(line)) is (method == "spawn")
+        ranks.close()
+    host.close()
+
+
+def test_a_process_whose_first_thread_has_ended_is_killed(host: LocalHost, mark: str) -> None:
+    def leave_leaderless() -> int:
+        import ctypes
+        import os
+        import threading
+        import time
+
+        child = os.fork()
+        if child == 0:
+            threading.Thread(target=time.sleep, args=(300,)).start()
+            # The thread goes on: this is pthread_exit, and not exit.
+            ctypes.CDLL(None).pthread_exit(None)
+        return child
+
+    ranks = start(host, 1)
+    (pid,) = run(ranks, leave_leaderless)
+    assert isinstance(pid, int)
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        continue
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    ranks.close()
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of outputs: accuracy with its uncertainty, and accuracy per joule."""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.record.record import Metric
+from pytest_llenergy.record.scoring import CORPUS_METRICS, accuracy_metrics, exact_match, score_outputs
+
+ENERGY = Metric(value=4.0, unit="J", uncertainty=0.2, uncertainty_absolute=0.4, n=6)
+
+
+def test_exact_match_ignores_white_space_around_both() -> None:
+    assert exact_match(" 42\n", "42") == 1.0
+    assert exact_match("42", "43") == 0.0
+    assert exact_match("Paris", "paris") == 0.0
+
+
+def test_the_best_of_several_references_counts() -> None:
+    assert score_outputs(["two", "4"], [["2", "two"], "3"], "exact_match") == [1.0, 0.0]
+    assert score_outputs(["two"], [("2", "two")], "exact_match") == [1.0]
+    assert score_outputs(["The answer is 4"], ["4"], lambda text, ref: float(ref in text)) == [1.0]
+
+
+def test_a_reference_may_be_of_any_type() -> None:
+    assert score_outputs(["4", "7"], [4, 6], lambda text, number: float(int(text) == number)) == [1.0, 0.0]
+    assert score_outputs(["4", "7"], [4, (6, 7)], "exact_match") == [1.0, 1.0]
+    assert score_outputs(["a"], [{"answer": "a"}], lambda text, row: float(text == row["answer"])) == [1.0]
+
+
+def test_accuracy_has_a_binomial_uncertainty() -> None:
+    """Jeffreys' posterior for 8 of 10: Beta(8.5, 2.5)."""
+    metric, custom = accuracy_metrics([1] * 8 + [0] * 2, ENERGY)["accuracy"]
+    u = math.sqrt(8.5 * 2.5 / (11**2 * 12))
+    assert metric.value == pytest.approx(0.8)
+    assert (metric.unit, metric.n) == ("1", 10)
+    assert metric.uncertainty == metric.uncertainty_absolute == pytest.approx(u)
+    assert (custom.better, custom.values) == ("more", [1.0] * 8 + [0.0] * 2)
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_perfect_score_of_few_items_is_not_certain(score: float) -> None:
+    metric, _ = accuracy_metrics([score] * 3, ENERGY)["accuracy"]
+    assert metric.uncertainty is not None
+    assert 0.1 < metric.uncertainty < 0.3
+
+
+def test_accuracy_per_joule_has_both_uncertainties() -> None:
+    found = accuracy_metrics([1, 1, 1, 0], ENERGY)
+    accuracy, per_joule = found["accuracy"][0], found["accuracy_per_joule"][0]
+    assert accuracy.value == 0.75
+    assert per_joule.value == pytest.approx(0.75 / 4)
+    assert per_joule.unit == "1/J"
+    assert accuracy.uncertainty is not None
+    relative = math.hypot(accuracy.uncertainty / 0.75, 0.1)
+    assert per_joule.uncertainty == pytest.approx(0.75 / 4 * relative)
+
+
+def test_without_joules_there_is_only_accuracy() -> None:
+    assert set(accuracy_metrics([1, 0], None)) == {"accuracy"}
+    assert set(accuracy_metrics([1, 0], Metric(value=None, unit="J", reason="no meter"))) == {"accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ([1.1], "1.1"),
+        ([-0.1], "-0.1"),
+        (["1"], "'1'"),
+        ([math.nan], "nan"),
+        ([1, None], "None"),
+        ([10**400], f"{10**29}…{'0' * 29}"),
+    ],
+)
+def test_scores_outside_0_to_1_are_refused(scores: list[Any], shown: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        accuracy_metrics(scores, None)
+    assert str(caught.value) == f"score: {shown} is not a number from 0 to 1"
+
+
+def test_references_may_come_from_any_iterable() -> None:
+    assert score_outputs(["a", "b"], iter(["a", "c"]), "exact_match") == [1.0, 0.0]
+    assert score_outputs(["1", "2"], array("i", [1, 3]), "exact_match") == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("references", "scorer", "message"),
+    [
+        (["a"], "exact_match", "score: 1 reference for 2 outputs; give one for each"),
+        ("ab", "exact_match", "score: 1 reference for 2 outputs; give one for each"),
+        (iter("abc"), "exact_match", "score: 3 references for 2 outputs; give one for each"),
+        (None, "exact_match", "score: references is None, needs a list with one for each output"),
+        (3, "exact_match", "score: references is 3, needs a list with one for each output"),
+        ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
+        (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
+        (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),
+    ],
+)
+def test_what_cannot_be_scored_is_one_line(references: Any, scorer: str, message: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        score_outputs(["a", "b"], references, scorer)
+    assert str(caught.value) == message
+
+
+def test_lm_eval_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(
+        LLEnergyError, match=r"^score: lm_eval:exact_match needs lm-eval .*pip install lm_eval$"
+    ):
+        score_outputs(["a"], ["a"], "lm_eval:exact_match")
+
+
+class Registry(ModuleType):
+    """The names of lm-eval's registry that are used, with metrics of its kinds."""
+
+    def __init__(self, registry: str) -> None:
+        super().__init__("lm_eval.api.registry")
+        metrics = {
+            "exact_match": self.exact_match,
+            "chrf": lambda item: item,
+            "bleu": lambda item: item,
+            "acc": lambda item: item,
+            "wer": lambda predictions, references: {"wer": float(predictions != references)},
+        }
+        setattr(self, registry, metrics)
+        self.metrics = metrics
+
+    @staticmethod
+    def exact_match(predictions: list[str], references: list[str]) -> dict[str, float]:
+        return {"exact_match": float(predictions == references)}
+
+    def get_metric(self, name: str) -> Any:
+        assert name in self.metrics, "lm-eval would search the network"
+        return self.metrics[name]
+
+    @staticmethod
+    def is_higher_better(name: str) -> bool | None:
+        # None as for a metric that was registered without a direction.
+        return {"exact_match": True, "chrf": True, "wer": False}.get(name)
+
+    @staticmethod
+    def get_metric_aggregation(name: str) -> Any:
+        # As in lm-eval, per cent, of pairs of a reference and an output.
+        # Rounding may leave a little more than all.
+        return lambda items: 100.00000000000004 * sum(ref == out for ref, out in items) / len(items)
+
+
+@pytest.fixture(params=["metric_registry", "METRIC_REGISTRY"])
+def lm_eval(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a stand-in: its registry had another name in earlier versions."""
+    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.metrics"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", Registry(request.param))
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_metric_of_lm_eval_compares_texts() -> None:
+    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
+    assert score_outputs(["a", "b"], ["a", "c"], "lm_eval:chrf") == [1.0, 0.0]
+
+
+@pytest.mark.usefixtures("lm_eval")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", "score: lm-eval has no metric 'nonsense'; those of single outputs: exact_match, chrf"),
+        ("bleu", "score: the metric bleu of lm-eval does not score single outputs against references"),
+        ("acc", "score: the metric acc of lm-eval does not score single outputs against"),
+        (
+            "wer",
+            "score: wer of lm-eval is better the lower it is, and scores are better the higher they are; "
+            "use one of exact_match, chrf",
+        ),
+    ],
+)
+def test_a_metric_of_lm_eval_that_scores_no_texts_is_refused(name: str, message: str) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        score_outputs(["a"], ["a"], f"lm_eval:{name}")
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_lm_eval_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lm_eval")
+    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
+    for name in CORPUS_METRICS:
+        texts = ["the cat sat on the mat today", "a dog"]
+        right, wrong = score_outputs(texts, [texts[0], "the cat sat"], f"lm_eval:{name}")
+        assert right == pytest.approx(1.0)
+        assert 0 <= wrong < 0.3
+    for name in ("f1", "acc", "acc_norm", "mcc", "bypass", "bleu"):
+        with pytest.raises(LLEnergyError, match=f"the metric {name} of lm-eval does not score single"):
+            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
+    for name in ("perplexity", "ter"):
+        with pytest.raises(LLEnergyError, match=f"{name} of lm-eval is better the lower it is"):
+            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
+    with pytest.raises(LLEnergyError, match="lm-eval has no metric 'nonsense'"):
+        score_outputs(["42"], ["42"], "lm_eval:nonsense")
+    assert "HF Evaluate" not in capfd.readouterr().err

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports in other tools' formats, read by those tools where they can run here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.record.comparison import ComparedReports, ReportSource
+from pytest_llenergy.record.custom_metrics import add_metric
+from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.report import (
+    SCHEMA_VERSION,
+    PairedReport,
+    Report,
+    encode_paired_report,
+    encode_report,
+)
+from pytest_llenergy.report.export import BENCHER_MEASURES, OPENMETRICS_GAUGES, TARGETS, Target
+from pytest_llenergy.report.store import Journal
+
+from ..compare.runs import TEST, record_of, report_of, round_of, scaled
+from ..record.reports import RECORD, REPORT
+
+#: https://bencher.dev/bmf.json
+BMF = {
+    "$schema": "http://json-schema.org/draft-07/schema",
+    "type": "object",
+    "patternProperties": {
+        ".+": {
+            "type": "object",
+            "patternProperties": {
+                ".+": {
+                    "type": "object",
+                    "properties": {
+                        "value": {"type": "number"},
+                        "lower_value": {"type": "number"},
+                        "upper_value": {"type": "number"},
+                    },
+                    "required": ["value"],
+                }
+            },
+        }
+    },
+}
+
+#: It was measured, it has no joules, it did not run.
+LOST = record_of("t.py::lost", [None] * 3)
+GONE = Record(id="t.py::gone", attempt=1, status="skipped", reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def export(report: Report | PairedReport, target: str, *options: str) -> str:
+    """What the command writes into a file."""
+    data = encode_paired_report(report) if isinstance(report, PairedReport) else encode_report(report)
+    Path("in.json").write_bytes(data)
+    assert main(["export", "in.json", "--format", target, "-o", "out", *options]) == 0
+    return Path("out").read_bytes().decode()
+
+
+def paired() -> PairedReport:
+    side = ReportSource(origin="x", run_id="1", started_at="2026-01-02T03:04:05Z", complete=True)
+    return PairedReport(
+        schema_version=SCHEMA_VERSION,
+        tool=REPORT.tool,
+        pairs="6+6",
+        complete=True,
+        sessions=[],
+        base=report_of(record_of()),
+        head=report_of(record_of(joules=scaled(1.1))),
+        compared=ComparedReports(base=side, head=side, comparisons=[]),
+    )
+
+
+class TestPytestBenchmark:
+    def compare(self, *names: str) -> list[dict[str, str]]:
+        """What the installed tool says of the files."""
+        command = [sys.executable, "-m", "pytest_benchmark", "compare", *names, "--csv=out.csv"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Failed to load" not in done.stderr
+        assert "test_decode[8]" in done.stdout
+        return list(csv.DictReader(io.StringIO(Path("out.csv").read_text())))
+
+    def test_pytest_benchmark_compares_two_exports(self) -> None:
+        for name, factor in (("a.json", 1.0), ("b.json", 1.5)):
+            rounds = [round_of(10.0, duration_s=factor * each) for each in (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)]
+            Path(name).write_text(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))
+        rows = self.compare("a.json", "b.json")
+        assert [float(row["median"]) for row in rows] == pytest.approx([1.25, 1.875])
+        assert [float(row["max"]) for row in rows] == pytest.approx([4.5, 6.75])
+
+    def test_pytest_benchmark_computes_the_same_statistics(self) -> None:
+        from pytest_benchmark.stats import Stats
+
+        seconds = (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)
+        rounds = [round_of(10.0, duration_s=each) for each in seconds]
+        (benchmark,) = json.loads(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))[
+            "benchmarks"
+        ]
+        own = Stats()
+        for each in seconds:
+            own.update(each / 2)  # two iterations a round
+        theirs, ours = own.as_dict(), benchmark["stats"]
+        assert ours.pop("outliers") == theirs.pop("outliers")
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs)
+
+    def test_energy_is_in_extra_info_and_never_in_stats(self) -> None:
+        (benchmark,) = json.loads(export(report_of(record_of()), "pytest-benchmark"))["benchmarks"]
+        assert benchmark["fullname"] == TEST
+        assert benchmark["stats"]["mean"] == pytest.approx(1.0)
+        assert benchmark["stats"]["ops"] == pytest.approx(1.0)
+        assert benchmark["extra_info"]["energy_j"] == pytest.approx(5.0025)
+        assert benchmark["extra_info"]["energy_kind"] == "measured"
+        assert not any("energy" in name for name in benchmark["stats"])
+
+    def test_the_hosts_of_a_cluster_are_in_the_machine_info(self) -> None:
+        here = REPORT.environment
+        assert here is not None
+        on_cluster = report_of(record_of(), environment=here.with_hosts({"n1": here}))
+        machine = json.loads(export(on_cluster, "pytest-benchmark"))["machine_info"]
+        hosts = machine.pop("hosts")
+        assert hosts == {"n1": machine}
+        assert json.loads(export(report_of(record_of()), "pytest-benchmark"))["machine_info"] == machine
+
+    def test_tests_without_rounds_are_absent(self) -> None:
+        assert json.loads(export(report_of(GONE), "pytest-benchmark"))["benchmarks"] == []
+
+
+class TestAction:
+    def test_every_metric_where_less_is_better_is_exported_in_its_unit(self) -> None:
+        entries = json.loads(export(report_of(record_of(), GONE), "github-action-benchmark"))
+        found = {each["name"].removeprefix(f"{TEST} "): each for each in entries}
+        assert "output_tokens_per_s" not in found
+        assert all(METRICS[name].better == "less" for name in found)
+        token = found["energy_per_output_token_j"]
+        assert (token["unit"], token["value"]) == ("J/token", pytest.approx(10.005 / 16))
+        assert token["range"].startswith("± 0.00")
+        assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
+        # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
+        assert {each["unit"] for each in entries} == {"J", "J·s", "J/token", "J/request", "W", "s"}
+
+
+class TestBencher:
+    def test_the_schema_of_its_format_accepts_it(self) -> None:
+        found = json.loads(export(report_of(record_of(), LOST, GONE), "bencher"))
+        jsonschema.Draft7Validator(BMF).validate(found)
+        assert list(found) == [TEST, "t.py::lost"]
+        assert found[TEST]["latency"]["value"] == pytest.approx(1e9)
+        energy = found[TEST]["energy-per-output-token"]
+        assert energy["lower_value"] < energy["value"] < energy["upper_value"]
+        assert "energy" not in found["t.py::lost"]
+
+    def test_measures_have_valid_names(self) -> None:
+        assert set(BENCHER_MEASURES) == set(METRICS)
+        names = [name for name, _ in BENCHER_MEASURES.values()]
+        assert len(set(names)) == len(names)
+        assert all(name.replace("-", "").isalpha() and name.islower() and len(name) <= 64 for name in names)
+
+
+class TestOpenMetrics:
+    def read(self, text: str) -> dict[str, Any]:
+        assert text.endswith("# EOF\n")
+        return {family.name: family for family in parse(text)}
+
+    def test_the_reference_parser_reads_it(self) -> None:
+        families = self.read(export(report_of(record_of(), LOST, GONE), "openmetrics"))
+        family = families["llenergy_energy_per_output_token_joules"]
+        assert (family.type, family.unit) == ("gauge", "joules")
+        (sample,) = family.samples
+        assert sample.value == pytest.approx(10.005 / 16)
+        assert sample.labels["test"] == TEST
+        assert (sample.labels["kind"], sample.labels["commit"]) == ("measured", "abc")
+        assert len(sample.labels["device"]) == 12
+        assert len(families["llenergy_duration_seconds"].samples) == 2
+        assert families["llenergy_energy_uncertainty_joules"].samples[0].value > 0
+        assert "llenergy_peak_memory_bytes" not in families
+
+    def test_every_metric_has_a_gauge(self) -> None:
+        assert set(OPENMETRICS_GAUGES) == set(METRICS)
+
+    def test_labels_are_escaped(self) -> None:
+        name = 't.py::t["a\\nb\\"\n{},=]'
+        families = self.read(export(report_of(record_of(name)), "openmetrics"))
+        assert families["llenergy_energy_joules"].samples[0].labels["test"] == name
+
+    def test_both_sides_of_a_paired_file_are_exported(self) -> None:
+        families = self.read(export(paired(), "openmetrics"))
+        sides = {each.labels["side"]: each.value for each in families["llenergy_energy_joules"].samples}
+        assert sides == pytest.approx({"base": 5.0, "head": 5.5}, rel=1e-3)
+
+
+class TestCsv:
+    def read(self, text: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    def test_each_metric_of_each_test_has_a_line(self) -> None:
+        hostile = record_of('t.py::t["a,b"\n]')
+        rows = self.read(export(report_of(record_of(), hostile), "csv"))
+        (row,) = [row for row in rows if row["id"] == TEST and row["metric"] == "energy_j"]
+        assert float(row["value"]) == pytest.approx(5.0025)
+        assert (row["unit"], row["n"], row["status"], row["commit"]) == ("J", "6", "measured", "abc")
+        assert {row["id"] for row in rows} == {TEST, hostile.id.replace("\n", r"\n")}
+
+    def test_missing_values_are_empty_with_a_reason(self) -> None:
+        rows = self.read(export(report_of(LOST, GONE), "csv"))
+        (energy,) = [row for row in rows if row["metric"] == "energy_j"]
+        assert (energy["value"], energy["reason"]) == ("", "the counter stood still")
+        (gone,) = [row for row in rows if row["id"] == "t.py::gone"]
+        assert (gone["status"], gone["metric"], gone["value"], gone["reason"]) == (
+            "skipped",
+            "",
+            "",
+            "no GPU",
+        )
+
+    def test_the_last_attempt_counts(self) -> None:
+        rows = self.read(
+            export(report_of(record_of(), record_of(joules=scaled(2), attempt=2)), "csv", "--format=csv")
+        )
+        (energy,) = [row for row in rows if row["metric"] == "energy_j"]
+        assert float(energy["value"]) == pytest.approx(10.005)
+
+
+class TestFiles:
+    def test_a_journal_is_exported_like_a_report(self, capsys: pytest.CaptureFixture[str]) -> None:
+        journal = Journal(Path("energy.x.journal.jsonl"), report_of(complete=False))
+        journal.add(record_of())
+        journal.close(remove=False)
+        assert main(["export", "energy.x.journal.jsonl", "--format=bencher"]) == 0
+        assert list(json.loads(capsys.readouterr().out)) == [TEST]
+
+    @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
+    def test_the_head_of_a_paired_file_is_exported_by_default(
+        self, options: tuple[str, ...], joules: float
+    ) -> None:
+        found = json.loads(export(paired(), "bencher", *options))
+        assert found[TEST]["energy"]["value"] == pytest.approx(joules, rel=1e-3)
+
+    def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("in.json").write_bytes(encode_report(report_of(record_of())))
+        assert main(["export", "in.json", "--format=csv", "--side=base"]) == 2
+        assert (
+            capsys.readouterr().err == "llenergy export: --side=base: in.json holds one run, without sides\n"
+        )
+
+    def test_a_duplicate_test_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("in.json").write_bytes(encode_report(report_of(record_of(), record_of())))
+        assert main(["export", "in.json", "--format=csv", "-o", "out"]) == 2
+        assert f"{TEST} has two records of attempt " in capsys.readouterr().err
+        assert not Path("out").exists()
+
+    def test_a_failed_test_has_no_figures_unless_only_its_gate_failed(self) -> None:
+        failed = msgspec.structs.replace(record_of(), status="failed")
+        assert json.loads(export(report_of(failed), "bencher")) == {}
+        gated = msgspec.structs.replace(failed, failed_gate=True)
+        assert list(json.loads(export(report_of(gated), "bencher"))) == [TEST]
+
+
+class TestCustomMetrics:
+    """Metrics of tests and hooks, with names that look like those of built-in metrics of a format."""
+
+    @pytest.fixture
+    def report(self) -> Report:
+        record = record_of()
+        for name, value, unit, better in (
+            ("overlap_joules", [0.5, 0.7], "1", "more"),
+            ("latency", 12.0, "ms", "less"),
+            ("LATENCY", 3.0, '%/"é', "less"),
+        ):
+            record = add_metric(record, name, value, unit=unit, better=better)  # type: ignore[arg-type]
+        return report_of(record)
+
+    def test_openmetrics_has_unit_and_direction_as_labels(self, report: Report) -> None:
+        families = {each.name: each for each in parse(export(report, "openmetrics"))}
+        samples = families["llenergy_custom_metric"].samples
+        assert [
+            (each.labels["metric"], each.labels.get("unit"), each.labels["better"]) for each in samples
+        ] == [
+            ("overlap_joules", "1", "more"),
+            ("latency", "ms", "less"),
+            ("LATENCY", '%/"é', "less"),
+        ]
+        assert [each.value for each in samples] == pytest.approx([0.6, 12.0, 3.0])
+        (u,) = families["llenergy_custom_metric_uncertainty"].samples
+        assert u.labels["metric"] == "overlap_joules"
+        assert "llenergy_energy_joules" in families
+
+    def test_bencher_has_unit_and_direction_in_the_name_of_the_measure(self, report: Report) -> None:
+        found = json.loads(export(report, "bencher"))
+        jsonschema.Draft7Validator(BMF).validate(found)
+        measures = found[TEST]
+        assert measures["overlap_joules (more is better)"]["value"] == pytest.approx(0.6)
+        assert measures["latency (ms, less is better)"] == {"value": 12.0}
+        # Of the record itself, in nanoseconds.
+        assert "latency" not in measures or measures["latency"]["value"] != 12.0
+        assert max(map(len, measures)) <= 64
+
+    def test_github_action_benchmark_has_a_file_for_each_direction(
+        self, report: Report, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        less, more = (
+            {each["name"].partition(" ")[2]: each for each in json.loads(export(report, target))}
+            for target in ("github-action-benchmark", "github-action-benchmark-bigger")
+        )
+        assert (less["latency"]["value"], less["latency"]["unit"]) == (12.0, "ms")
+        assert more["overlap_joules"]["extra"].startswith("2 values\n")
+        assert less["latency"]["extra"].startswith("1 value\n")
+        assert "output_tokens_per_s" in more
+        assert not less.keys() & more.keys()
+        notes = [line.partition(" leaves out ")[2] for line in capsys.readouterr().err.splitlines()]
+        assert notes == [
+            "overlap_joules (more is better); csv has all metrics, github-action-benchmark-bigger those",
+            "LATENCY (less is better), latency (less is better); csv has all metrics, "
+            "github-action-benchmark those",
+        ]
+
+    def test_csv_and_pytest_benchmark_have_unit_and_direction(self, report: Report) -> None:
+        rows = csv.DictReader(io.StringIO(export(report, "csv"), newline=""))
+        better = {row["metric"]: (row["unit"], row["better"]) for row in rows}
+        assert better["overlap_joules"] == ("1", "more")
+        assert better["energy_j"] == ("J", "less")
+        (benchmark,) = json.loads(export(report, "pytest-benchmark"))["benchmarks"]
+        assert benchmark["extra_info"]["custom_metrics"]["latency"] == {"unit": "ms", "better": "less"}
+        assert benchmark["extra_info"]["latency"] == 12.0
+
+    def test_a_name_too_long_for_bencher_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        record = add_metric(record_of(), "w" * 60, 1.0, unit="ms", better="less")
+        assert not any(
+            name.startswith("w") for name in json.loads(export(report_of(record), "bencher"))[TEST]
+        )
+        assert f"bencher leaves out {'w' * 60} (its name is too long)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_metrics_without_a_direction_are_exported_or_named(
+    capsys: pytest.CaptureFixture[str], target: Target
+) -> None:
+    own = Metric(value=3.0, unit="widgets", n=1)
+    record = record_of(metrics={**RECORD.metrics, "widgets_made": own})
+    Path("own.json").write_bytes(encode_report(report_of(record)))
+    assert main(["export", "own.json", "--format", target]) == 0
+    out, err = capsys.readouterr()
+    one_direction = target.startswith("github-action-benchmark")
+    assert ("widgets_made" in out) == (not one_direction)
+    note = f"llenergy export: {target} leaves out widgets_made (no direction is known); csv has all metrics\n"
+    assert err == (note if one_direction else "")
