@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for inner runs with pytest-benchmark and pytest-xdist."""
+"""Fixtures for inner runs with pytest-benchmark and pytest-xdist, and for those compared with a baseline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from .inner import ONE, WATTS_FROM_ENV, fake_measure
 from .suites import SHORT
 
 
@@ -26,3 +27,33 @@ def bench(quick: pytest.Pytester, no_xdist: None) -> Callable[..., pytest.RunRes
         return quick.runpytest("--energy-report", *SHORT, *args)
 
     return run
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Return a pytester with few short rounds per test and a meter whose power is set by WATTS."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("WATTS", "10")
+    monkeypatch.setenv("KIND", "measured")
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 6\nenergy_warmup = 0\nenergy_gap = 0.05\nenergy_budget = 0.1\n"
+        "energy_target = 50%\n"
+    )
+    pytester.makeconftest("import os\n" + WATTS_FROM_ENV)
+    return pytester
+
+
+@pytest.fixture
+def quick_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Return the same pytester with ``measure`` replaced by one that does not wait."""
+    monkeypatch.setattr("pytest_llenergy.plugin.fixtures.energy.measure_on_hosts", fake_measure)
+    return suite
+
+
+@pytest.fixture
+def base(quick_suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Return a pytester with one test and its baseline at 10 W; later runs draw 11 W."""
+    quick_suite.makepyfile(test_some=ONE)
+    quick_suite.runpytest("--energy-report=base.json").assert_outcomes(passed=1)
+    monkeypatch.setenv("WATTS", "11")
+    return quick_suite
