@@ -97,6 +97,18 @@ def test_the_same_outputs_make_a_saving_an_improvement(letters: pytest.Pytester,
     assert "rivers" not in json.dumps(record)
 
 
+def test_a_function_that_generates_itself_has_no_outputs_to_compare(
+    letters: pytest.Pytester, read_report: Read
+) -> None:
+    (letters.path / "test_some.py").write_text(
+        "def test_it(energy, backend):\n"
+        "    run = energy(lambda: backend.generate(['Name three rivers.'], max_new_tokens=2))\n"
+        "    assert len(run.result.token_ids[0]) == 2\n"
+    )
+    run(letters, "--energy-report").assert_outcomes(passed=1)
+    assert read_report()["records"][0]["outputs"] == []
+
+
 def test_other_weights_are_caught(
     letters: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
