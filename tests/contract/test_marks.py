@@ -102,6 +102,32 @@ def test_fixture_gpus_alone(gpus):
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == gpus.visible_devices
 """
 
+#: Tests that pass.
+GETS = (
+    "test_default_is_one",
+    "test_three",
+    "test_name",
+    "test_memory",
+    "test_mig",
+    "test_fallback",
+    "test_no_fallback_where_there_are_gpus",
+    "test_class",
+    "test_closest_mark_wins",
+    "test_of_a_parameter[1]",
+    "test_of_a_parameter[2]",
+    "test_sweep[300]",
+    "test_sweep[None]",
+)
+
+#: Tests that are skipped or an error, with a word of the reason.
+CANNOT = {
+    "test_too_many": ("skipped", "5"),
+    "test_no_such_name": ("skipped", "B200"),
+    "test_impossible_setting": ("error", "700 W"),
+    "test_setting_of_the_cpu": ("error", "gpu"),
+}
+
+#: Marks, and a word of the line about each.
 BAD = {
     "gpus_0": ("gpus(0)", "whole number"),
     "gpus_word": ("gpus('two')", "whole number"),
@@ -145,51 +171,25 @@ def tests(module_project: Project, world: World) -> dict[str, Ended]:
     return module_project.suite("test_good.py")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_default_is_one",
-        "test_three",
-        "test_name",
-        "test_memory",
-        "test_mig",
-        "test_fallback",
-        "test_no_fallback_where_there_are_gpus",
-        "test_class",
-        "test_closest_mark_wins",
-        "test_of_a_parameter[1]",
-        "test_of_a_parameter[2]",
-        "test_sweep[300]",
-        "test_sweep[None]",
-        pytest.param(
-            "test_plain_test_with_the_mark_alone",
-            marks=fault("a plain test with the mark leases a GPU and sees every GPU"),
-        ),
-        pytest.param(
-            "test_fixture_gpus_alone",
-            marks=fault("with the fixture gpus alone, CUDA_VISIBLE_DEVICES stays unset"),
-        ),
-    ],
-)
-def test_a_test_gets_what_its_mark_asks_for(tests: dict[str, Ended], name: str) -> None:
-    assert tests[name] == Ended("passed", "")
+def test_a_test_gets_what_its_mark_asks_for(tests: dict[str, Ended]) -> None:
+    assert {name: tests[name] for name in GETS if tests[name].outcome != "passed"} == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "outcome", "words"),
-    [
-        ("test_too_many", "skipped", ["5", "4"]),
-        ("test_no_such_name", "skipped", ["B200"]),
-        ("test_impossible_setting", "error", ["200", "700 W"]),
-        ("test_setting_of_the_cpu", "error", ["gpu"]),
-    ],
-)
-def test_a_test_that_cannot_have_it_does_not_run_and_says_why(
-    tests: dict[str, Ended], name: str, outcome: str, words: list[str]
-) -> None:
-    assert tests[name].outcome == outcome
-    assert "SystemExit" not in tests[name].why
-    assert all(word in tests[name].why for word in words), tests[name].why
+@fault("a plain test with the mark leases a GPU and sees every GPU")
+def test_a_plain_test_with_the_mark_alone_sees_its_gpu(tests: dict[str, Ended]) -> None:
+    assert tests["test_plain_test_with_the_mark_alone"].outcome == "passed"
+
+
+@fault("with the fixture gpus alone, CUDA_VISIBLE_DEVICES stays unset")
+def test_the_fixture_gpus_alone_shows_its_gpu(tests: dict[str, Ended]) -> None:
+    assert tests["test_fixture_gpus_alone"].outcome == "passed"
+
+
+def test_a_test_that_cannot_have_it_does_not_run_and_says_why(tests: dict[str, Ended]) -> None:
+    for name, (outcome, word) in CANNOT.items():
+        assert tests[name].outcome == outcome, name
+        assert "SystemExit" not in tests[name].why, name
+        assert word in tests[name].why, tests[name].why
 
 
 def test_a_fallback_to_the_cpu_is_in_the_record_and_in_the_summary(
@@ -217,17 +217,17 @@ def bad(module_project: Project) -> Outcome:
     return module_project.pytest("bad")
 
 
-@pytest.mark.parametrize("name", list(BAD))
-def test_a_bad_argument_is_one_line_at_collection(bad: Outcome, name: str) -> None:
+def test_a_bad_argument_is_one_line_at_collection(bad: Outcome) -> None:
     """The line names the test, the mark, and what was found or is needed."""
     assert bad.ret == pytest.ExitCode.INTERRUPTED
-    mark, word = BAD[name]
-    place = next(n for n, line in enumerate(bad.lines) if re.search(rf"collecting bad/test_{name}\.py", line))
-    message, following = bad.lines[place + 1 : place + 3]
-    assert mark.partition("(")[0] in message
-    assert word in message
-    assert "test_it" in message
-    assert following.startswith(("___", "==="))
+    assert bad.counts == {"error": len(BAD)}
+    for name, (mark, word) in BAD.items():
+        place = next(n for n, line in enumerate(bad.lines) if f"collecting bad/test_{name}.py" in line)
+        message, following = bad.lines[place + 1 : place + 3]
+        assert mark.partition("(")[0] in message
+        assert word in message
+        assert "test_it" in message
+        assert following.startswith(("___", "===")), following
 
 
 def test_marks_are_explained(module_project: Project) -> None:

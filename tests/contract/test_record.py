@@ -69,11 +69,11 @@ def ran(module_project: Project) -> Project:
     return module_project
 
 
-@pytest.mark.parametrize("name", ["energy.json", "estimated.json"])
-def test_the_report_follows_the_published_schema(ran: Project, name: str) -> None:
+def test_the_report_follows_the_published_schema(ran: Project) -> None:
     published = schema("report-1")
     jsonschema.Draft202012Validator.check_schema(published)
-    jsonschema.validate(ran.report(name), published)
+    for name in ("energy.json", "estimated.json"):
+        jsonschema.validate(ran.report(name), published)
 
 
 def test_the_schema_refuses_what_is_no_report(ran: Project) -> None:
@@ -208,19 +208,16 @@ def test_no_password_of_the_environment_is_in_a_report(ran: Project) -> None:
     assert "hunter2" not in ran.text("s.json")
 
 
-@pytest.mark.parametrize(
-    "format_",
-    ["pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"],
-)
-def test_exports_have_the_energy_of_each_measured_test(ran: Project, format_: str) -> None:
-    exported = ran.llenergy("export", "energy.json", f"--format={format_}")
-    assert exported.ret == 0
+def test_exports_have_the_energy_of_each_measured_test(ran: Project) -> None:
     value = ran.records()["test_measured[16-None]"]["metrics"]["energy_j"]["value"]
-    assert "test_measured[16-None]" in exported.out
-    assert f"{value:.6g}"[:6] in exported.out.replace(" ", "")
-    assert "test_skips" not in exported.out or format_ == "csv"
-    if format_ not in ("openmetrics", "csv"):
-        json.loads(exported.out)
+    for format_ in ("pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"):
+        exported = ran.llenergy("export", "energy.json", f"--format={format_}")
+        assert exported.ret == 0
+        assert "test_measured[16-None]" in exported.out
+        assert f"{value:.6g}"[:5] in exported.out, format_
+        assert "test_skips" not in exported.out or format_ == "csv"
+        if format_ not in ("openmetrics", "csv"):
+            json.loads(exported.out)
 
 
 def test_parts_of_a_run_are_merged_once_each(ran: Project) -> None:
