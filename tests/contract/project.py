@@ -190,13 +190,13 @@ class Project:
     def pytest(self, *args: str, **env: str) -> Outcome:
         return self.run(sys.executable, "-m", "pytest", *args, **env)
 
-    def suite(self, *args: str, **env: str) -> dict[str, Ended]:
+    def suite(self, *args: str, junit: str = "junit.xml", **env: str) -> dict[str, Ended]:
         """Run pytest with a report, and return what became of each test, by name with parameters."""
-        outcome = self.pytest("--energy-report", "--junit-xml=junit.xml", *args, **env)
+        outcome = self.pytest("--energy-report", f"--junit-xml={junit}", *args, **env)
         if outcome.ret not in (0, 1):
             raise RuntimeError(f"pytest ended with {outcome.ret}\n{outcome.out}\n{outcome.err}")
         found = {}
-        for case in ElementTree.parse(self.path / "junit.xml").iter("testcase"):
+        for case in ElementTree.parse(self.path / junit).iter("testcase"):
             result = next((each for each in case if each.tag in ("failure", "error", "skipped")), None)
             message = "" if result is None else f"{result.get('message')}\n{result.text}"
             name = str(case.get("name"))

@@ -174,6 +174,8 @@ def test_the_environment_says_which_boards_may_be_used(project: Project, world: 
         ("7", [], "skipped", "skipped"),
     ):
         env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        # Indices are ambiguous without it, where boards differ.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         ended = project.pytest("test_v.py", "-rsP", *options, **env)
         found = re.findall(r"leased \(.*\)", ended.out)
         assert found == [each for each in (one, two) if each != "skipped"]
@@ -222,9 +224,11 @@ def test_a_lost_board_leaves_the_others(project: Project, world: World) -> None:
     project.write("test_v.py", VISIBLE)
     ended = project.pytest("test_v.py", "-rsP")
     assert re.findall(r"leased \(.*\)", ended.out) == ["leased (1,)"]
-    assert ended.counts.get("skipped") == 1
+    assert ended.counts["passed"] == 1
+    assert "lost" in ended.text
 
 
+@fault("a byte of a board's name that is not UTF-8 makes every test on GPUs an error")
 def test_the_name_of_a_board_may_have_any_bytes(project: Project, world: World) -> None:
     content = bytearray(world.path.read_bytes())
     place = content.find(b"NVIDIA H200")
@@ -236,6 +240,7 @@ def test_the_name_of_a_board_may_have_any_bytes(project: Project, world: World) 
     assert "leased (0, 1)" in ended.out
 
 
+@fault("another module named pynvml ends the run with an INTERNALERROR")
 def test_another_module_named_pynvml_leaves_tests_of_the_cpu(project: Project, world: World) -> None:
     project.write("pynvml.py", "__version__ = '0'\n")
     project.write("test_e.py", "def test_it(energy): energy(sum, range(1000))\n")
