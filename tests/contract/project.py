@@ -96,7 +96,6 @@ class Ended(NamedTuple):
     why: str
 
 
-
 def clean_environment() -> dict[str, str]:
     """Return the variables of this process without those of an outer pytest or CI."""
     dropped = ("PYTEST_", "LLENERGY_", "GITHUB_", "GITLAB_", "SLURM_", "CUDA_", "NVML_")
@@ -169,8 +168,6 @@ class Project:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A background job ignores Ctrl-C, and its children would, too.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,  # noqa: PLW1509
         )
 
     def start_pytest(self, *args: str, **env: str) -> subprocess.Popen[str]:

@@ -87,7 +87,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         chat = self.path.endswith("chat/completions")
         prompt = asked["messages"] if chat else asked["prompt"]
-        words = sum(len(str(each["content"]).split()) for each in prompt) if chat else len(str(prompt).split())
+        words = (
+            sum(len(str(each["content"]).split()) for each in prompt) if chat else len(str(prompt).split())
+        )
         tokens = int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
         usage = {
             "prompt_tokens": words,

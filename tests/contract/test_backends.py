@@ -147,7 +147,10 @@ def test_random_models_and_other_models_are_named_in_the_record(project: Project
     project.pytest("--energy-backend=transformers", "--energy-report", project.meter()).check(passed=1)
     (record,) = project.records().values()
     assert record["backend"]["model"] == "random:llama-tiny"
-    assert all(each["tokens"]["output"] == 4 * each["iterations"] or each["tokens"]["output"] == 4 for each in record["rounds"])
+    assert all(
+        each["tokens"]["output"] == 4 * each["iterations"] or each["tokens"]["output"] == 4
+        for each in record["rounds"]
+    )
 
 
 def test_a_model_that_is_not_there_is_one_line(project: Project) -> None:

@@ -204,9 +204,7 @@ def test_a_wrong_use_fails_the_test_and_says_why(tests: dict[str, Ended]) -> Non
         assert word in tests[name].why, tests[name].why
 
 
-def test_own_values_and_metrics_are_in_the_record(
-    tests: dict[str, Ended], module_project: Project
-) -> None:
+def test_own_values_and_metrics_are_in_the_record(tests: dict[str, Ended], module_project: Project) -> None:
     record = module_project.records()["test_own_values"]
     assert record["extra_info"] == {"note": {"a": [1, None, "ü"]}}
     metric = record["metrics"]["overlap"]

@@ -65,9 +65,7 @@ class Hosts:
     def run(self, source: str, *args: str) -> str:
         """Run a test file, and return what it printed."""
         self.project.write("test_it.py", source)
-        ended = self.project.pytest(
-            "test_it.py", "--energy-report", "--energy-cluster=ray", "-rs", *args
-        )
+        ended = self.project.pytest("test_it.py", "--energy-report", "--energy-cluster=ray", "-rs", *args)
         return ended.out + ended.err
 
 

@@ -186,9 +186,7 @@ def test_the_environment_says_which_boards_may_be_used(project: Project, world: 
 
 def test_a_uuid_selects_a_board(project: Project, world: World) -> None:
     project.write("test_v.py", VISIBLE)
-    ended = project.pytest(
-        "test_v.py", "-rsP", "-k", "one", CUDA_VISIBLE_DEVICES=world.board(1).uuid
-    )
+    ended = project.pytest("test_v.py", "-rsP", "-k", "one", CUDA_VISIBLE_DEVICES=world.board(1).uuid)
     assert "leased (1,)" in ended.out
 
 

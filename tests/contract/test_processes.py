@@ -78,11 +78,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed_too(running: Project) -> 
     """All that pytest has started is found at its end."""
     process = running.start_pytest("test_endless.py")
     wait_for(lambda: running.exists("running-0", "running-1"))
-    between = [
-        pid
-        for pid in running.processes()
-        if pid != process.pid and int(stat(pid)[1]) == process.pid
-    ]
+    between = [pid for pid in running.processes() if pid != process.pid and int(stat(pid)[1]) == process.pid]
     assert between
     for pid in between:
         os.kill(pid, signal.SIGKILL)
@@ -304,9 +300,7 @@ def test_it(energy_meter, moved):
 
 
 @fault("a fixture may set CUDA_VISIBLE_DEVICES after the lease, and another GPU is measured")
-def test_a_variable_changed_after_the_lease_is_an_error(
-    project: Project, give_boards: GiveBoards
-) -> None:
+def test_a_variable_changed_after_the_lease_is_an_error(project: Project, give_boards: GiveBoards) -> None:
     give_boards(project, [Board(), Board()])
     project.write("test_m.py", MOVED)
     ended = project.pytest("--energy-report")

@@ -109,7 +109,9 @@ def test_a_failed_request_fails_the_test_unless_allowed(project: Project) -> Non
 def test_an_overload_has_no_steady_figure(project: Project) -> None:
     """Two at a time take 0.11 s each, and 200 requests a second are asked for: the first tokens are late."""
     load = "request_rate=200.0, concurrency=2"
-    project.write("test_load.py", LOAD.format(load=load, more="").replace("num_requests=6", "num_requests=30"))
+    project.write(
+        "test_load.py", LOAD.format(load=load, more="").replace("num_requests=6", "num_requests=30")
+    )
     ended = project.pytest("--energy-report", "--energy-backend=server", project.meter(), command())
     (record,) = project.records().values()
     steady = record["metrics"].get("steady_energy_per_output_token_j")
@@ -119,7 +121,7 @@ def test_an_overload_has_no_steady_figure(project: Project) -> None:
 
 def test_a_server_that_cannot_start_shows_its_output(project: Project) -> None:
     project.write("test_load.py", LOAD.format(load="concurrency=1", more=""))
-    words = shlex.join([sys.executable, "-c", "print('no such model'); raise SystemExit(3)"])
+    words = shlex.join([sys.executable, "-c", "print('no such model'); raise SystemExit(3)", "{port}"])
     ended = project.pytest("--energy-backend=server", f"--energy-server-command={words}", project.meter())
     assert ended.ret == 1
     assert "no such model" in ended.out
@@ -215,7 +217,7 @@ def test_prompts(prompts):
 """
 
 
-@fault("a prompt that begins with # is dropped, and U+2028 divides one")
+@fault("a byte order mark stays in the first prompt, and U+2028 divides one")
 def test_a_line_of_the_prompts_file_is_a_prompt(project: Project) -> None:
     project.write("prompts.txt", "\ufeff# a heading\ntwo\u2028lines\n")
     project.write("test_p.py", PROMPTS)

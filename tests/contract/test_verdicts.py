@@ -34,7 +34,11 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = {
     "failed": (at(100), {"attempt": 1, "status": "failed", "reason": "assert 0"}, "invalid"),
     "few": (at(100), at(110, rounds=3), "invalid"),
     "other_meter": (at(100), at(110, meters=[METER | {"kind": "estimated"}]), "not comparable"),
-    "other_backend": (at(100), at(110, backend={"name": "vllm", "version": "1", "model": "m"}), "not comparable"),
+    "other_backend": (
+        at(100),
+        at(110, backend={"name": "vllm", "version": "1", "model": "m"}),
+        "not comparable",
+    ),
     "other_length": (at(100), at(110, tokens=50), "not comparable"),
     "other_code": (at(100), at(110, source_digest="def"), "not comparable"),
     "other_device": (
