@@ -107,9 +107,8 @@ def test_a_wrong_command_line_is_2_and_one_line(repository: Project) -> None:
 
 
 def test_outside_of_a_repository_it_says_so(project: Project) -> None:
-    done = project.llenergy(
-        "ab", "--base=main", "--", "pytest", GIT_CEILING_DIRECTORIES=str(project.path.parent)
-    )
+    outside = str(project.path.parent)
+    done = project.llenergy("ab", "--base=main", "--", "pytest", GIT_CEILING_DIRECTORIES=outside)
     assert done.ret == 2
     assert "git" in done.err
 

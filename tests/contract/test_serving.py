@@ -109,9 +109,8 @@ def test_a_failed_request_fails_the_test_unless_allowed(project: Project) -> Non
 def test_an_overload_has_no_steady_figure(project: Project) -> None:
     """Two at a time take 0.11 s each, and 200 requests a second are asked for: the first tokens are late."""
     load = "request_rate=200.0, concurrency=2"
-    project.write(
-        "test_load.py", LOAD.format(load=load, more="").replace("num_requests=6", "num_requests=30")
-    )
+    source = LOAD.format(load=load, more="").replace("num_requests=6", "num_requests=30")
+    project.write("test_load.py", source)
     ended = project.pytest("--energy-report", "--energy-backend=server", project.meter(), command())
     (record,) = project.records().values()
     steady = record["metrics"].get("steady_energy_per_output_token_j")

@@ -15,7 +15,7 @@ import pytest
 from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
-from .made import BOARD, METER, at, record, write_report
+from .made import BACKEND, BOARD, METER, at, record, write_report
 from .project import QUICK, Outcome, Project, too_long
 from .test_record import schema
 
@@ -34,11 +34,7 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = {
     "failed": (at(100), {"attempt": 1, "status": "failed", "reason": "assert 0"}, "invalid"),
     "few": (at(100), at(110, rounds=3), "invalid"),
     "other_meter": (at(100), at(110, meters=[METER | {"kind": "estimated"}]), "not comparable"),
-    "other_backend": (
-        at(100),
-        at(110, backend={"name": "vllm", "version": "1", "model": "m"}),
-        "not comparable",
-    ),
+    "other_backend": (at(100), at(110, backend=BACKEND | {"name": "vllm"}), "not comparable"),
     "other_length": (at(100), at(110, tokens=50), "not comparable"),
     "other_code": (at(100), at(110, source_digest="def"), "not comparable"),
     "other_device": (
@@ -191,7 +187,7 @@ def test_a_stopped_run_is_named(compared: Project) -> None:
     assert re.search("incomplete|stopped|complete", done.text)
 
 
-# Gates in pytest: the same rule, on the counter of a simulated board. Its power stands for the code under test.
+# Gates in pytest: the same rule, on the counter of a simulated board, whose power stands for the code.
 
 GATED = """
 import time
