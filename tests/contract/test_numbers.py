@@ -272,6 +272,21 @@ def test_the_plain_power_reading_of_an_old_driver(project: Project, give_boards:
     assert max(deviations(world, record["rounds"])) < 4
 
 
+def test_the_energy_of_a_board_is_never_estimated(project: Project, give_boards: GiveBoards) -> None:
+    board = Board(power_w=100.0, energy_supported=False, scopes=(), power_usage_supported=False)
+    give_boards(project, [board])
+    source = "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy_meter):\n"
+    draws(project, f"{source}    with energy_meter('w'): sum(range(100_000))\n")
+    project.pytest("--energy-report").check(passed=1)
+    (record,) = project.records().values()
+    assert record["status"] == "invalid"
+    assert record["reason"]
+    assert [window["energy_j"] for window in record["windows"]] == [None]
+    required = project.pytest("--energy-require=measured")
+    assert required.ret == 1
+    assert "measure" in required.text
+
+
 #: A test that measures for two seconds with a power meter that prints lines.
 SLEEP = "import time\ndef test_it(energy_meter):\n    with energy_meter('w'): time.sleep(2.0)\n"
 

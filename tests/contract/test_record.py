@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -218,6 +219,20 @@ def test_exports_have_the_energy_of_each_measured_test(ran: Project) -> None:
         assert "test_skips" not in exported.out or format_ == "csv"
         if format_ not in ("openmetrics", "csv"):
             json.loads(exported.out)
+
+
+def test_other_files_of_ci_have_the_figures(ran: Project) -> None:
+    env = {"GITHUB_STEP_SUMMARY": str(ran.path / "summary.md"), "GITHUB_ACTIONS": "true"}
+    options = ["test_some.py", "-k", "16", "--energy-report=ci.json", "--junitxml=ci.xml", ran.meter()]
+    ran.pytest(*options, **env).check(passed=1)
+    value = ran.records("ci.json")["test_measured[16-None]"]["metrics"]["energy_j"]["value"]
+    properties = {
+        each.get("name"): each.get("value")
+        for each in ElementTree.parse(ran.path / "ci.xml").iter("property")
+    }
+    assert float(str(properties["llenergy.energy_j"])) == pytest.approx(value, rel=1e-3)
+    assert properties["llenergy.kind"] == "measured"
+    assert "test_measured" in ran.text("summary.md")
 
 
 def test_parts_of_a_run_are_merged_once_each(ran: Project) -> None:

@@ -118,6 +118,28 @@ def test_an_overload_has_no_steady_figure(project: Project) -> None:
     assert {"saturated", "short-load"} & flags(record)
 
 
+CURVE = """
+from pytest_llenergy import slo
+
+def test_curve(energy, backend):
+    run = energy.load_curve(
+        backend.serve, ["one two three"], request_rates=[4, 12], slo=slo(ttft=5.0, attainment=0.5),
+        num_requests=8, max_new_tokens=3)
+    assert [point.request_rate for point in run.curve.points] == [4, 12]
+"""
+
+
+def test_a_curve_over_load_has_a_point_for_each_rate(project: Project) -> None:
+    project.write("test_curve.py", CURVE)
+    project.pytest("--energy-report", "--energy-backend=server", project.meter(), command()).check(passed=1)
+    (record,) = project.records().values()
+    points = record["load_curve"]["points"]
+    assert [point["request_rate"] for point in points] == [4, 12]
+    for point in points:
+        assert point["energy_per_output_token_j"] is None or point["energy_per_output_token_j"] > 0
+        assert point["end_to_end_latency_p50_s"] >= 0.04 + 2 * 0.01
+
+
 def test_a_server_that_cannot_start_shows_its_output(project: Project) -> None:
     project.write("test_load.py", LOAD.format(load="concurrency=1", more=""))
     words = shlex.join([sys.executable, "-c", "print('no such model'); raise SystemExit(3)", "{port}"])
