@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -173,7 +174,9 @@ class Project:
     def start_pytest(self, *args: str, **env: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "pytest", *args, **env)
 
-    def run(self, *command: str, timeout_s: float = 240.0, **env: str) -> Outcome:
+    def run(
+        self, *command: str, timeout_s: float = 240.0, env: Mapping[str, str] = MappingProxyType({})
+    ) -> Outcome:
         """Run a command to its end."""
         with self.start(*command, **env) as process:
             try:
@@ -185,7 +188,7 @@ class Project:
         return Outcome(process.returncode, out, err)
 
     def pytest(self, *args: str, **env: str) -> Outcome:
-        return self.run(sys.executable, "-m", "pytest", *args, **env)
+        return self.run(sys.executable, "-m", "pytest", *args, env=env)
 
     def suite(self, *args: str, junit: str = "junit.xml", **env: str) -> dict[str, Ended]:
         """Run pytest with a report, and return what became of each test, by name with parameters."""
@@ -201,7 +204,7 @@ class Project:
         return found
 
     def llenergy(self, *args: str, **env: str) -> Outcome:
-        return self.run(str(Path(sys.executable).with_name("llenergy")), *args, **env)
+        return self.run(str(Path(sys.executable).with_name("llenergy")), *args, env=env)
 
     def report(self, name: str = "energy.json") -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads((self.path / name).read_text())

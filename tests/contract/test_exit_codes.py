@@ -124,7 +124,7 @@ def test_run_keeps_the_output_of_its_command_apart(project: Project) -> None:
     done = project.llenergy("run", "--meter=estimate", "--", sys.executable, "-c", "print('hello')")
     assert done.out == "hello\n"
     assert re.search(r"estimated", done.err)
-    assert re.search(r"\bJ\b", done.err)
+    assert re.search(r"\bm?J\b", done.err)
 
 
 def test_watch_shows_watts_until_ctrl_c(project: Project) -> None:

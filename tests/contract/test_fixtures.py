@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from .project import Ended, Project
+from .project import Ended, Project, fault
 
 SUITE = """
 import asyncio, math, os, time
@@ -250,3 +250,31 @@ def test_what_happens_in_a_rank_happens_in_the_test(in_ranks: dict[str, Ended]) 
         assert in_ranks[name].outcome == outcome, name
         assert word in in_ranks[name].why, in_ranks[name].why
     assert "rank 1" in in_ranks["test_exception"].why
+
+
+FAKE_FILES = """
+import builtins, io, os, time
+import pytest
+
+@pytest.fixture
+def fs(monkeypatch):
+    def gone(path, *args, **kwargs):
+        raise FileNotFoundError(2, "not in the fake file system", str(path))
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "listdir")):
+        monkeypatch.setattr(module, name, gone)
+
+def test_it(energy_meter, fs):
+    with energy_meter("w"):
+        time.sleep(0.2)
+
+def test_next(energy):
+    energy(time.sleep, 0.02)
+"""
+
+
+@fault("beside a fake file system such as pyfakefs, an INTERNALERROR ends the run without a report")
+def test_a_fake_file_system_of_a_test_harms_no_other_test(project: Project) -> None:
+    project.write("test_fs.py", FAKE_FILES)
+    ended = project.pytest("--energy-report", project.meter())
+    assert "INTERNALERROR" not in ended.out
+    assert project.records()["test_next"]["status"] == "measured"

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -245,6 +246,16 @@ def test_another_module_named_pynvml_leaves_tests_of_the_cpu(project: Project, w
     ended = project.pytest("test_e.py", "--energy-report", project.meter())
     assert "INTERNALERROR" not in ended.out
     ended.check(passed=1)
+
+
+@pytest.mark.slow
+@fault("a driver call that never returns hangs every run")
+def test_a_driver_that_never_answers_ends_in_one_line(project: Project, world: World) -> None:
+    world.update(0, call_delay_ns=3_600_000_000_000)
+    project.write("test_v.py", VISIBLE)
+    ended = project.run(sys.executable, "-m", "pytest", "test_v.py", timeout_s=90)
+    assert ended.ret == 1
+    assert "driver" in ended.text
 
 
 def test_doctor_lists_the_boards(project: Project, world: World) -> None:

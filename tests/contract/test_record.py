@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from .project import Project
+from .project import Project, fault
 
 SUITE = """
 import time
@@ -188,6 +188,15 @@ def test_a_run_that_requires_measurements_refuses_estimates(ran: Project) -> Non
     assert refused.ret != 0
     assert "measure" in refused.text
     assert "1 passed" not in refused.out
+
+
+@fault("an assertion text of megabytes is stored whole")
+def test_the_reason_of_a_failure_is_of_a_readable_length(ran: Project) -> None:
+    source = "def test_it(energy):\n    energy(sum, [1])\n    assert 0, 'y' * 3_000_000\n"
+    ran.write("long/test_long.py", source)
+    ran.pytest("long", "--energy-report=long.json", "--tb=no", ran.meter()).check(failed=1)
+    assert "yyy" in ran.records("long.json")["test_it"]["reason"]
+    assert (ran.path / "long.json").stat().st_size < 500_000
 
 
 def test_a_newer_or_damaged_report_is_refused_in_one_line(ran: Project) -> None:

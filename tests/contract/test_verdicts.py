@@ -16,7 +16,7 @@ from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
 from .made import BACKEND, BOARD, METER, at, record, write_report
-from .project import QUICK, Outcome, Project, too_long
+from .project import QUICK, Outcome, Project, fault, too_long
 from .test_record import schema
 
 GATE = "--fail-on=energy_j:3%"
@@ -96,7 +96,7 @@ def test_what_cannot_be_compared_says_what_differs(verdicts: dict[str, dict[str,
 
 
 #: Exit codes of compare: case, options, exit code.
-EXITS = (
+EXITS: tuple[tuple[str, list[str], int], ...] = (
     ("regressed", [], 1),
     ("regressed", [GATE], 1),
     ("improved", [GATE], 0),
@@ -179,6 +179,16 @@ def test_a_worse_median_of_lower_is_worse_metrics(compared: Project) -> None:
     done = compared.llenergy("compare", "t-base.json", "t-head.json", "--metric=output_tokens_per_s")
     assert done.ret == 1
     assert "regressed" in done.out
+
+
+@fault("ids that change in each run are just called new and removed")
+def test_ids_that_change_in_each_run_are_explained(compared: Project) -> None:
+    """As pytest makes them from objects without a name of their own: with an address."""
+    for side, start in (("base", "0x7f"), ("head", "0x8a")):
+        records = {f"test_it[<Shape object at {start}{n}>]": at(100 + n) for n in range(2)}
+        write_report(compared.path / f"ids-{side}.json", records)
+    done = compared.llenergy("compare", "ids-base.json", "ids-head.json")
+    assert re.search(r"\bids?\b|address", done.text.replace("ids-", ""))
 
 
 def test_a_stopped_run_is_named(compared: Project) -> None:
