@@ -49,9 +49,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
 
+def models_directory() -> Path:
+    """Return where the user's runs keep converted models: to convert one takes half a minute."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    models = Path(os.environ.get("LLENERGY_CACHE_DIR") or Path(base) / "pytest-llenergy") / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    return models.resolve()
+
+
 @contextmanager
 def open_project(directory: Path) -> Iterator[Project]:
-    project = Project(directory)
+    project = Project(directory, models_directory())
     yield project
     project.kill_all()
 

@@ -115,14 +115,13 @@ class Project:
         mark: Marks its processes in their environment.
     """
 
-    def __init__(self, directory: Path, models: Path | None = None) -> None:
+    def __init__(self, directory: Path, models: Path) -> None:
         self.path = directory / "project"
         for name in ("project", "locks", "cache"):
             (directory / name).mkdir()
         self.locks = directory / "locks"
-        if models is not None:
-            # Models that were converted once serve all tests.
-            (directory / "cache" / "models").symlink_to(models)
+        # Models that were converted once serve all tests.
+        (directory / "cache" / "models").symlink_to(models)
         self.mark = uuid.uuid4().hex
         self.env = {
             **clean_environment(),

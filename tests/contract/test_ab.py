@@ -120,10 +120,17 @@ def test_a_base_that_is_no_commit_is_2(repository: Project) -> None:
         assert done.ret == 2, done.text
 
 
-@fault("a git hook that fails is called a directory that is not in a git checkout")
+@fault("a git hook of the user runs in our checkouts, and may end or hang the comparison")
 def test_hooks_of_the_user_do_not_run_in_checkouts(repository: Project) -> None:
     hook = repository.write(".git/hooks/post-checkout", "#!/bin/sh\necho hook says no >&2\nexit 1\n")
     hook.chmod(0o755)
-    done = repository.llenergy("ab", "--base=HEAD~1", "--pairs=1", "--", "pytest", "-q", "-k", "none")
-    assert "not in a git checkout" not in done.text
+    done = repository.llenergy("ab", "--base=HEAD~1", "--pairs=4", "--", "pytest", "-q", "-k", "none")
     assert "hook says no" not in done.text
+
+
+@fault("a repository of another owner is called a directory that is not in a git checkout")
+def test_git_tells_its_own_reason(repository: Project) -> None:
+    other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
+    done = repository.llenergy("ab", "--base=HEAD~1", "--", "pytest", **other)
+    assert done.ret == 2
+    assert "ownership" in done.err

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-BASE = {f"test_decode[{n}]": at(100 + 10 * n, params={"batch_size": n}) for n in (1, 2, 4, 8)}
-HEAD = {name: at(110 if name.endswith("[1]") else 100 + 10 * int(name[-2])) for name in BASE}
+SIZES = (1, 2, 4, 8)
+BASE = {f"test_decode[{n}]": at(100 + 10 * n, params={"batch_size": n}) for n in SIZES}
+#: The first regresses.
+HEAD = BASE | {"test_decode[1]": at(125, params={"batch_size": 1})}
 HOSTILE = "test_<script>document.title='owned'</script>"
 
 
@@ -53,7 +55,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         run = project.llenergy("report", "base.json", "--format=html", "-o", "run.html")
         assert run.ret == 0, run.text
         pair = project.llenergy("compare", "base.json", "head.json", "--format=html", "-o", "pair.html")
-        assert pair.ret in (1, 5), pair.text
+        assert pair.ret == 1, pair.text
         yield project
 
 
