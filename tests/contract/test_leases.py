@@ -113,9 +113,9 @@ def test_a_wait_that_is_too_long_names_the_holder(project: Project, world: World
     finish(holder)
 
 
-@pytest.mark.parametrize("test", ["test_one", "test_rank"])
-def test_a_lease_ends_with_kill_9(project: Project, world: World, test: str) -> None:
-    holders = [hold(project, name, test) for name in "ab"]
+def test_a_lease_ends_with_kill_9(project: Project, world: World) -> None:
+    """Whether pytest or a rank of it uses the board."""
+    holders = [hold(project, "a", "test_one"), hold(project, "b", "test_rank")]
     wait_for(lambda: project.exists("a.has", "b.has"))
     for holder in holders:
         os.kill(holder.pid, signal.SIGKILL)
@@ -138,17 +138,6 @@ def test_a_lease_lasts_as_long_as_a_process_that_uses_the_board(project: Project
     go(project, "b")
     finish(holder)
     finish(other)
-
-
-def test_a_cpu_measurement_is_alone_on_the_host_and_gpu_tests_are_not(project: Project, world: World) -> None:
-    """A test on a GPU that does not measure the CPU may run beside others."""
-    one = hold(project, "a", "test_one")
-    two = hold(project, "b", "test_one")
-    wait_for(lambda: project.exists("a.has", "b.has"))
-    go(project, "a")
-    go(project, "b")
-    finish(one)
-    finish(two)
 
 
 VISIBLE = """
@@ -198,10 +187,7 @@ def test_hidden_boards_are_mentioned(project: Project, world: World) -> None:
     assert "CUDA_VISIBLE_DEVICES" in ended.text or "GPU" in ended.text
 
 
-@pytest.mark.parametrize(("busy", "word"), [("fail", "failed"), ("skip", "skipped")])
-def test_a_board_that_somebody_else_uses_is_not_measured(
-    project: Project, world: World, busy: str, word: str
-) -> None:
+def test_a_board_that_somebody_else_uses_is_not_measured(project: Project, world: World) -> None:
     for index in range(2):
         world.update(index, processes=(Process(os.getpid()),))
     project.write(
@@ -209,13 +195,14 @@ def test_a_board_that_somebody_else_uses_is_not_measured(
         "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy_meter):\n"
         "    with energy_meter('w'): raise SystemExit('ran')\n",
     )
-    options = [f"--energy-busy={busy}", "--energy-busy-timeout=0.3", "--energy-report"]
-    ended = project.pytest("test_b.py", "-rs", *options)
-    assert "SystemExit" not in ended.out
-    assert re.search(rf"\b{os.getpid()}\b", ended.text)
-    assert ended.ret == (0 if busy == "skip" else 1)
-    (record,) = project.records().values()
-    assert record["status"] == word
+    for busy, ret, status in (("fail", 1, "failed"), ("skip", 0, "skipped")):
+        options = [f"--energy-busy={busy}", "--energy-busy-timeout=0.3", "--energy-report"]
+        ended = project.pytest("test_b.py", "-rs", *options)
+        assert "SystemExit" not in ended.out
+        assert re.search(rf"\b{os.getpid()}\b", ended.text)
+        assert ended.ret == ret
+        (record,) = project.records().values()
+        assert record["status"] == status
 
 
 def test_a_lost_board_leaves_the_others(project: Project, world: World) -> None:

@@ -109,12 +109,12 @@ def measured(
         yield project, world
 
 
-@pytest.mark.parametrize("test", ["test_rounds", "test_short_rounds", "test_rounds_in_a_rank"])
-def test_rounds_are_right_within_their_uncertainty(measured: tuple[Project, World], test: str) -> None:
+def test_rounds_are_right_within_their_uncertainty(measured: tuple[Project, World]) -> None:
     project, world = measured
-    found = deviations(world, project.records()[test]["rounds"])
-    assert max(found) < 4
-    assert sum(each > 2 for each in found) <= 0.2 * len(found)
+    for test in ("test_rounds", "test_short_rounds", "test_rounds_in_a_rank"):
+        found = deviations(world, project.records()[test]["rounds"])
+        assert max(found) < 4, test
+        assert sum(each > 2 for each in found) <= max(1, 0.2 * len(found)), test
 
 
 def test_windows_are_right_within_their_uncertainty(measured: tuple[Project, World]) -> None:

@@ -48,25 +48,24 @@ def running(project: Project) -> Project:
 
 
 @pytest.mark.parametrize(
-    ("number", "group"),
+    ("method", "number"),
     [
-        pytest.param(signal.SIGINT, True, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, False, id="term"),
-        pytest.param(signal.SIGKILL, False, id="kill-9"),
-        pytest.param(signal.SIGHUP, True, id="closed terminal"),
+        ("spawn", signal.SIGINT),
+        ("spawn", signal.SIGTERM),
+        ("spawn", signal.SIGKILL),
+        ("spawn", signal.SIGHUP),
+        ("forkserver", signal.SIGINT),
+        ("forkserver", signal.SIGKILL),
     ],
+    ids=lambda each: getattr(each, "name", each),
 )
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_nothing_is_left_however_pytest_ends(
-    running: Project, number: signal.Signals, group: bool, method: str
-) -> None:
-    if method == "forkserver" and number not in (signal.SIGINT, signal.SIGKILL):
-        pytest.skip("these two signals arrive alike")
+def test_nothing_is_left_however_pytest_ends(running: Project, method: str, number: signal.Signals) -> None:
     process = running.start_pytest("test_endless.py", f"--energy-start-method={method}")
     wait_for(lambda: running.exists("running-0", "running-1"))
     # pytest, two ranks, and two children of each at least.
     assert len(running.processes()) >= 7
-    (os.killpg if group else os.kill)(process.pid, number)
+    # A terminal sends these two to the whole group in front.
+    (os.killpg if number in (signal.SIGINT, signal.SIGHUP) else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == pytest.ExitCode.INTERRUPTED, out + err

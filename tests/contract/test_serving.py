@@ -74,13 +74,12 @@ def test_energy_per_token_is_that_of_the_load(loaded: dict[str, Any]) -> None:
     assert metrics["energy_j"] == pytest.approx(10 * metrics["duration_s"], rel=0.2)
 
 
-def test_the_load_is_in_the_record(loaded: dict[str, Any]) -> None:
+def test_the_load_is_in_the_record_and_its_server_has_ended(
+    loaded: dict[str, Any], module_project: Project
+) -> None:
     asked = loaded["backend"]["generation"]
     assert (asked["request_rate"], asked["num_requests"], asked["max_new_tokens"]) == (20.0, 6, 8)
     assert loaded["backend"]["name"] == "server"
-
-
-def test_nothing_of_the_server_is_left(loaded: dict[str, Any], module_project: Project) -> None:
     assert module_project.survivors() == {}
 
 
