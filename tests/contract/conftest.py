@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +16,6 @@ from .project import Project
 
 #: Simulates boards for a project.
 GiveBoards = Callable[[Project, Sequence[Board]], World]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _interruptible() -> Iterator[None]:
-    """Restore SIGINT: background jobs of a shell ignore it, and the runs of tests would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +51,10 @@ def models_directory() -> Path:
 @contextmanager
 def open_project(directory: Path) -> Iterator[Project]:
     project = Project(directory, models_directory())
-    yield project
-    project.kill_all()
+    try:
+        yield project
+    finally:
+        project.close()
 
 
 @pytest.fixture

@@ -123,6 +123,7 @@ class Project:
         # Models that were converted once serve all tests.
         (directory / "cache" / "models").symlink_to(models)
         self.mark = uuid.uuid4().hex
+        self.started: list[subprocess.Popen[str]] = []
         self.env = {
             **clean_environment(),
             MARKER: self.mark,
@@ -159,8 +160,9 @@ class Project:
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Start a command in a session of its own, in front of a terminal as it were."""
-        return subprocess.Popen(
-            command,
+        process = subprocess.Popen(
+            # Background jobs ignore Ctrl-C, and programs under nohup that the terminal is closed.
+            ["env", "--default-signal=INT,HUP", *command],
             cwd=self.path,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
@@ -169,12 +171,14 @@ class Project:
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
 
     def start_pytest(self, *args: str, **env: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "pytest", *args, **env)
 
     def run(
-        self, *command: str, timeout_s: float = 240.0, env: Mapping[str, str] = MappingProxyType({})
+        self, *command: str, timeout_s: float = 400.0, env: Mapping[str, str] = MappingProxyType({})
     ) -> Outcome:
         """Run a command to its end."""
         with self.start(*command, **env) as process:
@@ -239,6 +243,13 @@ class Project:
             time.sleep(0.05)
         return found
 
+    def close(self) -> None:
+        """End everything that a failed test has left."""
+        self.kill_all()
+        for process in self.started:
+            if process.returncode is None:
+                process.communicate()
+
     def kill_all(self) -> None:
         for pid in self.processes():
             # It may end by itself meanwhile.
@@ -251,7 +262,7 @@ def fault(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], limit_s: float = 200.0) -> None:
     """Wait until something is true."""
     end_s = time.monotonic() + limit_s
     while not condition():
