@@ -33,6 +33,9 @@ while True:
 #: Few short rounds.
 QUICK = "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
 
+#: The same, measured by simulated boards alone, whatever other counters the machine has.
+BOARDS_ALONE = f"{QUICK}energy_meter = nvml\n"
+
 #: A package that ranks import in place of torch, which takes seconds; these tests do not use it.
 TORCH = """
 import os
@@ -195,7 +198,9 @@ class Project:
 
     def suite(self, *args: str, junit: str = "junit.xml", **env: str) -> dict[str, Ended]:
         """Run pytest with a report, and return what became of each test, by name with parameters."""
-        outcome = self.pytest("--energy-report", f"--junit-xml={junit}", *args, **env)
+        outcome = self.pytest(
+            "--energy-report", f"--junit-xml={junit}", "-o", "junit_logging=all", *args, **env
+        )
         if outcome.ret not in (0, 1):
             raise RuntimeError(f"pytest ended with {outcome.ret}\n{outcome.out}\n{outcome.err}")
         found = {}

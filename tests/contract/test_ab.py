@@ -13,7 +13,7 @@ import pytest
 from tests.nvml_sim import Board
 
 from .conftest import GiveBoards
-from .project import QUICK, Project, fault
+from .project import BOARDS_ALONE, Project, fault
 from .test_record import schema
 
 WORK = "import time\ndef work(): time.sleep({seconds})\n"
@@ -42,7 +42,7 @@ def git(project: Project, *args: str) -> str:
 def repository(project: Project, give_boards: GiveBoards) -> Project:
     """A repository whose last commit takes one and a half times as long."""
     give_boards(project, [Board(power_w=200.0, latch_ns=20_000_000)])
-    project.write("pytest.ini", QUICK)
+    project.write("pytest.ini", BOARDS_ALONE)
     project.write("work.py", WORK.format(seconds=0.2))
     project.write("test_some.py", TESTS)
     git(project, "init", "-q", "-b", "main")

@@ -12,7 +12,7 @@ import pytest
 from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
-from .project import Outcome, Project
+from .project import BOARDS_ALONE, Outcome, Project
 
 pytest.importorskip("pytest_benchmark")
 
@@ -58,6 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, give_boards: GiveBoards) -> It
     with open_project(tmp_path_factory.mktemp("benchmark")) as project:
         world = give_boards(project, [Board(power_w=100.0, latch_ns=20_000_000)])
         project.plugin("benchmark")
+        project.write("pytest.ini", BOARDS_ALONE)
         project.write("test_b.py", SUITE)
         yield project, world, project.pytest(*OPTIONS, "--energy-report")
 

@@ -21,9 +21,12 @@ def test_one(energy):
 def test_two(energy):
     energy(time.sleep, 0.02)
 
-def test_three(energy):
+def endless():
     pathlib.Path("third").touch()
-    energy(time.sleep, 600)
+    time.sleep(600)
+
+def test_three(energy):
+    energy(endless)
 """
 
 
@@ -43,7 +46,7 @@ def stop(project: Project, number: signal.Signals, *args: str) -> int:
 
     wait_for(lambda: project.exists("third") and recorded())
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     return process.returncode
 
 

@@ -66,7 +66,7 @@ def test_nothing_is_left_however_pytest_ends(running: Project, method: str, numb
     assert len(running.processes()) >= 7
     # A terminal sends these two to the whole group in front.
     (os.killpg if number in (signal.SIGINT, signal.SIGHUP) else os.kill)(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     if number == signal.SIGINT:
         assert process.returncode == pytest.ExitCode.INTERRUPTED, out + err
     assert running.survivors() == {}
@@ -81,7 +81,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed_too(running: Project) -> 
     assert between
     for pid in between:
         os.kill(pid, signal.SIGKILL)
-    out, _ = process.communicate(timeout=90)
+    out, _ = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "failed" in out
     assert running.survivors() == {}

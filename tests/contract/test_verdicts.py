@@ -16,7 +16,7 @@ from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
 from .made import BACKEND, BOARD, METER, at, record, write_report
-from .project import QUICK, Outcome, Project, fault, too_long
+from .project import BOARDS_ALONE, Outcome, Project, fault, too_long
 from .test_record import schema
 
 GATE = "--fail-on=energy_j:3%"
@@ -204,7 +204,7 @@ GATED = """
 import time
 
 def test_gated(energy):
-    energy(time.sleep, 0.1)
+    energy(time.sleep, 0.3)
 """
 
 COMPARE = ("--energy-compare=main", "--energy-fail-on=mean_power_w:5%")
@@ -217,7 +217,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory, give_boards: GiveBoards) -> 
     """A project with a baseline of 100 W, named main."""
     with open_project(tmp_path_factory.mktemp("gated")) as project:
         world = give_boards(project, [Board(power_w=100.0, latch_ns=20_000_000)])
-        project.write("pytest.ini", QUICK.replace("rounds = 2", "rounds = 6"))
+        project.write("pytest.ini", BOARDS_ALONE.replace("rounds = 2", "rounds = 6"))
         project.write("main/test_g.py", GATED)
         project.pytest("main", "--energy-save=main").check(passed=1)
         yield project, world
@@ -232,36 +232,36 @@ def run_at(gated: Gated, watts: float, *args: str) -> Outcome:
 
 
 def test_a_regression_fails_the_test_and_the_run(gated: Gated) -> None:
-    ended = run_at(gated, 120, *COMPARE, "--energy-report").check(failed=1)
+    ended = run_at(gated, 300, *COMPARE, "--energy-report").check(failed=1)
     assert ended.ret == 1
     assert "regressed" in ended.text
     (found,) = gated[0].records().values()
     assert (found["status"], found["failed_gate"]) == ("failed", True)
     (comparison,) = (each for each in found["comparisons"] if each["gated"])
     assert comparison["verdict"] == "regressed"
-    assert comparison["ratio"] == pytest.approx(1.2, rel=0.03)
+    assert comparison["ratio"] == pytest.approx(3, rel=0.1)
 
 
 def test_a_regression_fails_quietly_too(gated: Gated) -> None:
-    ended = run_at(gated, 120, *COMPARE, "-q")
+    ended = run_at(gated, 300, *COMPARE, "-q")
     assert ended.ret == 1
     assert "regressed" in ended.text
 
 
 def test_a_comparison_without_a_gate_fails_nothing(gated: Gated) -> None:
-    ended = run_at(gated, 120, "--energy-compare=main").check(passed=1)
+    ended = run_at(gated, 300, "--energy-compare=main").check(passed=1)
     assert ended.ret == 0
     assert "mean_power" in ended.text or "regressed" in ended.text
 
 
 def test_no_change_and_a_saving_pass_the_gate(gated: Gated) -> None:
-    for watts in (100, 80):
+    for watts in (100, 40):
         assert run_at(gated, watts, *COMPARE).check(passed=1).ret == 0
 
 
 def test_a_mark_gates_one_test(gated: Gated) -> None:
     project, world = gated
-    world.set_power(0, 120)
+    world.set_power(0, 300)
     mark = "@pytest.mark.energy_gate(metric='mean_power_w', threshold='5%')\n"
     project.write("main/test_g.py", GATED.replace("def", f"import pytest\n{mark}def"))
     try:

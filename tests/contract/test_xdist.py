@@ -109,7 +109,7 @@ def test_nothing_is_left_after_ctrl_c_and_kill_9(project: Project) -> None:
         process = project.start_pytest("-n2", "--energy-report", project.meter())
         wait_for(lambda: list(project.path.glob("running-*")))
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         assert project.survivors() == {}
 
 
