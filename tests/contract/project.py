@@ -116,6 +116,7 @@ class Project:
         path: Its directory, in which commands run.
         env: Environment of its commands.
         mark: Marks its processes in their environment.
+        said: What the last ``suite`` printed.
     """
 
     def __init__(self, directory: Path, models: Path) -> None:
@@ -126,6 +127,7 @@ class Project:
         # Models that were converted once serve all tests.
         (directory / "cache" / "models").symlink_to(models)
         self.mark = uuid.uuid4().hex
+        self.said = ""
         self.started: list[subprocess.Popen[str]] = []
         self.env = {
             **clean_environment(),
@@ -196,15 +198,14 @@ class Project:
     def pytest(self, *args: str, **env: str) -> Outcome:
         return self.run(sys.executable, "-m", "pytest", *args, env=env)
 
-    def suite(self, *args: str, junit: str = "junit.xml", **env: str) -> dict[str, Ended]:
+    def suite(self, *args: str, **env: str) -> dict[str, Ended]:
         """Run pytest with a report, and return what became of each test, by name with parameters."""
-        outcome = self.pytest(
-            "--energy-report", f"--junit-xml={junit}", "-o", "junit_logging=all", *args, **env
-        )
+        outcome = self.pytest("--energy-report", "--junit-xml=junit.xml", *args, **env)
+        self.said = outcome.out
         if outcome.ret not in (0, 1):
             raise RuntimeError(f"pytest ended with {outcome.ret}\n{outcome.out}\n{outcome.err}")
         found = {}
-        for case in ElementTree.parse(self.path / junit).iter("testcase"):
+        for case in ElementTree.parse(self.path / "junit.xml").iter("testcase"):
             result = next((each for each in case if each.tag in ("failure", "error", "skipped")), None)
             message = "" if result is None else f"{result.get('message')}\n{result.text}"
             name = str(case.get("name"))

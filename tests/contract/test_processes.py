@@ -129,7 +129,9 @@ def test_after(workers):
 def failures(module_project: Project) -> dict[str, Ended]:
     module_project.without_torch()
     module_project.write("test_failures.py", FAILURES)
-    return module_project.suite("test_failures.py", module_project.meter(), junit="failures.xml")
+    tests = module_project.suite("test_failures.py", module_project.meter())
+    module_project.write("said", module_project.said)
+    return tests
 
 
 def test_a_dead_rank_is_named_with_its_cause(failures: dict[str, Ended]) -> None:
@@ -230,7 +232,7 @@ def test_variables_are_set_before_the_first_import_of_a_rank(environment: dict[s
 
 
 def test_output_of_a_failed_rank_is_shown(failures: dict[str, Ended], module_project: Project) -> None:
-    assert module_project.text("failures.xml").count("last words of rank 1") >= len(failures) - 1
+    assert module_project.text("said").count("last words of rank 1") >= len(failures) - 1
 
 
 UNITTEST = """
