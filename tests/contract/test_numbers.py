@@ -132,7 +132,7 @@ def test_no_width_hides_a_loss(measured: tuple[Project, World]) -> None:
     project, world = measured
     records = project.records()
     rounds = records["test_rounds"]["rounds"]
-    assert median(deviations(world, rounds + records["test_windows"]["windows"])) > 0.2
+    assert median(deviations(world, rounds + records["test_short_rounds"]["rounds"])) > 0.2
     known = [part for part in rounds if part["energy_j"] is not None]
     assert median(part["energy_u_j"] / part["energy_j"] for part in known) < 0.05
 
