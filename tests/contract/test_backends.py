@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each installed backend on the packaged model: the outputs of the model, and tokens counted by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .conftest import open_project
+from .project import Outcome, Project, fault, flags
+
+MODULES = {
+    "transformers": "transformers",
+    "openvino": "openvino_genai",
+    "onnxruntime": "onnxruntime_genai",
+    "llama-cpp": "xllamacpp",
+    "vllm": "vllm",
+}
+NAMES = [name for name, module in MODULES.items() if importlib.util.find_spec(module) is not None]
+
+#: A busy machine may leave a power meter unread, but not the CPU time of processes.
+ESTIMATE = "--energy-meter=estimate"
+
+#: Backends that cannot end a text at a token.
+NO_STOPS = {"llama-cpp"}
+
+#: One load for each backend: batches of unlike lengths, an early end, and a measured call.
+SUITE = """
+import json, os, pathlib
+
+PROMPTS = ["The capital of France is", "One, two, three, four, five, six, seven, eight,"]
+
+def test_generates(energy, backend):
+    lone = [backend.generate([prompt], max_new_tokens=6, ignore_eos=True) for prompt in PROMPTS]
+    stop = {"stop_token_ids": (lone[0].token_ids[0][2],)} if "STOPS" in os.environ else {}
+    early = backend.generate(PROMPTS[:1], max_new_tokens=6 if stop else 3, **stop)
+    run = energy(backend.generate, PROMPTS, max_new_tokens=6, ignore_eos=True)
+    found = {
+        "name": backend.name,
+        "tasks": list(backend.tasks),
+        "lone": [each.token_ids[0] for each in lone],
+        "lone_input": [each.requests[0].input_tokens for each in lone],
+        "batch": run.result.token_ids,
+        "batch_input": [each.input_tokens for each in run.result.requests],
+        "texts": run.result.texts,
+        "output_tokens": run.result.output_tokens,
+        "early": early.token_ids[0],
+        "early_output": early.output_tokens,
+        "energy_j": run.energy_j,
+        "per_token_j": run.energy_per_output_token_j,
+        "rounds": len(run.rounds),
+    }
+    pathlib.Path(backend.name + ".json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def generated(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], Outcome]]:
+    """What a backend has generated, its record, and the output of the run."""
+    with open_project(tmp_path_factory.mktemp("backends")) as project:
+        project.write("test_g.py", SUITE)
+        options = [f"--energy-backend={request.param}", "--energy-threads=1", ESTIMATE]
+        if request.param not in NO_STOPS:
+            project.env["STOPS"] = "yes"
+        ended = project.pytest("--energy-report", *options).check(passed=1)
+        (record,) = project.records().values()
+        yield json.loads(project.text(f"{request.param}.json")), record, ended
+
+
+Generated = tuple[dict[str, Any], dict[str, Any], Outcome]
+
+
+def test_tokens_are_counted_as_produced(generated: Generated) -> None:
+    """Neither padding nor prompts: six tokens each, and three where the third ends the text."""
+    found, record, _ = generated
+    assert [len(ids) for ids in found["lone"]] == [6, 6]
+    assert [len(ids) for ids in found["batch"]] == [6, 6]
+    assert found["output_tokens"] == 12
+    assert (found["early"], found["early_output"]) == (found["lone"][0][:3], 3)
+    for each in record["rounds"]:
+        calls = each["iterations"]
+        assert each["tokens"]["output"] in (12, 12 * calls)
+        assert each["requests"] in (2, 2 * calls)
+    # A batch is padded to its longest prompt; that is no input.
+    assert found["batch_input"] == found["lone_input"]
+    short, long = found["lone_input"]
+    assert 5 <= short <= 7
+    assert long > short + 8
+    for each in record["rounds"]:
+        assert each["tokens"]["input"] in (short + long, (short + long) * each["iterations"])
+    # The same first tokens at least, since kernels may add in another order.
+    assert [ids[:2] for ids in found["batch"]] == [ids[:2] for ids in found["lone"]]
+    assert "Paris" in found["texts"][0]
+
+
+def test_energy_per_token_is_energy_over_tokens(generated: Generated) -> None:
+    found, record, outcome = generated
+    assert found["per_token_j"] == pytest.approx(found["energy_j"] / 12, rel=0.1)
+    assert record["status"] == "measured"
+    assert record["backend"]["name"] == found["name"]
+    assert "smol" in record["backend"]["model"].lower()
+    assert (record["devices"], len(record["ranks"])) == (["cpu"], 1)
+    assert record["ranks"][0]["pid"] > 0
+    assert re.search(r"test_generates", outcome.out)
+
+
+def test_prefill_and_decode_are_told_apart(generated: Generated) -> None:
+    """Their durations add up to the iteration; energies of parts this short may be unknown, with a reason."""
+    _, record, _ = generated
+    for each in record["rounds"]:
+        for phase in each["phases"]:
+            assert phase["duration_s"] > 0
+            assert phase["energy_j"] is not None or phase["reason"]
+    first = record["metrics"]["time_to_first_token_s"]
+    assert first["value"] is None or 0 < first["value"] < record["metrics"]["duration_s"]["value"]
+
+
+ONE_FOR_EACH = """
+def test_it(energy, backend):
+    raise SystemExit("ran")
+"""
+
+
+def test_a_test_runs_once_for_each_installed_backend(project: Project) -> None:
+    project.write("test_each.py", ONE_FOR_EACH)
+    listed = project.pytest("--collect-only", "-q")
+    found = re.findall(r"test_it\[(.+?)\]", listed.out)
+    assert set(NAMES) <= set(found)
+    some = project.pytest("--collect-only", "-q", f"--energy-backend={NAMES[0]}")
+    assert re.findall(r"test_it\[(.+?)\]", some.out) == [NAMES[0]]
+
+
+def test_random_models_and_other_models_are_named_in_the_record(project: Project) -> None:
+    if "transformers" not in NAMES:
+        pytest.skip("transformers is not installed")
+    project.write(
+        "test_m.py",
+        "import pytest\n@pytest.fixture\ndef energy_model(): return 'random:llama-tiny'\n"
+        "def test_it(energy, backend):\n"
+        "    energy(backend.generate, ['a b c'], max_new_tokens=4, ignore_eos=True)\n",
+    )
+    project.pytest("--energy-backend=transformers", "--energy-report", ESTIMATE).check(passed=1)
+    (record,) = project.records().values()
+    assert record["backend"]["model"] == "random:llama-tiny"
+    assert record["rounds"][0]["tokens"]["output"] > 0
+
+
+def test_a_model_that_is_not_there_is_one_line(project: Project) -> None:
+    project.write("test_m.py", "def test_it(energy, backend): energy(backend.generate, ['a'])\n")
+    options = [f"--energy-backend={NAMES[-1]}", "--energy-model=./no-such-model.gguf"]
+    ended = project.pytest(*options, ESTIMATE)
+    assert ended.ret != 0
+    assert "no-such-model" in ended.text
+    assert "Traceback" not in ended.out
+
+
+CACHED = """
+import pytest
+
+PROMPT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, " * 4
+
+def test_it(energy, backend):
+    cached = backend.with_options({option})
+    energy(cached.generate, [PROMPT], max_new_tokens=2, ignore_eos=True)
+"""
+
+
+def test_prefix_caching_passed_through_never_falsifies_rounds_in_silence(project: Project) -> None:
+    """Every round after the first would find its prompt computed: refused, or flagged."""
+    for name, option in (
+        ("openvino", "enable_prefix_caching=True"),
+        ("openvino", "scheduler_config={'enable_prefix_caching': True}"),
+        ("llama-cpp", "cache_prompt=True"),
+        ("vllm", "enable_prefix_caching=True"),
+    ):
+        if name not in NAMES:
+            continue
+        project.write("test_c.py", CACHED.format(option=option))
+        ended = project.pytest(f"--energy-backend={name}", "--energy-report", ESTIMATE)
+        if ended.ret == 0 and "passed" in ended.counts:
+            (record,) = project.records().values()
+            assert "prefix-cache" in flags(record), ended.out
+        else:
+            assert re.search("prefix.?cach|cache_prompt|scheduler_config", ended.text), ended.out
+            assert "Traceback" not in ended.out
+
+
+SURROGATE = """
+def test_it(energy, backend):
+    energy(backend.generate, ["a lone \\ud800 surrogate"], max_new_tokens=2)
+"""
+
+
+@pytest.mark.skipif("transformers" not in NAMES, reason="transformers is not installed")
+@fault("a prompt that is no valid Unicode ends in a traceback of the library")
+def test_a_prompt_that_is_no_text_is_one_line(project: Project) -> None:
+    project.write("test_s.py", SURROGATE)
+    ended = project.pytest("--energy-backend=transformers", "--energy-model=random:llama-tiny", ESTIMATE)
+    assert ended.ret == 1
+    assert "Traceback" not in ended.out
+    assert "prompt" in ended.text
+
+
+def test_scores_stand_beside_energy(project: Project) -> None:
+    project.write(
+        "test_s.py",
+        "def test_it(energy, backend):\n"
+        "    run = energy(backend.generate, ['The capital of France is', 'x'], max_new_tokens=2)\n"
+        "    share = energy.score(['Paris', 'y'], scorer=lambda out, right: float(right in out))\n"
+        "    assert share == sum(r in t for r, t in zip(['Paris', 'y'], run.result.texts)) / 2\n",
+    )
+    options = [f"--energy-backend={NAMES[-1]}", "--energy-report", ESTIMATE]
+    project.pytest(*options).check(passed=1)
+    (record,) = project.records().values()
+    assert 0 <= record["metrics"]["accuracy"]["value"] <= 1

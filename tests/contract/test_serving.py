@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Served loads on a server of known times and answers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .project import Outcome, Project, fault, flags
+
+pytest.importorskip("aiohttp")
+
+SERVER = Path(__file__).with_name("server.py")
+
+#: Six requests of 5 + 3 input tokens in turn, 8 output tokens each.
+LOAD = """
+def test_load(energy, backend):
+    prompts = ["one two three four five", "one two three"]
+    energy(backend.serve, prompts, {load}, num_requests=6, max_new_tokens=8{more})
+"""
+
+
+def command(**options: Any) -> str:
+    """Return the option that starts the server."""
+    changes = [f"{name}={json.dumps(value)}" for name, value in options.items()]
+    return f"--energy-server-command={shlex.join([sys.executable, str(SERVER), '{port}', *changes])}"
+
+
+def serve(project: Project, load: str = "concurrency=2", more: str = "", **options: Any) -> Outcome:
+    """Run a load on a server, with a report."""
+    project.write("test_load.py", LOAD.format(load=load, more=more))
+    base = ["--energy-report", "--energy-backend=server", project.meter()]
+    return project.pytest(*base, command(**options))
+
+
+@pytest.fixture(scope="module")
+def loaded(module_project: Project) -> dict[str, Any]:
+    """The record of an open load: 20 requests per second, 40 ms to the first token, 10 ms a token."""
+    serve(module_project, load="request_rate=20.0", usage="so far").check(passed=1)
+    (record,) = module_project.records().values()
+    return record
+
+
+def test_tokens_and_requests_are_counted(loaded: dict[str, Any]) -> None:
+    for each in loaded["rounds"]:
+        assert each["requests"] == 6
+        assert (each["tokens"]["input"], each["tokens"]["output"]) == (24, 48)
+
+
+def test_latencies_are_those_of_the_server(loaded: dict[str, Any]) -> None:
+    """None is shorter; a busy machine makes some longer."""
+    metrics = {name: each["value"] for name, each in loaded["metrics"].items()}
+    assert metrics["time_to_first_token_p50_s"] >= 0.04
+    assert metrics["end_to_end_latency_p50_s"] >= 0.04 + 7 * 0.01
+    assert metrics["time_to_first_token_p99_s"] >= metrics["time_to_first_token_p50_s"]
+    for each in loaded["rounds"]:
+        assert min(each["served"]["time_to_first_token_s"]) >= 0.0395
+        assert min(each["served"]["end_to_end_latency_s"]) >= 0.1095
+        sent = each["served"]["sent_s"]
+        assert sent == sorted(sent)
+        assert sent[-1] >= 5 / 20 - 1e-3
+
+
+def test_energy_per_token_is_that_of_the_load(loaded: dict[str, Any]) -> None:
+    metrics = {name: each["value"] for name, each in loaded["metrics"].items()}
+    assert metrics["energy_per_output_token_j"] == pytest.approx(metrics["energy_j"] / 48, rel=0.02)
+    assert metrics["energy_j"] == pytest.approx(10 * metrics["duration_s"], rel=0.2)
+
+
+def test_the_load_is_in_the_record_and_its_server_has_ended(
+    loaded: dict[str, Any], module_project: Project
+) -> None:
+    asked = loaded["backend"]["generation"]
+    assert (asked["request_rate"], asked["num_requests"], asked["max_new_tokens"]) == (20.0, 6, 8)
+    assert loaded["backend"]["name"] == "server"
+    assert module_project.survivors() == {}
+
+
+def test_chat_is_another_endpoint(project: Project) -> None:
+    serve(project, more=", endpoint='chat'").check(passed=1)
+    (record,) = project.records().values()
+    assert record["rounds"][0]["tokens"]["output"] == 48
+
+
+def test_a_cached_prompt_makes_rounds_invalid(project: Project) -> None:
+    serve(project, cached=2)
+    (record,) = project.records().values()
+    assert record["status"] != "measured"
+    assert "prefix-cache" in flags(record)
+    assert record["metrics"].get("energy_per_output_token_j", {"value": None})["value"] is None
+
+
+def test_a_failed_request_fails_the_test_unless_allowed(project: Project) -> None:
+    ended = serve(project, refuse_after=4)
+    assert ended.ret == 1
+    assert "503" in ended.out
+    assert "max_failures" in ended.text
+    assert len([line for line in ended.lines if "Error" in line]) <= 3
+
+
+def test_an_overload_has_no_steady_figure(project: Project) -> None:
+    """Two at a time take 0.11 s each, and 200 requests a second are asked for: the first tokens are late."""
+    load = "request_rate=200.0, concurrency=2"
+    source = LOAD.format(load=load, more="").replace("num_requests=6", "num_requests=30")
+    project.write("test_load.py", source)
+    ended = project.pytest("--energy-report", "--energy-backend=server", project.meter(), command())
+    (record,) = project.records().values()
+    steady = record["metrics"].get("steady_energy_per_output_token_j")
+    assert steady is None or steady["value"] is None, ended.out
+    assert {"saturated", "short-load"} & flags(record)
+
+
+CURVE = """
+from pytest_llenergy import slo
+
+def test_curve(energy, backend):
+    run = energy.load_curve(
+        backend.serve, ["one two three"], request_rates=[4, 12], slo=slo(ttft=5.0, attainment=0.5),
+        num_requests=8, max_new_tokens=3)
+    assert [point.request_rate for point in run.curve.points] == [4, 12]
+"""
+
+
+def test_a_curve_over_load_has_a_point_for_each_rate(project: Project) -> None:
+    project.write("test_curve.py", CURVE)
+    project.pytest("--energy-report", "--energy-backend=server", project.meter(), command()).check(passed=1)
+    (record,) = project.records().values()
+    points = record["load_curve"]["points"]
+    assert [point["request_rate"] for point in points] == [4, 12]
+    for point in points:
+        assert point["energy_per_output_token_j"] is None or point["energy_per_output_token_j"] > 0
+        assert point["end_to_end_latency_p50_s"] >= 0.04 + 2 * 0.01
+
+
+def test_a_server_that_cannot_start_shows_its_output(project: Project) -> None:
+    project.write("test_load.py", LOAD.format(load="concurrency=1", more=""))
+    words = shlex.join([sys.executable, "-c", "print('no such model'); raise SystemExit(3)", "{port}"])
+    ended = project.pytest("--energy-backend=server", f"--energy-server-command={words}", project.meter())
+    assert ended.ret == 1
+    assert "no such model" in ended.out
+    assert project.survivors() == {}
+
+
+def test_a_running_server_is_used_and_stays(project: Project) -> None:
+    port = free_port()
+    process = project.start(sys.executable, str(SERVER), str(port))
+    await_port(port)
+    try:
+        project.write("test_load.py", LOAD.format(load="concurrency=2", more=""))
+        url = f"--energy-server-url=http://127.0.0.1:{port}"
+        project.pytest("--energy-report", "--energy-backend=server", url, project.meter()).check(passed=1)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+def await_port(port: int) -> None:
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError("no server")
+
+
+@fault("usage of each chunk alone is taken for that of the answer: 6 tokens for 48")
+def test_usage_of_each_chunk_is_added_or_refused(project: Project) -> None:
+    ended = serve(project, usage="of the chunk")
+    if ended.ret == 0:
+        (record,) = project.records().values()
+        assert record["rounds"][0]["tokens"]["output"] == 48
+
+
+@fault('chunks that say "error": null are refused')
+def test_a_null_error_is_none(project: Project) -> None:
+    serve(project, null_error=True).check(passed=1)
+
+
+@fault("one odd chunk ends the test, though max_failures allows some failed requests")
+def test_an_odd_chunk_is_a_failed_request(project: Project) -> None:
+    ended = serve(project, more=", max_failures=3", odd=6)
+    ended.check(passed=1)
+
+
+@fault("a server without /v1/completions cannot be used with endpoint='chat'")
+def test_a_server_that_only_chats(project: Project) -> None:
+    serve(project, more=", endpoint='chat'", endpoints=["chat/completions"]).check(passed=1)
+
+
+@fault("an API key is not sent, and its lack is called a missing model")
+def test_an_api_key_of_the_environment_is_sent(project: Project) -> None:
+    project.env["OPENAI_API_KEY"] = "hunter2"
+    serve(project, key="hunter2").check(passed=1)
+    assert "hunter2" not in project.text("energy.json")
+
+
+@fault("a redirection to another server is followed, whose energy nobody knows")
+def test_a_redirection_is_refused(project: Project) -> None:
+    port = free_port()
+    process = project.start(sys.executable, str(SERVER), str(port))
+    await_port(port)
+    try:
+        ended = serve(project, redirect=port)
+        assert ended.ret == 1
+        assert "307" in ended.out or "redirect" in ended.text
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@fault("events whose lines end with a carriage return alone are refused")
+def test_line_ends_of_the_standard(project: Project) -> None:
+    serve(project, newline="\r").check(passed=1)
+
+
+PROMPTS = """
+def test_prompts(prompts):
+    assert list(prompts) == ["# a heading", "two\\u2028lines"], list(prompts)
+"""
+
+
+@fault("a byte order mark stays in the first prompt, and U+2028 divides one")
+def test_a_line_of_the_prompts_file_is_a_prompt(project: Project) -> None:
+    project.write("prompts.txt", "\ufeff# a heading\ntwo\u2028lines\n")
+    project.write("test_p.py", PROMPTS)
+    project.pytest("--energy-prompts=prompts.txt").check(passed=1)
