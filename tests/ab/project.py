@@ -30,7 +30,7 @@ from pytest_llenergy.report.store import read_paired_report
 
 #: Imported once, before sessions are forks.
 USED_BY_SESSIONS = [
-    *(f"pytest_llenergy.{name}" for name in ("collection", "controller", "gating", "report_builder")),
+    *(f"pytest_llenergy.plugin.{name}" for name in ("collection", "controller", "gating", "report_builder")),
     *("pytest_llenergy.report.terminal", "rich.table", "rich._emoji_codes", "tests.ab.known_joules"),
     *("cloudpickle", "psutil"),
 ]
