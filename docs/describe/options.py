@@ -29,7 +29,6 @@ SEE = {
     ("columns", "sort", "group_by"): "[summary](output.md#the-summary)",
     ("server_command", "server_url", "server_health", "server_model"): "[serving](serving.md)",
     ("flops",): "[operations](numbers.md#floating-point-operations)",
-    ("carbon", "price"): "[CO2 and money](numbers.md#co2-and-money)",
     ("report",): "[report](report.md)",
 }
 

@@ -42,7 +42,7 @@ def add_parser(commands: Commands) -> None:
         metavar="DIR",
         help="show trends from llenergy history on the HTML page",
     )
-    for name in (*LAYOUT_OPTIONS, "carbon", "price"):
+    for name in LAYOUT_OPTIONS:
         option_row(name).add_argument(parser)
     parser.add_argument(
         "-v",
@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     path = locate(args.file)
     if args.output is not None:
         check_not_overwritten(args.output, [path])
-    report = _with_rates(read_report(path), args)
-    text = _render(report, args)
+    text = _render(read_report(path), args)
     if args.output is not None:
         write_output(args.output, f"{text}\n")
     elif args.format == "text":
@@ -75,16 +74,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_data(text)
     return 0
-
-
-def _with_rates(report: Report, args: argparse.Namespace) -> Report:
-    """Add emissions and cost at the rates of the command line."""
-    import msgspec
-
-    from pytest_llenergy.record.carbon_and_cost import Rates
-
-    rates = Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
-    return msgspec.structs.replace(report, records=[rates.add_to(record) for record in report.records])
 
 
 def _render(report: Report, args: argparse.Namespace) -> str:

@@ -21,7 +21,6 @@ from pytest_llenergy.options.values import (
     agreement,
     auto_or,
     backend_python,
-    carbon,
     cluster,
     columns,
     floor,
@@ -33,7 +32,6 @@ from pytest_llenergy.options.values import (
     names,
     output_file,
     peak_flops,
-    price,
     saved_name,
     seconds,
     server_command,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_llenergy.compare.gate import Threshold
-    from pytest_llenergy.record.carbon_and_cost import Price, Rates
     from pytest_llenergy.report.layout import Layout
 
 #: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
@@ -307,7 +304,7 @@ class Settings:
         "NAME[,NAME]",
         f"Columns of the summary: {', '.join(defaults.FACT_COLUMNS)} or metrics. Without it: "
         "energy_j, the energy per token, output_tokens_per_s or duration_s, meter, device and types that "
-        "differ, metrics of the tests' own, and those of --energy-carbon and --energy-price",
+        "differ, and metrics of the tests' own",
     )
     sort: str | None = option(
         None,
@@ -383,18 +380,6 @@ class Settings:
         "FLOPS",
         "Peak of one device in FLOP/s for the metric mfu, such as 989T. Without it: that of the data sheet",
     )
-    carbon: float | None = option(
-        None,
-        carbon,
-        "GRAMS_PER_KWH",
-        "Grams of CO2e that a kilowatt-hour causes here, such as 400: adds emissions as metrics",
-    )
-    price: Price | None = option(
-        None,
-        price,
-        "PER_KWH",
-        "Price of a kilowatt-hour, such as 0.30 or '0.30 EUR': adds the cost of the energy as metrics",
-    )
 
     @property
     def measures_nothing(self) -> bool:
@@ -406,15 +391,6 @@ class Settings:
         """Whether the run keeps or compares what it measures."""
         kept = (self.report, self.html, self.save, self.compare)
         return any(each is not None for each in kept)
-
-    @property
-    def rates(self) -> Rates | None:
-        """What a kilowatt-hour emits and costs; None if neither is given."""
-        if self.carbon is None and self.price is None:
-            return None
-        from pytest_llenergy.record.carbon_and_cost import Rates
-
-        return Rates(self.carbon, self.price)
 
     @property
     def layout(self) -> Layout:

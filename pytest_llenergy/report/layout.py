@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import Record
@@ -59,7 +58,7 @@ class Layout:
 
     Attributes:
         columns: Names of columns. Empty: the main ones; meter, device and number types where they differ;
-            emissions, cost and custom metrics that have a value.
+            custom metrics that have a value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
         group_by: Keys that divide the table. Groups keep the order of their first tests.
     """
@@ -81,7 +80,7 @@ class Layout:
         columns = main_columns(records, absolute=absolute)
         columns += [COLUMNS["meter"]] * (len({meter_names(each) for each in records if each.meters}) > 1)
         columns += [COLUMNS["device"]] * _devices_differ(records)
-        columns += [column_of(name, absolute=absolute) for name in (*DERIVED, *custom_metrics_of(records))]
+        columns += [column_of(name, absolute=absolute) for name in custom_metrics_of(records)]
         columns += [types] if types else []
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 

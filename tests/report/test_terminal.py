@@ -13,7 +13,6 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.record.base import Status
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.metrics import BUILT_IN, METRIC_NAMES
 from pytest_llenergy.record.quantity import format_quantity
@@ -281,7 +280,7 @@ def test_no_line_ends_with_spaces(width: int) -> None:
 
 
 def test_every_metric_can_be_shown() -> None:
-    assert set(METRIC_NAMES) == {*COMPARED, *DERIVED}
+    assert set(METRIC_NAMES) == set(COMPARED)
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 
