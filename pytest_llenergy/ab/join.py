@@ -175,7 +175,6 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     flops = first.metrics.get("flops")
     if flops is not None:
         metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
-        metrics |= {"mfu": first.metrics["mfu"]} if "mfu" in first.metrics else {}
     added, custom = join_custom([part.record for part in parts])
     metrics |= added
     procedure = first.procedure

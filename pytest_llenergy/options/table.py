@@ -31,7 +31,6 @@ from pytest_llenergy.options.values import (
     meters,
     names,
     output_file,
-    peak_flops,
     saved_name,
     seconds,
     server_command,
@@ -373,12 +372,6 @@ class Settings:
         "{on,off}",
         "Count floating-point operations in a separate pass after the rounds. Without a value: on",
         bare="on",
-    )
-    peak_flops: float | None = option(
-        None,
-        peak_flops,
-        "FLOPS",
-        "Peak of one device in FLOP/s for the metric mfu, such as 989T. Without it: that of the data sheet",
     )
 
     @property

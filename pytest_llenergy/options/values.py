@@ -218,12 +218,6 @@ def backend_python(text: str) -> tuple[str, Path]:
     return backend, Path(path).expanduser()
 
 
-def peak_flops(text: str) -> float:
-    from pytest_llenergy.record.peak_flops import parse_peak
-
-    return parse_peak(text)
-
-
 def columns(text: str) -> tuple[str, ...]:
     from pytest_llenergy.report.layout import parse_columns
 

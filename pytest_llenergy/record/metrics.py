@@ -435,7 +435,6 @@ METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {
     "peak_memory_bytes": SingleMetric("B", "peak MiB"),
     "flops": SingleMetric("FLOP", "FLOP"),
     "energy_per_flop_j": SingleMetric("J", "per FLOP ± u"),
-    "mfu": SingleMetric("1", "MFU ± u", "more"),
     "prefill_workers_energy_j": SingleMetric("J", "prefill workers ± u"),
     "prefill_workers_energy_per_input_token_j": SingleMetric(
         "J/token", "prefill workers per input token ± u"

@@ -53,7 +53,6 @@ _UNITS = (
     ("goodput_per_watt", "goodput_per_watt", "requests_per_joule"),
     ("slo_attainment", "slo_attainment", "ratio"),
     ("flops", "work", "flops"),
-    ("mfu", "flops_utilization", "ratio"),
     ("_js", "", "joule_seconds"),
     ("_acceptance_rate", "_acceptance", "ratio"),
     ("_bytes", "", "bytes"),
