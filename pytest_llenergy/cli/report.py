@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Format = Literal["text", "markdown", "html"]
 
 #: Fields of ``Layout`` that options set.
-LAYOUT_OPTIONS = ("columns", "sort", "group_by")
+LAYOUT_OPTIONS = ("columns", "sort")
 
 
 def add_parser(commands: Commands) -> None:

@@ -26,7 +26,6 @@ from pytest_llenergy.options.values import (
     floor,
     flops_switch,
     gpus,
-    groups,
     integer,
     meters,
     names,
@@ -312,12 +311,6 @@ class Settings:
         "Sort the summary by name, fullname or a metric, or by -METRIC for the largest first. Without it: in "
         "the order of the run",
     )
-    group_by: tuple[str, ...] | None = option(
-        None,
-        groups,
-        "KEY[,KEY]",
-        "Group the summary by name, func, fullfunc, param, param:NAME, backend, model or device",
-    )
     server_command: tuple[tuple[str, str], ...] = option(
         "",
         server_command,
@@ -390,7 +383,7 @@ class Settings:
         """Layout of the summary."""
         from pytest_llenergy.report.layout import Layout
 
-        return Layout(self.columns or (), self.sort or "", self.group_by or ())
+        return Layout(self.columns or (), self.sort or "")
 
     @property
     def names_something(self) -> bool:

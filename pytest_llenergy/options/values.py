@@ -230,12 +230,6 @@ def sort_key(text: str) -> str:
     return parse_sort(text)
 
 
-def groups(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.layout import parse_group_by
-
-    return parse_group_by(text)
-
-
 def threshold(text: str) -> Threshold:
     from pytest_llenergy.compare.gate import parse_fail_on
 

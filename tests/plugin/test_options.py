@@ -73,11 +73,6 @@ def test_blank_gpus_in_an_ini_file_are_unset(
             ["--energy-flops=yes"],
             "--energy-flops=yes: must be on or off; did you mean: pytest yes --energy-flops",
         ),
-        (
-            ["--energy-group-by=backend,mark"],
-            "--energy-group-by=backend,mark: unknown: mark; known: name, func, fullfunc, param, backend, "
-            "model, device, param:NAME",
-        ),
         (["--energy-columns=,"], "--energy-columns=,: no name given"),
         (["--energy-require=all"], "--energy-require=all: must be measured"),
         (
