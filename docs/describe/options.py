@@ -26,7 +26,7 @@ SEE = {
     ("lease_timeout",): "[leases](devices.md#leases)",
     ("save", "compare", "fail_on", "inconclusive"): "[comparing](comparing.md)",
     ("floor",): "[verdicts](gating.md)",
-    ("columns", "sort"): "[summary](output.md#the-summary)",
+    ("columns",): "[summary](output.md#the-summary)",
     ("server_command", "server_url", "server_health", "server_model"): "[serving](serving.md)",
     ("flops",): "[operations](numbers.md#floating-point-operations)",
     ("report",): "[report](report.md)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 
 Format = Literal["text", "markdown", "html"]
-
-#: Fields of ``Layout`` that options set.
-LAYOUT_OPTIONS = ("columns", "sort")
 
 
 def add_parser(commands: Commands) -> None:
@@ -42,8 +38,13 @@ def add_parser(commands: Commands) -> None:
         metavar="DIR",
         help="show trends from llenergy history on the HTML page",
     )
-    for name in LAYOUT_OPTIONS:
-        option_row(name).add_argument(parser)
+    option_row("columns").add_argument(parser)
+    parser.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="sort by name, fullname or a metric, or by -METRIC for the largest first; without it: in the "
+        "order of the run",
+    )
     parser.add_argument(
         "-v",
         "--verbose",
@@ -102,11 +103,13 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.layout import DEFAULT_LAYOUT
+    from pytest_llenergy.report.layout import Layout, parse_sort
 
-    given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
-    layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}
-    return replace(DEFAULT_LAYOUT, **layout)
+    columns = option_row("columns").read_argument(args.columns)
+    try:
+        return Layout(columns or (), "" if args.sort is None else parse_sort(args.sort))
+    except ValueError as error:
+        raise PlanError(f"--sort={args.sort}: {error}") from None
 
 
 def _load_report_trends(report: Report, history: Path) -> list[Trend]:

@@ -34,7 +34,6 @@ from pytest_llenergy.options.values import (
     seconds,
     server_command,
     share,
-    sort_key,
     switch,
     threshold,
     url_path,
@@ -304,13 +303,6 @@ class Settings:
         "energy_j, the energy per token, output_tokens_per_s or duration_s, meter, device and types that "
         "differ, and metrics of the tests' own",
     )
-    sort: str | None = option(
-        None,
-        sort_key,
-        "KEY",
-        "Sort the summary by name, fullname or a metric, or by -METRIC for the largest first. Without it: in "
-        "the order of the run",
-    )
     server_command: tuple[tuple[str, str], ...] = option(
         "",
         server_command,
@@ -383,7 +375,7 @@ class Settings:
         """Layout of the summary."""
         from pytest_llenergy.report.layout import Layout
 
-        return Layout(self.columns or (), self.sort or "")
+        return Layout(self.columns or ())
 
     @property
     def names_something(self) -> bool:

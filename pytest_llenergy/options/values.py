@@ -224,12 +224,6 @@ def columns(text: str) -> tuple[str, ...]:
     return parse_columns(text)
 
 
-def sort_key(text: str) -> str:
-    from pytest_llenergy.report.layout import parse_sort
-
-    return parse_sort(text)
-
-
 def threshold(text: str) -> Threshold:
     from pytest_llenergy.compare.gate import parse_fail_on
 

@@ -29,7 +29,7 @@ TYPES = "types"
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
 
-#: Keys of ``--energy-sort`` except metrics.
+#: Keys of ``--sort`` except metrics.
 NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
     "name": lambda record: _function_name(record.id),
     "fullname": lambda record: record.id,
@@ -179,7 +179,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
 
 
 def parse_sort(text: str) -> str:
-    """Parse ``--energy-sort``.
+    """Parse ``--sort`` of ``llenergy report``.
 
     Raises:
         ValueError: If a name is neither a key nor possibly a custom metric.

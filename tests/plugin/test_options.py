@@ -130,13 +130,10 @@ def test_commands_do_not_import_pytest() -> None:
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    ("option", "first"), [("columns", "backend, model, device, "), ("sort", "name, fullname, energy_j, ")]
-)
-def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester, option: str, first: str) -> None:
+def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(MEASURED)
-    reported = usage_error(pytester, f"--energy-{option}=energyj")
-    assert reported.startswith(f"--energy-{option}=energyj: unknown: energyj; known: {first}")
+    reported = usage_error(pytester, "--energy-columns=energyj")
+    assert reported.startswith("--energy-columns=energyj: unknown: energyj; known: backend, model, device, ")
     assert "energy_per_output_token_j" in reported
 
 

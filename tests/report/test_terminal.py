@@ -363,7 +363,7 @@ def test_a_test_id_is_never_taken_for_markup() -> None:
     assert ":smile: [red]x" in text
 
 
-def test_the_command_accepts_the_layout_options_of_pytest(
+def test_the_command_sorts_and_has_the_columns_of_pytest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -418,13 +418,13 @@ def test_it(energy, size):
 
 def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
-    result = quick.runpytest("--energy-columns=duration_s,meter", "--energy-sort=-energy_j")
+    result = quick.runpytest("--energy-columns=duration_s,meter")
     result.stdout.fnmatch_lines(
         [
             "*= energy =*",
             "test * s *meter*",
-            "test_it size=2 *0.* ten-watts",
-            "test_it size=1 *0.* ten-watts",
+            "  size=1 *0.* ten-watts",
+            "  size=2 *0.* ten-watts",
         ]
     )
 
@@ -432,10 +432,10 @@ def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
 def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     with (quick.path / "tox.ini").open("a") as ini:
-        ini.write("\nenergy_columns = rounds\nenergy_sort = -energy_j\n")
+        ini.write("\nenergy_columns = rounds\n")
     lines = quick.runpytest().stdout.lines
-    rows = [line.split() for line in lines if line.startswith("test_it ")]
-    assert rows == [["test_it", "size=2", "2"], ["test_it", "size=1", "2"]]
+    rows = [line.split() for line in lines if line.startswith("  size=")]
+    assert rows == [["size=1", "2"], ["size=2", "2"]]
 
 
 @pytest.mark.parametrize(
