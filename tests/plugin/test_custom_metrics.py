@@ -269,7 +269,7 @@ def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
     suite.makeconftest((suite.path / "conftest.py").read_text() + HOOK)
     result = suite.runpytest("--energy-report")
     result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines([r"test +.* lines +"])
+    result.stdout.re_match_lines([r"test +.* lines$"])
     assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
 
 
