@@ -145,7 +145,9 @@ def test_help_fits_80_columns_with_whole_words(
     text = " ".join(result.stdout.str().split())
     for option in OPTIONS:
         assert option.help in text, "a word is broken"
-        assert f"(default of {option.flag})" in text
+        assert f"Default of {option.flag}" in text
+    section = result.stdout.str().partition("energy of LLM inference:")[2].partition("\n\n")[0]
+    assert len(section.splitlines()) <= 70
     result.stdout.fnmatch_lines(["  --energy-busy={fail,skip}", "  --energy-flops=[[]{on,off}]"])
 
 
