@@ -20,10 +20,13 @@ DEFAULT = re.compile(r" ?\((?:([^();]+); )?default: ([^();]+)(?:; ([^();]+))?\)"
 
 def commands_page() -> str:
     """Return the whole page."""
-    return page("# Commands", INTRODUCTION, *(list(_command(each, 2)) for each in _commands(build_parser())))
+    return page(
+        "# Commands", INTRODUCTION, *(list(_command(each, 2)) for each in commands_of(build_parser()))
+    )
 
 
-def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def commands_of(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of sub-commands."""
     # argparse has no public way to list sub-commands.
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -31,7 +34,7 @@ def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPar
 
 
 def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    about = capital(help_text(command.description or _help_of(command)))
+    about = capital(help_text(command.description or help_of(command)))
     yield from lines_of(f"{'#' * level} {command.prog}", f"{about.rstrip('.')}.")
     rows = [_row(action) for group in command._action_groups for action in group._group_actions]
     rows = [row for row in rows if row]
@@ -39,13 +42,13 @@ def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
         yield from lines_of(table(["argument", "", "default"], rows))
     if command.epilog:
         yield from lines_of(["```text", command.epilog.rstrip(), "```"])
-    for each in _commands(command):
+    for each in commands_of(command):
         yield from _command(each, level + 1)
 
 
-def _help_of(command: argparse.ArgumentParser) -> str:
+def help_of(command: argparse.ArgumentParser) -> str:
     """Return the one-line help of a sub-command, as its parent shows it."""
-    for above in (build_parser(), *_commands(build_parser())):
+    for above in (build_parser(), *commands_of(build_parser())):
         for action in above._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, each in action.choices.items():

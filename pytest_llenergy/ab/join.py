@@ -11,7 +11,6 @@ import msgspec
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
 from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
 from pytest_llenergy.record.base import Primitive, Status
-from pytest_llenergy.record.carbon_and_cost import rescale
 from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, relative_uncertainty
@@ -176,8 +175,6 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     flops = first.metrics.get("flops")
     if flops is not None:
         metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
-        metrics |= {"mfu": first.metrics["mfu"]} if "mfu" in first.metrics else {}
-    metrics |= rescale(first.metrics, metrics)
     added, custom = join_custom([part.record for part in parts])
     metrics |= added
     procedure = first.procedure

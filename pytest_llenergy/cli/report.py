@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 
 Format = Literal["text", "markdown", "html"]
-
-#: Fields of ``Layout`` that options set.
-LAYOUT_OPTIONS = ("columns", "sort", "group_by")
 
 
 def add_parser(commands: Commands) -> None:
@@ -42,8 +38,13 @@ def add_parser(commands: Commands) -> None:
         metavar="DIR",
         help="show trends from llenergy history on the HTML page",
     )
-    for name in (*LAYOUT_OPTIONS, "carbon", "price"):
-        option_row(name).add_argument(parser)
+    option_row("columns").add_argument(parser)
+    parser.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="sort by name, fullname or a metric, or by -METRIC for the largest first; without it: in the "
+        "order of the run",
+    )
     parser.add_argument(
         "-v",
         "--verbose",
@@ -66,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
     path = locate(args.file)
     if args.output is not None:
         check_not_overwritten(args.output, [path])
-    report = _with_rates(read_report(path), args)
-    text = _render(report, args)
+    text = _render(read_report(path), args)
     if args.output is not None:
         write_output(args.output, f"{text}\n")
     elif args.format == "text":
@@ -75,16 +75,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_data(text)
     return 0
-
-
-def _with_rates(report: Report, args: argparse.Namespace) -> Report:
-    """Add emissions and cost at the rates of the command line."""
-    import msgspec
-
-    from pytest_llenergy.record.carbon_and_cost import Rates
-
-    rates = Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
-    return msgspec.structs.replace(report, records=[rates.add_to(record) for record in report.records])
 
 
 def _render(report: Report, args: argparse.Namespace) -> str:
@@ -113,11 +103,13 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
 
 def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.layout import DEFAULT_LAYOUT
+    from pytest_llenergy.report.layout import Layout, parse_sort
 
-    given = {name: getattr(args, name) for name in LAYOUT_OPTIONS}
-    layout = {name: option_row(name).read_argument(text) for name, text in given.items() if text is not None}
-    return replace(DEFAULT_LAYOUT, **layout)
+    columns = option_row("columns").read_argument(args.columns)
+    try:
+        return Layout(columns or (), "" if args.sort is None else parse_sort(args.sort))
+    except ValueError as error:
+        raise PlanError(f"--sort={args.sort}: {error}") from None
 
 
 def _load_report_trends(report: Report, history: Path) -> list[Trend]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.energy.meters.select import Selection
     from pytest_llenergy.energy.trace import Series
-    from pytest_llenergy.record.carbon_and_cost import Rates
     from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
 
 #: Exit codes of a shell for a command that cannot be executed, or that does not exist.
@@ -72,7 +71,7 @@ def add_parser(commands: Commands) -> None:
         formatter_class=HelpFormatter,
     )
     add_output(parser, ("text", "json"), where="standard error, or standard output for json")
-    for name in (*METER_OPTIONS, "carbon", "price"):
+    for name in METER_OPTIONS:
         option_row(name).add_argument(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="also explain which meters are missing")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command to run")
@@ -93,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError("names no command; write it last: llenergy run -- CMD")
     if args.output is not None:
         _check_output(args.output.absolute())
-    rates = _read_rates(args)
     meters = LocalWindows(open_selection(args, whole_host=False))
     measuring = Measuring([meters])
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
@@ -117,20 +115,19 @@ def run(args: argparse.Namespace) -> int:
             n=1,
             reason=record.reason,
         )
-        metrics = rates.derive({"energy_j": energy})
         found: dict[str, Any] = {
             "command": command,
             "exit_status": status,
             "started_at": format_time(started),
             "meters": measuring.infos(),
             "window": record,
-            "metrics": metrics,
+            "metrics": {"energy_j": energy},
         }
         if args.format == "json":
             _write(args, found)
         else:
             lines = [*domain_lines(record.by_domain, record.duration_s, meters.series)]
-            lines += [*_total(record), *_derived(metrics), *flag_lines(record.flags, verbose=args.verbose)]
+            lines += [*_total(record), *flag_lines(record.flags, verbose=args.verbose)]
             _write_lines(args, lines)
     return status
 
@@ -300,15 +297,6 @@ def _total(window: WindowRecord) -> list[str]:
     return [f"total: {_format(window.energy_j, window.energy_u_absolute_j, window.duration_s)}"]
 
 
-def _derived(metrics: Mapping[str, Any]) -> list[str]:
-    from pytest_llenergy.record.quantity import format_quantity
-
-    shown = [each for name, each in metrics.items() if name != "energy_j" and each.value is not None]
-    texts = [format_quantity(each.value, each.uncertainty_absolute, each.unit) for each in shown]
-    sources = [str(each.source).partition(" (")[0] for each in shown]
-    return [f"at {source}: {text}" for source, text in zip(sources, texts, strict=True)]
-
-
 def _check_output(path: Path) -> None:
     """Raise ``PlanError`` if the output cannot be written, before anything is measured."""
     from pytest_llenergy.errors import PlanError
@@ -322,12 +310,6 @@ def _check_output(path: Path) -> None:
         check_creatable(path)
     except OSError as error:
         raise PlanError(f"--output={path}: {error.strerror}") from None
-
-
-def _read_rates(args: argparse.Namespace) -> Rates:
-    from pytest_llenergy.record.carbon_and_cost import Rates
-
-    return Rates(*(option_row(name).read_argument(getattr(args, name)) for name in ("carbon", "price")))
 
 
 def _write(args: argparse.Namespace, found: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.defaults import Inconclusive
@@ -117,9 +116,6 @@ def check_metric(name: str) -> str:
     """
     if is_custom_name(name):
         return name
-    if name in DERIVED:
-        energy, _ = DERIVED[name]
-        raise PlanError(f"{name} is {energy} times a constant; use {energy} instead")
     if name not in METRICS:
         raise _unknown_metric(name, METRICS)
     if name not in ROUND_METRICS:

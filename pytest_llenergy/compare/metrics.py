@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.metrics import BUILT_IN, ROUND_METRICS
 from pytest_llenergy.record.record import Record
 
@@ -22,12 +21,11 @@ class MetricKind:
     better: Direction = "less"
 
 
-#: Every built-in metric of a record that a gate can use. Carbon and cost say nothing that joules do not.
+#: Every built-in metric of a record that a gate can use.
 METRICS = {
     # The name of the metric says per what.
     name: MetricKind("J" if figure.unit.startswith("J/") else figure.unit, figure.better)
     for name, figure in BUILT_IN.items()
-    if name not in DERIVED
 }
 
 

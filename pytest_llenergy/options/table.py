@@ -10,7 +10,6 @@ Commands of ``llenergy`` share some rows, so this module does not import pytest;
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,24 +20,19 @@ from pytest_llenergy.options.values import (
     agreement,
     auto_or,
     backend_python,
-    carbon,
     cluster,
     columns,
     floor,
     flops_switch,
     gpus,
-    groups,
     integer,
     meters,
     names,
     output_file,
-    peak_flops,
-    price,
     saved_name,
     seconds,
     server_command,
     share,
-    sort_key,
     switch,
     threshold,
     url_path,
@@ -50,7 +44,6 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_llenergy.compare.gate import Threshold
-    from pytest_llenergy.record.carbon_and_cost import Price, Rates
     from pytest_llenergy.report.layout import Layout
 
 #: Files that ``--energy-report`` and ``--energy-html`` write if they name none.
@@ -110,9 +103,7 @@ class Option:
         text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
         escaped = text.replace("%", "%%")
         group.addoption(self.flag, dest=self.ini, default=None, metavar=self.metavar, help=escaped, **details)
-        # The first clause says what the setting does; the help of the option has the rest.
-        summary = re.split(r"[.:;] ", self.help)[0]
-        parser.addini(self.ini, f"{summary} (default of {self.flag})", default=self.default or "")
+        parser.addini(self.ini, f"Default of {self.flag}", default=self.default or "")
 
     def add_argument(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
         """Add the option to a command of ``llenergy``, without the prefix ``energy-``.
@@ -163,7 +154,7 @@ class Settings:
         None,
         output_file("report", "--energy-report", DEFAULT_REPORT),
         "FILE.json",
-        f"Write the records of this run as JSON. Without a name: {DEFAULT_REPORT}",
+        f"Write a JSON report; without a name: {DEFAULT_REPORT}",
         bare=DEFAULT_REPORT,
         is_path=True,
     )
@@ -171,8 +162,7 @@ class Settings:
         None,
         output_file("page", "--energy-html", DEFAULT_PAGE),
         "FILE.html",
-        "Write the records of this run as an HTML page with figures (needs the extra html). "
-        f"Without a name: {DEFAULT_PAGE}",
+        f"Write an HTML page; without a name: {DEFAULT_PAGE}",
         bare=DEFAULT_PAGE,
         is_path=True,
     )
@@ -180,7 +170,7 @@ class Settings:
         "off",
         switch,
         "",
-        "Call measured work once and measure nothing; a test that reads an energy is skipped from there on",
+        "Call measured work once, and measure nothing",
         is_switch=True,
     )
     skip: bool = option("off", switch, "", "Skip the tests that measure energy", is_switch=True)
@@ -189,47 +179,42 @@ class Settings:
         "auto",
         auto_or(integer(1, defaults.MAX_ROUNDS)),
         "N",
-        f"Minimum number of measured rounds of each test, whatever they take; auto: {defaults.ROUNDS}, or "
-        f"{defaults.FLOOR_ROUNDS} if the budget is spent before",
+        "Least number of measured rounds",
     )
     warmup: int | None = option(
         "auto",
         auto_or(integer(0, defaults.MAX_ROUNDS)),
         "N",
-        "Unmeasured iterations before the first round; auto: until durations have settled",
+        "Iterations before the first round",
     )
-    gap: float = option(
-        "0.25", seconds, "SECONDS", "Minimum quiet time around each round; slow counters extend it"
-    )
+    gap: float = option("0.25", seconds, "SECONDS", "Least quiet time around each round")
     target: float = option(
         "2%",
         share,
         "PERCENT",
-        "Relative standard uncertainty to reach: determines iterations per round and additional rounds",
+        "Relative standard uncertainty to reach",
     )
     budget: float = option(
         "20",
         seconds,
         "SECONDS",
-        "Measuring time of a test, warm-up included, after which no further round starts; each test has one "
-        f"warm-up and {defaults.FLOOR_ROUNDS} rounds, or as many as --energy-rounds says",
+        "Measuring time of a test, with warm-up",
     )
     model: str = option(
         "",
         str,
         "MODEL",
-        "Hub id, directory, .gguf file or random:PRESET. Without it: "
-        f"{defaults.MODEL_HUB_ID.rpartition('/')[2]}",
+        "Hub id, directory, .gguf file or random:PRESET",
         may_be_path=True,
     )
     backend: tuple[str, ...] = option(
-        "", names, "NAME[,NAME]", "Run only these backends. Without it: all", repeatable=True, joins=True
+        "", names, "NAME[,NAME]", "Run only these backends", repeatable=True, joins=True
     )
     python: tuple[tuple[str, Path], ...] = option(
         "",
         backend_python,
         "NAME=PYTHON",
-        "Run the ranks of this backend in the Python of another environment",
+        "Python of another environment for a backend",
         is_path=True,
         repeatable=True,
     )
@@ -237,35 +222,30 @@ class Settings:
         None,
         gpus,
         "GPUS",
-        "GPUs to use regardless of the environment: all, indices in PCI order, or UUIDs of boards or MIG "
-        "instances",
+        "GPUs to use: all, indices in PCI order, or UUIDs",
     )
     cluster: str = option(
         "local",
         cluster,
         "{local,ray[:HOST:PORT],slurm}",
-        "Where tests with the mark gpus get their GPUs: on this host (local), on hosts of a Ray cluster, or "
-        "on those of the Slurm job that pytest runs in",
+        "Where tests with the mark gpus run",
     )
-    meter: tuple[str, ...] = option(
-        "auto", meters, "NAME[,NAME]", "Meters to use; a meter with an argument, NAME:ARGUMENT, comes last"
-    )
+    meter: tuple[str, ...] = option("auto", meters, "NAME[,NAME]", "Meters to use")
     require: str | None = option(None, word("measured"), "measured", "Fail instead of estimating")
     threads: int | None = option(
-        None, integer(1, defaults.MAX_THREADS), "N", "CPU threads of each rank. Without it: its cores"
+        None, integer(1, defaults.MAX_THREADS), "N", "CPU threads of each rank; without it: its cores"
     )
     start_method: Literal["spawn", "forkserver"] = option(
         "spawn",
         word("spawn", "forkserver"),
         "{spawn,forkserver}",
-        "Start ranks as fresh interpreters (spawn) or as forks of a process that has imported their "
-        "libraries (forkserver)",
+        "How ranks start: afresh or as forks",
     )
     isolation: Literal["test", "backend", "run"] = option(
         "backend",
         word("test", "backend", "run"),
         "{test,backend,run}",
-        "Which tests share ranks: those of one backend and model (backend), all (run), or none (test)",
+        "Which tests share ranks",
     )
     rank_logs: Path | None = option(
         None, Path, "DIR", "Keep the output of each rank in this directory", is_path=True
@@ -273,11 +253,9 @@ class Settings:
     timeout: float = option("600", seconds, "SECONDS", "Longest wait for a rank")
     lease_timeout: float = option("1800", seconds, "SECONDS", "Longest wait for a device")
     busy: Literal["fail", "skip"] = option(
-        "fail", word("fail", "skip"), "{fail,skip}", "Fail or skip a test whose GPU another process uses"
+        "fail", word("fail", "skip"), "{fail,skip}", "Fail or skip tests whose GPU is in use"
     )
-    busy_timeout: float = option(
-        "60", seconds, "SECONDS", "Longest wait for other processes to leave the GPU"
-    )
+    busy_timeout: float = option("60", seconds, "SECONDS", "Longest wait for others to leave the GPU")
     prompts: Path | None = option(
         None, Path, "FILE", "Prompts for the prompts fixture, one per line", is_path=True
     )
@@ -285,115 +263,77 @@ class Settings:
         None,
         saved_name,
         "NAME",
-        f"Keep the records of this run as {defaults.SAVED}/NAME.json in the root directory, for "
-        "--energy-compare=NAME",
+        f"Keep the report as {defaults.SAVED}/NAME.json",
     )
     compare: str | None = option(
         None,
         str.strip,
         "BASELINE",
-        "Compare with this report: a file, or a name given to --energy-save",
+        "Report to compare with: a file or a saved name",
     )
     fail_on: tuple[Threshold, ...] = option(
         "",
         threshold,
         "METRIC:EXPR",
-        "Fail tests whose metric is worse than in the baseline, such as energy_j:3% or energy_j:3%+2J",
+        "Fail tests that got worse: energy_j:3%",
         repeatable=True,
     )
     columns: tuple[str, ...] | None = option(
         None,
         columns,
         "NAME[,NAME]",
-        f"Columns of the summary: {', '.join(defaults.FACT_COLUMNS)} or metrics. Without it: "
-        "energy_j, the energy per token, output_tokens_per_s or duration_s, meter, device and types that "
-        "differ, metrics of the tests' own, and those of --energy-carbon and --energy-price",
-    )
-    sort: str | None = option(
-        None,
-        sort_key,
-        "KEY",
-        "Sort the summary by name, fullname or a metric, or by -METRIC for the largest first. Without it: in "
-        "the order of the run",
-    )
-    group_by: tuple[str, ...] | None = option(
-        None,
-        groups,
-        "KEY[,KEY]",
-        "Group the summary by name, func, fullfunc, param, param:NAME, backend, model or device",
+        "Columns of the table, such as energy_j,meter",
     )
     server_command: tuple[tuple[str, str], ...] = option(
         "",
         server_command,
         "[NAME=]COMMAND",
-        "Start this server for the backend NAME, or server without a name, such as "
-        "'llama-server -m {model} --port {port}', without a shell",
+        "Start this server for a backend",
         repeatable=True,
     )
     server_url: str = option(
         "",
         str.strip,
         "URL",
-        "URL of a server that already runs on this host, such as http://127.0.0.1:8000",
+        "URL of a server that runs on this host",
     )
-    server_health: str = option(
-        "/health", url_path, "PATH", "Path that answers with status 200 when the server is ready"
-    )
+    server_health: str = option("/health", url_path, "PATH", "Path that answers 200 when ready")
     server_model: str = option(
         "",
         str.strip,
         "NAME",
-        "Name of the model in the server's API. Without it: the first that the server lists",
+        "Name of the model in the server's API",
     )
     floor: float = option(
         f"{defaults.FLOOR * 100:g}%",
         floor,
         "PERCENT",
-        "Difference between two runs of the same code on this machine: smaller changes do not count",
+        "Smaller changes do not count",
     )
     agreement: float = option(
         f"{defaults.AGREEMENT * 100:g}%",
         agreement,
         "PERCENT",
-        "Smallest share of the baseline's greedy tokens, or of its accuracy if outputs are scored, that a "
-        "test must keep for a saving to count as an improvement; 0 turns this check off",
+        "Share of outputs that must not change",
     )
     inconclusive: defaults.Inconclusive = option(
         "warn",
         word(*get_args(defaults.Inconclusive)),
         f"{{{','.join(get_args(defaults.Inconclusive))}}}",
-        "What to do with a test if --energy-fail-on is inconclusive",
+        "What an inconclusive gate does",
     )
     removed: defaults.Removed = option(
         "fail",
         word(*get_args(defaults.Removed)),
         f"{{{','.join(get_args(defaults.Removed))}}}",
-        "What to do if a test of the baseline is not gated: deleted, deselected, skipped or xfailed",
+        "What a missing test of the baseline does",
     )
     flops: bool = option(
         "off",
         flops_switch,
         "{on,off}",
-        "Count floating-point operations in a separate pass after the rounds. Without a value: on",
+        "Count floating-point operations",
         bare="on",
-    )
-    peak_flops: float | None = option(
-        None,
-        peak_flops,
-        "FLOPS",
-        "Peak of one device in FLOP/s for the metric mfu, such as 989T. Without it: that of the data sheet",
-    )
-    carbon: float | None = option(
-        None,
-        carbon,
-        "GRAMS_PER_KWH",
-        "Grams of CO2e that a kilowatt-hour causes here, such as 400: adds emissions as metrics",
-    )
-    price: Price | None = option(
-        None,
-        price,
-        "PER_KWH",
-        "Price of a kilowatt-hour, such as 0.30 or '0.30 EUR': adds the cost of the energy as metrics",
     )
 
     @property
@@ -408,20 +348,11 @@ class Settings:
         return any(each is not None for each in kept)
 
     @property
-    def rates(self) -> Rates | None:
-        """What a kilowatt-hour emits and costs; None if neither is given."""
-        if self.carbon is None and self.price is None:
-            return None
-        from pytest_llenergy.record.carbon_and_cost import Rates
-
-        return Rates(self.carbon, self.price)
-
-    @property
     def layout(self) -> Layout:
         """Layout of the summary."""
         from pytest_llenergy.report.layout import Layout
 
-        return Layout(self.columns or (), self.sort or "", self.group_by or ())
+        return Layout(self.columns or ())
 
     @property
     def names_something(self) -> bool:

@@ -19,7 +19,6 @@ from pytest_llenergy.record.defaults import MAX_FLOOR, SAVED
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
-    from pytest_llenergy.record.carbon_and_cost import Price
 
 #: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
 MAX_NAME_BYTES = 200
@@ -219,40 +218,10 @@ def backend_python(text: str) -> tuple[str, Path]:
     return backend, Path(path).expanduser()
 
 
-def carbon(text: str) -> float:
-    from pytest_llenergy.record.carbon_and_cost import parse_carbon
-
-    return parse_carbon(text)
-
-
-def peak_flops(text: str) -> float:
-    from pytest_llenergy.record.peak_flops import parse_peak
-
-    return parse_peak(text)
-
-
-def price(text: str) -> Price:
-    from pytest_llenergy.record.carbon_and_cost import parse_price
-
-    return parse_price(text)
-
-
 def columns(text: str) -> tuple[str, ...]:
     from pytest_llenergy.report.layout import parse_columns
 
     return parse_columns(text)
-
-
-def sort_key(text: str) -> str:
-    from pytest_llenergy.report.layout import parse_sort
-
-    return parse_sort(text)
-
-
-def groups(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.layout import parse_group_by
-
-    return parse_group_by(text)
 
 
 def threshold(text: str) -> Threshold:

@@ -92,12 +92,11 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any], gate: Gate | Non
 
 
 def _asked_phases(settings: Settings, gate: Gate | None) -> frozenset[str]:
-    """Return the phases whose energy a column, the order of the table or a gate needs."""
+    """Return the phases whose energy a column or a gate needs."""
     from pytest_llenergy.record.metrics import PHASE_METRICS, ROUND_METRICS
 
     gated = [each for each in (gate.budget, gate.threshold) if each is not None] if gate is not None else []
-    named = [*(settings.columns or ()), (settings.sort or "").removeprefix("-")]
-    named += [each.metric for each in (*settings.fail_on, *gated)]
+    named = [*(settings.columns or ()), *(each.metric for each in (*settings.fail_on, *gated))]
     return frozenset(ROUND_METRICS[name].phase or "" for name in named if name in PHASE_METRICS)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.defaults import FACT_COLUMNS, GROUP_KEYS, NAME_SORT_KEYS
+from pytest_llenergy.record.defaults import FACT_COLUMNS, NAME_SORT_KEYS
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import CustomMetric, Metric, Record
 from pytest_llenergy.record.round_statistics import half_student
@@ -28,8 +28,8 @@ from pytest_llenergy.record.text import one_line, shorten
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
 #: Names that mean something else where metrics are named: other columns, the first of which names the test,
-#: and keys that sort or group.
-RESERVED = frozenset({"test", *FACT_COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS})
+#: and keys that sort.
+RESERVED = frozenset({"test", *FACT_COLUMNS, *NAME_SORT_KEYS})
 
 #: Names that are more alike than this differ by a slip.
 TOO_SIMILAR = 0.85

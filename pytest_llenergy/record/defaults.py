@@ -35,7 +35,6 @@ SAVED = ".llenergy"
 #: The default model on the Hugging Face hub.
 MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-#: Columns of the summary that are no metrics; keys that group tests; keys that sort them besides metrics.
+#: Columns of the summary that are no metrics; keys that sort tests besides metrics.
 FACT_COLUMNS = ("backend", "model", "device", "meter", "rounds", "types")
-GROUP_KEYS = ("name", "func", "fullfunc", "param", "backend", "model", "device")
 NAME_SORT_KEYS = ("name", "fullname")

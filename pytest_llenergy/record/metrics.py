@@ -17,7 +17,6 @@ from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.record.carbon_and_cost import scale_metric
 from pytest_llenergy.record.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import Metric, Round, is_attributed
@@ -61,6 +60,16 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
         reason = flops.reason or "no floating-point operations were counted"
         return Metric(value=None, unit="J", reason=reason, source=flops.source)
     return scale_metric(energy, 1 / flops.value, "J", flops.source)
+
+
+def scale_metric(metric: Metric, factor: float, unit: str, source: str | None) -> Metric:
+    """Return a metric times an exact factor, with the same relative uncertainties."""
+    numbers = {
+        name: None if value is None else value * factor
+        for name in ("value", "uncertainty", "spread", "uncertainty_absolute")
+        for value in (getattr(metric, name),)
+    }
+    return msgspec.structs.replace(metric, unit=unit, source=source, **numbers)
 
 
 def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int, RoundValue]], str | None]:
@@ -421,23 +430,17 @@ PHASE_METRICS = frozenset(
     name for name, figure in ROUND_METRICS.items() if figure.phase in ("prefill", "decode")
 )
 
-#: Every metric that has one value for all rounds; ``measure.roles`` and ``measure.carbon_and_cost`` compute
-#: those of roles and of carbon and cost. Money is in the currency of the price.
+#: Every metric that has one value for all rounds; ``measure.roles`` computes those of roles.
 METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {
     "peak_memory_bytes": SingleMetric("B", "peak MiB"),
     "flops": SingleMetric("FLOP", "FLOP"),
     "energy_per_flop_j": SingleMetric("J", "per FLOP ± u"),
-    "mfu": SingleMetric("1", "MFU ± u", "more"),
     "prefill_workers_energy_j": SingleMetric("J", "prefill workers ± u"),
     "prefill_workers_energy_per_input_token_j": SingleMetric(
         "J/token", "prefill workers per input token ± u"
     ),
     "decode_workers_energy_j": SingleMetric("J", "decode workers ± u"),
     "decode_workers_energy_per_output_token_j": SingleMetric("J/token", "decode workers per token ± u"),
-    "carbon_g": SingleMetric("gCO2e", "CO2e ± u"),
-    "carbon_per_million_output_tokens_g": SingleMetric("gCO2e/Mtoken", "CO2e per Mtoken ± u"),
-    "cost": SingleMetric("", "cost ± u"),
-    "cost_per_million_output_tokens": SingleMetric("/Mtoken", "cost per Mtoken ± u"),
 }
 
 #: All built-in metrics, in the order of columns.

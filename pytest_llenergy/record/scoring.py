@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.carbon_and_cost import scale_metric
 from pytest_llenergy.record.custom_metrics import as_number, listed, make_metric, show
+from pytest_llenergy.record.metrics import scale_metric
 from pytest_llenergy.record.record import CustomMetric, Metric
 
 #: Names of the metrics.

@@ -7,21 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.record.carbon_and_cost import CARBON, DERIVED
 from pytest_llenergy.record.metrics import BUILT_IN, is_prefill_only
 from pytest_llenergy.record.quantity import format_quantity, format_with_uncertainty
 from pytest_llenergy.record.record import BackendInfo, Metric, Precision, Record, WindowRecord, domain_kind
 from pytest_llenergy.record.served import SATURATED
-from pytest_llenergy.record.text import one_line, shorten
+from pytest_llenergy.record.text import one_line
 
 #: Headings of metrics.
 HEADINGS = {name: figure.heading or name for name, figure in BUILT_IN.items()}
 
 #: End of the heading of a column whose cells have the uncertainty.
 WITH_U = "± u"
-
-#: Longest currency that is shown (characters): a report may come from anywhere.
-MAX_CURRENCY = 12
 
 #: What ``main_columns`` shows.
 MAIN = (
@@ -154,13 +150,10 @@ def _metric(name: str, *, with_u: bool, absolute: bool) -> Callable[[Record], st
         if not with_u:
             # Three digits, and thousands without a power of ten.
             return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
-        if name not in DERIVED and metric.unit.partition("/")[0] != "J":
+        if metric.unit.partition("/")[0] != "J":
             return format_with_uncertainty(metric.value, _u(metric, absolute=absolute))
         # The heading says per what.
-        unit = "J"
-        if name in DERIVED:
-            unit = "g" if name in CARBON else shorten(one_line(metric.unit.partition("/")[0]), MAX_CURRENCY)
-        return format_quantity(metric.value, _u(metric, absolute=absolute), unit)
+        return format_quantity(metric.value, _u(metric, absolute=absolute), "J")
 
     return cell
 

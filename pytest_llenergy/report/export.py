@@ -17,7 +17,6 @@ from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import round_values
 from pytest_llenergy.record.quantity import shown_unit
@@ -54,7 +53,6 @@ _UNITS = (
     ("goodput_per_watt", "goodput_per_watt", "requests_per_joule"),
     ("slo_attainment", "slo_attainment", "ratio"),
     ("flops", "work", "flops"),
-    ("mfu", "flops_utilization", "ratio"),
     ("_js", "", "joule_seconds"),
     ("_acceptance_rate", "_acceptance", "ratio"),
     ("_bytes", "", "bytes"),
@@ -118,11 +116,6 @@ def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
             yield name, metric, metric.value
 
 
-def iter_tracked_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
-    """Yield those whose change says something: not emissions and cost, which follow from the energy."""
-    return (each for each in iter_values(record) if each[0] not in DERIVED)
-
-
 def better_of(record: Record, name: str) -> Direction | None:
     """Return the direction of a metric that is better; None if a hook added the metric without one."""
     if name in METRICS:
@@ -135,7 +128,7 @@ def list_omitted_metrics(sides: Sequence[ExportSide], target: Target) -> list[st
     omitted = {}
     for side in sides:
         for record in side.measured():
-            for name, metric, _ in iter_tracked_values(record):
+            for name, metric, _ in iter_values(record):
                 better = better_of(record, name)
                 if name in METRICS:
                     continue
@@ -155,7 +148,7 @@ def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
     commit = side.report.source.commit
     entries = []
     for record in side.measured():
-        for name, metric, value in iter_tracked_values(record):
+        for name, metric, value in iter_values(record):
             if better_of(record, name) != better:
                 continue
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
@@ -212,7 +205,7 @@ def render_bencher(side: ExportSide) -> str:
     """
     tests: dict[str, dict[str, dict[str, float]]] = {}
     for record in side.measured():
-        for name, metric, value in iter_tracked_values(record):
+        for name, metric, value in iter_values(record):
             found = bencher_measure(record, name, metric)
             if found is None:
                 continue
@@ -238,7 +231,7 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
                 "kind": record.kind or "",
                 "commit": side.report.source.commit or "",
             }
-            for name, metric, value in iter_tracked_values(record):
+            for name, metric, value in iter_values(record):
                 gauge, own = name, dict[str, str]()
                 if name not in OPENMETRICS_GAUGES:
                     gauge = CUSTOM_GAUGE

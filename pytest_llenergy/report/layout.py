@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of the summary: which columns it has, and the order, groups and labels of its rows."""
+"""Layout of the summary: which columns it has, and the order and labels of its rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import Record
@@ -15,12 +14,10 @@ from pytest_llenergy.record.text import MAX_NAME_LENGTH, one_line, shorten, uniq
 from pytest_llenergy.report.columns import (
     COLUMNS,
     Column,
-    backend_name,
     column_of,
     device_names,
     main_columns,
     meter_names,
-    model_name,
     number_types,
     scales_differ,
     short_types,
@@ -29,26 +26,12 @@ from pytest_llenergy.report.columns import (
 #: The column of number types.
 TYPES = "types"
 
-#: Precedes the name of a parameter in ``--energy-group-by``.
-PARAM_PREFIX = "param:"
-
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
 
-#: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
-GROUP_KEYS: dict[str, Callable[[Record], str]] = {
-    "name": lambda record: _function_name(record.id),
-    "func": lambda record: _function_name(_without_params(record.id)),
-    "fullfunc": lambda record: _without_params(record.id),
-    "param": lambda record: record.id.partition("[")[2].removesuffix("]") or "-",
-    "backend": backend_name,
-    "model": model_name,
-    "device": device_names,
-}
-
-#: Keys of ``--energy-sort`` except metrics.
+#: Keys of ``--sort`` except metrics.
 NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
-    "name": GROUP_KEYS["name"],
+    "name": lambda record: _function_name(record.id),
     "fullname": lambda record: record.id,
 }
 
@@ -59,14 +42,12 @@ class Layout:
 
     Attributes:
         columns: Names of columns. Empty: the main ones; meter, device and number types where they differ;
-            emissions, cost and custom metrics that have a value.
+            custom metrics that have a value.
         sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
-        group_by: Keys that divide the table. Groups keep the order of their first tests.
     """
 
     columns: tuple[str, ...] = ()
     sort: str = ""
-    group_by: tuple[str, ...] = ()
 
     def columns_of(self, records: Sequence[Record]) -> list[Column]:
         """Return the columns for the records of a run, the most important first."""
@@ -81,7 +62,7 @@ class Layout:
         columns = main_columns(records, absolute=absolute)
         columns += [COLUMNS["meter"]] * (len({meter_names(each) for each in records if each.meters}) > 1)
         columns += [COLUMNS["device"]] * _devices_differ(records)
-        columns += [column_of(name, absolute=absolute) for name in (*DERIVED, *custom_metrics_of(records))]
+        columns += [column_of(name, absolute=absolute) for name in custom_metrics_of(records)]
         columns += [types] if types else []
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
@@ -105,23 +86,16 @@ class Layout:
             if known and name not in known
         ]
 
-    def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
-        """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""
-        groups: dict[str, list[Record]] = {self._title(record): [] for record in records}
-        for record in self._sorted(records):
-            groups[self._title(record)].append(record)
-        return groups
-
-    def rows(self, group: Sequence[Record], names: Mapping[str, str]) -> Iterator[tuple[str, str, Record]]:
+    def rows(self, records: Sequence[Record], names: Mapping[str, str]) -> Iterator[tuple[str, str, Record]]:
         """Yield heading and label of each row: several tests of a function are together, under its name.
 
         Args:
-            group: The sorted records of a group.
+            records: The sorted records of the table.
             names: The names of functions by test id.
         """
         functions: dict[str, list[Record]] = {}
         is_sorted = self.sort.removeprefix("-") not in ("", *NAME_SORT_KEYS)
-        for record in group:
+        for record in records:
             # The order by a metric is kept.
             functions.setdefault(record.id if is_sorted else names[record.id], []).append(record)
         for first, *others in functions.values():
@@ -131,7 +105,8 @@ class Layout:
             for number, record in enumerate([first, *others] if others else []):
                 yield name * (not number), f"  {_params_label(record) or name}", record
 
-    def _sorted(self, records: Sequence[Record]) -> list[Record]:
+    def sort_records(self, records: Sequence[Record]) -> list[Record]:
+        """Return the records in the order of the table."""
         word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
         if word in NAME_SORT_KEYS:
             return sorted(records, key=NAME_SORT_KEYS[word], reverse=largest_first)
@@ -140,11 +115,6 @@ class Layout:
         # Records without a value come last in either order.
         sign = -1.0 if largest_first else 1.0
         return sorted(records, key=lambda record: sign * _value(record, word, missing=sign * math.inf))
-
-    def _title(self, record: Record) -> str:
-        return ", ".join(
-            f"{word.removeprefix(PARAM_PREFIX)}={_group_value(record, word)}" for word in self.group_by
-        )
 
 
 DEFAULT_LAYOUT = Layout()
@@ -209,7 +179,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
 
 
 def parse_sort(text: str) -> str:
-    """Parse ``--energy-sort``.
+    """Parse ``--sort`` of ``llenergy report``.
 
     Raises:
         ValueError: If a name is neither a key nor possibly a custom metric.
@@ -219,18 +189,6 @@ def parse_sort(text: str) -> str:
         known = (*NAME_SORT_KEYS, *METRIC_NAMES)
         _check_names([word.removeprefix("-")], known, "; with - before it the largest comes first")
     return word
-
-
-def parse_group_by(text: str) -> tuple[str, ...]:
-    """Parse ``--energy-group-by``.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
-    words = _words(text)
-    plain = [word for word in words if not (word.startswith(PARAM_PREFIX) and word != PARAM_PREFIX)]
-    _check_names(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))
-    return tuple(words)
 
 
 def _words(text: str) -> list[str]:
@@ -250,13 +208,6 @@ def _check_names(words: Sequence[str], known: Collection[str], more: str = "") -
 def _value(record: Record, name: str, missing: float) -> float:
     metric = record.metrics.get(name)
     return missing if metric is None or metric.value is None else metric.value
-
-
-def _group_value(record: Record, word: str) -> str:
-    if word.startswith(PARAM_PREFIX):
-        name = word.removeprefix(PARAM_PREFIX)
-        return one_line(str(record.params[name])) if name in record.params else "-"
-    return one_line(GROUP_KEYS[word](record))
 
 
 def _without_params(name: str) -> str:

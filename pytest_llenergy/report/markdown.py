@@ -44,21 +44,18 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
     room = max_bytes - line_size(head) - line_size(foot) - 100
     if room < 0:
         return f"{head}\n" if line_size(head) <= max_bytes else ""
-    lines, omitted = [head], 0
-    tabled = [record for record in records if has_values(record)]
+    tabled = layout.sort_records(list(filter(has_values, records)))
     columns = layout.columns_of(records)
     names = unique_function_names(record.id for record in records)
-    for title, group in layout.groups(tabled).items():
-        begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]
-        rows = [_row(each, columns) for each in layout.rows(group, names)]
-        room -= sum(map(line_size, begin))
-        kept: list[str] = []
-        while len(kept) < len(rows) and (room := room - line_size(rows[len(kept)])) >= 0:
-            kept.append(rows[len(kept)])
-        lines += [*begin, *kept] if kept else []
-        omitted += len(rows) - len(kept)
-    if omitted:
-        lines += ["", f"{omitted} more tests are in the report."]
+    begin = ["", *_table_header(columns)]
+    rows = [_row(each, columns) for each in layout.rows(tabled, names)]
+    room -= sum(map(line_size, begin))
+    kept: list[str] = []
+    while len(kept) < len(rows) and (room := room - line_size(rows[len(kept)])) >= 0:
+        kept.append(rows[len(kept)])
+    lines = [head, *begin, *kept] if kept else [head]
+    if len(kept) < len(rows):
+        lines += ["", f"{len(rows) - len(kept)} more tests are in the report."]
     return "\n".join([*lines, foot])
 
 

@@ -15,7 +15,6 @@ from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import Record, Times
 from pytest_llenergy.record.served import SATURATED
 from pytest_llenergy.record.text import (
-    MAX_NAME_LENGTH,
     one_line,
     short_test_name,
     shorten,
@@ -70,7 +69,7 @@ def render_summary(
         records: Records of the run.
         width: Width of the terminal (characters).
         color: Whether to colour the text.
-        layout: Columns, order and groups of the table.
+        layout: Columns and order of the table.
         verbosity: 1 adds the rounds of each test, where the time went and all notes, 2 also flags and
             uncertainty terms.
         notes: Further notes on the run.
@@ -87,17 +86,15 @@ def render_summary(
     )
     labels = record_labels(records)
     names = unique_function_names(record.id for record in records)
-    groups, chosen = layout.groups(list(filter(has_values, records))), layout.columns_of(records)
+    tabled, chosen = layout.sort_records(list(filter(has_values, records))), layout.columns_of(records)
     left_out: dict[str, None] = {}
-    for title, group in groups.items():
-        if title:
-            console.print(plain_text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        headings, tests, rows = zip(*layout.rows(group, names), strict=True)
+    if tabled:
+        headings, tests, rows = zip(*layout.rows(tabled, names), strict=True)
         first = TableColumn("test", list(map(_with_status, tests, rows)), is_number=False)
         columns = [TableColumn(each.head, list(map(each.cell, rows)), each.is_number) for each in chosen]
         kept, *others = split_columns(columns, width - min(first.width, int(width * NAME_SHARE)))
         if not layout.columns and verbosity <= 0:
-            left_out |= dict.fromkeys(column.head for each in others for column in each)
+            left_out = dict.fromkeys(column.head for each in others for column in each)
             others = []
         for each in [kept, *others]:
             console.print(table_of_groups(first, headings, each, width))
@@ -105,7 +102,7 @@ def render_summary(
         console.print(plain_text(f"no room for {', '.join(left_out)} (-v)"))
     absolute = scales_differ(records)
     said: set[tuple[str, str]] = set()
-    for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
+    for record in tabled if verbosity > 0 else ():
         name = labels[record.id]
         for part in round_details(record, name, width, said, with_terms=verbosity > 1):
             console.print(part)

@@ -66,7 +66,7 @@ def _each(words: str, formats: Sequence[str]) -> list[str]:
 COMMANDS: dict[str, list[str]] = {
     "report": [
         *_each("report head.json", REPORT_FORMATS),
-        "report head.json -vv --columns=backend,model,device,meter,energy_j --group-by=model --carbon=300",
+        "report head.json -vv --columns=backend,model,device,meter,energy_j",
         "report head.json --format=html --history=history",
         *_each("compare base.json head.json", COMPARE_FORMATS),
         "compare head.json base.json --across --metric=mean_power_w --history=history",

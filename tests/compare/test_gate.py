@@ -90,7 +90,6 @@ def test_threshold_without_a_metric_is_refused() -> None:
     [
         ("Energy_j", "did you mean energy_j?"),
         ("prefil_energy_j", "did you mean prefill_energy_j?"),
-        ("mfuu", "did you mean mfu?"),
         ("flop", "did you mean flops?"),
         ("", "the nearest names are "),
         ("w %", "the nearest names are "),

@@ -83,7 +83,7 @@ def test_the_page_of_backends_has_every_fact_of_a_backend_once(reference: Any) -
     [
         ("the model's name in the server's API", "the model's name in the server's API"),
         ("with 'serve -m {model}'; no shell", "with `serve -m {model}`; no shell"),
-        ("as --energy-sort of pytest", "as `--energy-sort` of pytest"),
+        ("as --energy-columns of pytest", "as `--energy-columns` of pytest"),
     ],
 )
 def test_commands_become_code_and_apostrophes_stay(reference: Any, text: str, shown: str) -> None:

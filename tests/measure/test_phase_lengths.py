@@ -107,7 +107,7 @@ def test_the_uncertainty_that_rounds_share_may_fall_with_their_length_and_the_re
 
 
 def settings(**changes: Any) -> Settings:
-    given = {"columns": None, "sort": None, "fail_on": (), **changes}
+    given = {"columns": None, "fail_on": (), **changes}
     others = {"rounds": None, "warmup": None, "gap": 0.1, "target": 0.02, "budget": 4.0}
     return cast(Settings, SimpleNamespace(**given, **others))
 
@@ -117,12 +117,11 @@ def settings(**changes: Any) -> Settings:
     [
         ({}, None, set()),
         ({"columns": ("energy_j", "prefill_energy_j")}, None, {"prefill"}),
-        ({"sort": "-decode_energy_per_output_token_j"}, None, {"decode"}),
         ({"fail_on": (parse_fail_on("prefill_energy_per_input_token_j:3%"),)}, None, {"prefill"}),
         ({}, parse_gate("decode_energy_j", "3 J", None), {"decode"}),
         ({"columns": ("wer",)}, parse_gate("prefill_energy_j", None, "3%"), {"prefill"}),
         ({"columns": ("steady_energy_per_output_token_j",)}, None, set()),
     ],
 )
-def test_columns_order_and_gates_ask_for_phases(changes: Any, gate: Any, phases: set[str]) -> None:
+def test_columns_and_gates_ask_for_phases(changes: Any, gate: Any, phases: set[str]) -> None:
     assert plan_rounds(settings(**changes), {}, gate).phases == phases

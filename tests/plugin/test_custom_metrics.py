@@ -71,7 +71,7 @@ def test_they_are_in_table_report_page_and_exports(
 
 
 def test_options_name_them(suite: pytest.Pytester) -> None:
-    result = suite.runpytest("--energy-columns=wer,energy_j", "--energy-sort=-wer")
+    result = suite.runpytest("--energy-columns=wer,energy_j")
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
 
@@ -80,7 +80,7 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
     ("where", "option"),
     [
         ("command line", "--energy-columns=wer,energy_j"),
-        ("addopts", "--energy-sort=-wer"),
+        ("addopts", "--energy-columns=wer"),
         ("ini", "--energy-columns=wer,energy_j"),
     ],
 )
@@ -187,9 +187,7 @@ def test_the_mark_of_a_test_needs_its_metric(losing: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: base has no wer*"])
 
 
-@pytest.mark.parametrize(
-    "option", ["--energy-columns=enrgy_j", "--energy-sort=-energyj", "--energy-fail-on=energy:3%"]
-)
+@pytest.mark.parametrize("option", ["--energy-columns=enrgy_j", "--energy-fail-on=energy:3%"])
 def test_a_slip_in_a_built_in_name_stops_the_run(suite: pytest.Pytester, option: str) -> None:
     result = suite.runpytest(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -271,7 +269,7 @@ def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
     suite.makeconftest((suite.path / "conftest.py").read_text() + HOOK)
     result = suite.runpytest("--energy-report")
     result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines([r"test +.* lines +"])
+    result.stdout.re_match_lines([r"test +.* lines$"])
     assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
 
 

@@ -22,7 +22,7 @@ from pytest_llenergy.record.defaults import FACT_COLUMNS
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import CustomMetric, Metric
 from pytest_llenergy.report.columns import COLUMNS
-from pytest_llenergy.report.layout import GROUP_KEYS, NAME_SORT_KEYS
+from pytest_llenergy.report.layout import NAME_SORT_KEYS
 
 from .reports import RECORD
 
@@ -47,13 +47,10 @@ def test_several_values_have_a_mean_and_its_uncertainty() -> None:
 
 
 def test_no_name_means_two_things_in_an_option() -> None:
-    names = {*COLUMNS, *GROUP_KEYS, *NAME_SORT_KEYS}
+    names = {*COLUMNS, *NAME_SORT_KEYS}
     assert [name for name in names if is_custom_name(name)] == []
-    assert ({*FACT_COLUMNS}, *map(set, (defaults.GROUP_KEYS, defaults.NAME_SORT_KEYS))) == (
-        {*COLUMNS} - {*METRIC_NAMES},
-        {*GROUP_KEYS},
-        {*NAME_SORT_KEYS},
-    )
+    assert {*FACT_COLUMNS} == {*COLUMNS} - {*METRIC_NAMES}
+    assert {*defaults.NAME_SORT_KEYS} == {*NAME_SORT_KEYS}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_usual_names_are_free(name: str) -> None:
     [
         *(
             (name, "the name is built in; choose another one")
-            for name in ("energy_j", "duration_s", "test", "backend", "types", "func", "fullfunc", "param")
+            for name in ("energy_j", "duration_s", "test", "backend", "types", "fullname")
         ),
         ("prefil_energy_j", "too similar to the built-in prefill_energy_j; choose another name"),
         *(

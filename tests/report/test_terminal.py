@@ -13,7 +13,6 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.record.base import Status
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.metrics import BUILT_IN, METRIC_NAMES
 from pytest_llenergy.record.quantity import format_quantity
@@ -29,7 +28,7 @@ from pytest_llenergy.record.record import (
 )
 from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.columns import COLUMNS
-from pytest_llenergy.report.layout import GROUP_KEYS, Layout, parse_columns, parse_group_by, parse_sort
+from pytest_llenergy.report.layout import Layout, parse_columns, parse_sort
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 
@@ -227,40 +226,12 @@ def test_records_without_a_value_come_last(sort: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group_by", "titles"),
-    [
-        (("backend",), ["backend=openvino", "backend=transformers"]),
-        (("param:batch_size",), ["batch_size=2", "batch_size=10", "batch_size=1"]),
-        (("param:other",), ["other=-"]),
-        (("func",), ["func=test_b", "func=test_a"]),
-        (("fullfunc",), ["fullfunc=a/test_x.py::test_b", "fullfunc=a/test_x.py::test_a"]),
-        (("param",), ["param=openvino-2", "param=transformers-10", "param=openvino-1"]),
-        (("model", "func"), ["model=m, func=test_b", "model=m, func=test_a"]),
-    ],
-    ids=lambda value: ",".join(value) if isinstance(value, tuple) else "",
-)
-def test_tests_are_grouped_in_the_order_of_the_run(group_by: tuple[str, ...], titles: list[str]) -> None:
-    lines = shown(group_by=group_by)
-    names = "|".join(word.removeprefix("param:") for word in group_by)
-    assert [line for line in lines if re.match(f"({names})=", line)] == titles
-    assert len(order_of(lines)) == 3
-
-
-def test_groups_keep_their_order_when_their_tests_are_sorted() -> None:
-    lines = shown(group_by=("backend",), sort="energy_j")
-    assert order_of(lines) == ["a 1", "b 2", "a 10"]
-    assert lines[0] == "backend=openvino"
-
-
-@pytest.mark.parametrize(
     ("read", "text", "message"),
     [
         (parse_columns, "energy_j,a b,energyj", "unknown: a b, energyj; known: backend, model, device, "),
         (parse_columns, " , ", "no name given"),
         (parse_sort, "energyj", "unknown: energyj; known: name, fullname, energy_j, "),
         (parse_sort, "--energy_j", "unknown: -energy_j; known: "),
-        (parse_group_by, "mark", f"unknown: mark; known: {', '.join(GROUP_KEYS)}, param:NAME"),
-        (parse_group_by, "backend,param:", "unknown: param:; known: "),
     ],
 )
 def test_an_unknown_name_is_reported_with_the_known_ones(read: object, text: str, message: str) -> None:
@@ -271,7 +242,6 @@ def test_an_unknown_name_is_reported_with_the_known_ones(read: object, text: str
 
 def test_a_repeated_column_is_shown_once() -> None:
     assert parse_columns("rounds,backend,rounds") == ("rounds", "backend")
-    assert parse_group_by("param:a,func,param:a") == ("param:a", "func")
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
@@ -281,7 +251,7 @@ def test_no_line_ends_with_spaces(width: int) -> None:
 
 
 def test_every_metric_can_be_shown() -> None:
-    assert set(METRIC_NAMES) == {*COMPARED, *DERIVED}
+    assert set(METRIC_NAMES) == set(COMPARED)
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 
@@ -393,16 +363,16 @@ def test_a_test_id_is_never_taken_for_markup() -> None:
     assert ":smile: [red]x" in text
 
 
-def test_the_command_accepts_the_layout_options_of_pytest(
+def test_the_command_sorts_and_has_the_columns_of_pytest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / "energy.json"
     path.write_bytes(encode_report(report_of(*RECORDS)))
-    words = ["--columns=duration_s", "--sort=energy_j", "--group-by=backend"]
+    words = ["--columns=duration_s", "--sort=energy_j"]
     assert main(["report", str(path), *words]) == 0
     reported = capsys.readouterr().out.splitlines()
-    layout = Layout(("duration_s",), "energy_j", ("backend",))
+    layout = Layout(("duration_s",), "energy_j")
     assert reported == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
     for sort in (["--sort", "-energy_j"], ["--sort=-energy_j"]):
         assert main(["report", str(path), *sort]) == 0
@@ -448,17 +418,13 @@ def test_it(energy, size):
 
 def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
-    result = quick.runpytest(
-        "--energy-columns=duration_s,meter", "--energy-sort=-energy_j", "--energy-group-by=param:size"
-    )
+    result = quick.runpytest("--energy-columns=duration_s,meter")
     result.stdout.fnmatch_lines(
         [
             "*= energy =*",
-            "size=1",
             "test * s *meter*",
-            "test_it size=1 *0.* ten-watts",
-            "size=2",
-            "test_it size=2 *0.* ten-watts",
+            "  size=1 *0.* ten-watts",
+            "  size=2 *0.* ten-watts",
         ]
     )
 
@@ -466,10 +432,10 @@ def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
 def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     with (quick.path / "tox.ini").open("a") as ini:
-        ini.write("\nenergy_columns = rounds\nenergy_sort = -energy_j\n")
+        ini.write("\nenergy_columns = rounds\n")
     lines = quick.runpytest().stdout.lines
-    rows = [line.split() for line in lines if line.startswith("test_it ")]
-    assert rows == [["test_it", "size=2", "2"], ["test_it", "size=1", "2"]]
+    rows = [line.split() for line in lines if line.startswith("  size=")]
+    assert rows == [["size=1", "2"], ["size=2", "2"]]
 
 
 @pytest.mark.parametrize(

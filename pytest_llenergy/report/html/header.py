@@ -35,8 +35,6 @@ TILES = {
     "output_tokens_per_s": "throughput",
     "mean_power_w": "mean power",
     "duration_s": "time per iteration",
-    "carbon_g": "emissions per iteration",
-    "cost": "cost per iteration",
 }
 
 

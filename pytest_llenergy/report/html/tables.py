@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from pytest_llenergy.compare.limits import relative_spread
-from pytest_llenergy.record.carbon_and_cost import DERIVED
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.custom_metrics import custom_metrics_of
 from pytest_llenergy.record.environment import Board, Environment, describe_unlike
@@ -38,7 +37,6 @@ MEASURED_COLUMNS = (
     "output_tokens_per_s",
     "mean_power_w",
     "duration_s",
-    *DERIVED,
     "rounds",
 )
 
