@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.plugin.fixtures.backend_handle import BackendHandle
-from pytest_llenergy.plugin.fixtures.energy import Energy
-from pytest_llenergy.plugin.fixtures.energy_meter import EnergyMeter
-from pytest_llenergy.plugin.fixtures.run import LoadRun, Run
-from pytest_llenergy.plugin.fixtures.workers import Call, Workers
+from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
+from pytest_llenergy.plugin.handles.energy import Energy
+from pytest_llenergy.plugin.handles.energy_meter import EnergyMeter
+from pytest_llenergy.plugin.handles.run import LoadRun, Run
+from pytest_llenergy.plugin.handles.workers import Call, Workers
 from pytest_llenergy.record.custom_metrics import add_metric
 
 __all__ = ["BackendHandle", "Call", "Energy", "EnergyMeter", "LoadRun", "Run", "Workers", "add_metric"]

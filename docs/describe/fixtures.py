@@ -102,7 +102,7 @@ def fixtures_page() -> str:
 
 def fixtures() -> list[ast.FunctionDef]:
     """Return the fixtures as they are written; the decorator hides the functions."""
-    path = Path(pytest_llenergy.__file__).parent / "plugin" / "fixtures" / "__init__.py"
+    path = Path(pytest_llenergy.__file__).parent / "plugin" / "fixtures.py"
     found = [each for each in ast.parse(path.read_text()).body if isinstance(each, ast.FunctionDef)]
     return [each for each in found if each.decorator_list and not each.name.startswith("_")]
 

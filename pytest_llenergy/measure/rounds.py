@@ -52,9 +52,9 @@ LONGEST_PHASE_WAIT_S = 2.0
 class CallWorkload:
     """A callable measured in this process, and its latest result.
 
-    ``setup`` runs before each round and ``teardown`` after it, outside the quiet gaps. So does
-    ``count_tokens``, which returns the tokens of the round's calls. ``peak_memory_bytes`` is unknown, since
-    the process has other uses too.
+    ``setup`` runs before each round and ``teardown`` after it, outside the quiet gaps. ``count_tokens``
+    returns the tokens of the round's calls. ``peak_memory_bytes`` is unknown, since the process has other
+    uses too.
     """
 
     function: Callable[[], Any]

@@ -25,7 +25,7 @@ from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_meters import ForeignMeters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds
 from pytest_llenergy.plugin.draft import draft_of
-from pytest_llenergy.plugin.fixtures.context import TestContext, find_targets, open_test_meters
+from pytest_llenergy.plugin.handles.context import TestContext, find_targets, open_test_meters
 from pytest_llenergy.plugin.leasing import lease_first
 from pytest_llenergy.plugin.plan import plan_of
 from pytest_llenergy.plugin.settings import settings_of

@@ -33,7 +33,7 @@ class TokensPerCall(NamedTuple):
         """Return the same with plain numbers, for a call that these arguments make.
 
         Raises:
-            LLEnergyError: A number is none, or the function has a parameter of the same name.
+            LLEnergyError: A value is no number of tokens, or the function has a parameter of the name.
         """
         numbers = {}
         for name, value in self.given().items():
@@ -45,8 +45,8 @@ class TokensPerCall(NamedTuple):
             numbers[name] = value if callable(value) else _whole(value)
             if numbers[name] is None:
                 raise LLEnergyError(
-                    f"energy: {name} is {reprlib.repr(value)}, needs the tokens of one call: a whole number, "
-                    "0 or more, or a function of the call's result that returns one"
+                    f"energy: {name} is {reprlib.repr(value)}; give the number of tokens of one call as an "
+                    "integer of at least 0, or a function of the call's result that returns it"
                 )
         return TokensPerCall(**numbers)
 
@@ -55,52 +55,48 @@ UNCOUNTED = TokensPerCall()
 
 
 class TokenCounter:
-    """Counts the tokens of the calls of a round, after it: counting is no part of the measured work."""
+    """Counts the tokens of calls, each right after it: a result may be a buffer that the next call reuses."""
 
     def __init__(self, function: Any, per_call: TokensPerCall) -> None:
         self._name = _name(function)
-        self._per_call = per_call.given()
-        self._results: list[Any] = []
+        given = per_call.given()
+        self._numbers = {name: each for name, each in given.items() if not callable(each)}
+        self._functions = {name: each for name, each in given.items() if callable(each)}
+        self._counted = dict.fromkeys(self._functions, 0)
 
-    def keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function; each call keeps its result for ``count`` if the tokens depend on it."""
-        if not any(map(callable, self._per_call.values())):
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function; each call also counts its tokens if they depend on its result.
+
+        Raises, from the call:
+            LLEnergyError: The test's function returned no number of tokens.
+            PlanError: The call only makes a coroutine or generator.
+        """
+        if not self._functions:
             return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             result = function(*args, **kwargs)
-            self._results.append(result)
+            for name, count in self._functions.items():
+                found = count(check_finished(result, "energy"))
+                number = _whole(found)
+                if number is None:
+                    raise LLEnergyError(
+                        f"energy: {name} of {self._name} returned {reprlib.repr(found)}; it must return the "
+                        "number of tokens of a call as an integer of at least 0"
+                    )
+                self._counted[name] += number
             return result
 
         return call
 
     def count(self, calls: int) -> Tokens | None:
-        """Return the tokens of the latest ``calls``, and let go of their results; None if none were given.
-
-        Raises:
-            LLEnergyError: The test's function returned no number of tokens.
-            PlanError: The call only makes a coroutine or generator.
-        """
-        __tracebackhide__ = True
-        results, self._results = self._results, []
-        totals = {"input_tokens": 0, "output_tokens": 0}
-        for name, per_call in self._per_call.items():
-            if not callable(per_call):
-                totals[name] = per_call * calls
-                continue
-            for result in results:
-                found = per_call(check_finished(result, "energy"))
-                number = _whole(found)
-                if number is None:
-                    raise LLEnergyError(
-                        f"energy: {name} of {self._name} returned {reprlib.repr(found)}, needs the tokens of "
-                        "the call whose result it gets: a whole number, 0 or more"
-                    )
-                totals[name] += number
-        if not self._per_call:
+        """Return the tokens of the latest ``calls``; None if none were given."""
+        counted, self._counted = self._counted, dict.fromkeys(self._functions, 0)
+        totals = counted | {name: number * calls for name, number in self._numbers.items()}
+        if not totals:
             return None
-        return Tokens(input=totals["input_tokens"], output=totals["output_tokens"])
+        return Tokens(input=totals.get("input_tokens", 0), output=totals.get("output_tokens", 0))
 
 
 def _whole(value: Any) -> int | None:

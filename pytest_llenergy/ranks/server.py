@@ -76,7 +76,7 @@ class CallJob:
         with call.open(note) as file:
             function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(file)
         counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
-        self._function = counter.keeping(resolve_name(function) if isinstance(function, str) else function)
+        self._function = counter.counting(resolve_name(function) if isinstance(function, str) else function)
         self.count_tokens = counter.count
 
     def run(self) -> Any:

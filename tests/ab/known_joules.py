@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.host_meters import close_all
-from pytest_llenergy.plugin.fixtures import energy
+from pytest_llenergy.plugin.handles import energy
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import MeterInfo, Procedure, Round
 

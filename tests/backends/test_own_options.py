@@ -15,8 +15,8 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.openvino import translate
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.plugin.fixtures.backend_handle import BackendHandle
-from pytest_llenergy.plugin.fixtures.context import TestContext
+from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
+from pytest_llenergy.plugin.handles.context import TestContext
 
 from .loaded_ranks import LoadedRanks
 

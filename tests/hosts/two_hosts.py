@@ -73,7 +73,7 @@ if HOSTS_VARIABLE in os.environ:
     # This is the plugin of a run. Without torch, whose import takes most of the time of a short run.
     launchers.open_cluster = lambda *_: Launcher(json.loads(os.environ[HOSTS_VARIABLE]), devices=2)
     if WITH_TORCH_VARIABLE not in os.environ:
-        pytest.MonkeyPatch().setattr("pytest_llenergy.plugin.fixtures.workers.find_spec", lambda _: None)
+        pytest.MonkeyPatch().setattr("pytest_llenergy.plugin.handles.workers.find_spec", lambda _: None)
 
 
 @dataclass

@@ -46,7 +46,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 @pytest.fixture
 def quick_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return the same pytester with ``measure`` replaced by one that does not wait."""
-    monkeypatch.setattr("pytest_llenergy.plugin.fixtures.energy.measure_on_hosts", fake_measure)
+    monkeypatch.setattr("pytest_llenergy.plugin.handles.energy.measure_on_hosts", fake_measure)
     return suite
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from pytest_llenergy.plugin.draft import NOTHING_MEASURED
-from pytest_llenergy.plugin.fixtures.energy import ENERGY_RAISED
+from pytest_llenergy.plugin.handles.energy import ENERGY_RAISED
 from pytest_llenergy.record.report import json_schema
 
 from ..conftest import TEN_WATTS

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.plugin.fixtures.load_curve import LoadMeasurement
-from pytest_llenergy.plugin.fixtures.load_points import make_point
+from pytest_llenergy.plugin.handles.load_curve import LoadMeasurement
+from pytest_llenergy.plugin.handles.load_points import make_point
 from pytest_llenergy.record.load_curve import Slo, slo
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Flag, Procedure, Round
@@ -48,7 +48,7 @@ def test_it(energy, backend):
 
 #: Tells an outer test of each point, with its warm-ups.
 TELL_POINTS = """
-from pytest_llenergy.plugin.fixtures.load_curve import LoadMeasurement
+from pytest_llenergy.plugin.handles.load_curve import LoadMeasurement
 keep = LoadMeasurement._keep
 def keep_and_tell(self, point, experiment):
     keep(self, point, experiment)

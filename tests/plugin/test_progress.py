@@ -40,7 +40,8 @@ ONE = ("-k", "test_measured")
 #: Source of a conftest that prints progress lines after 0.2 s instead of ten seconds.
 SOON = (
     TEN_WATTS
-    + "\nfrom pytest_llenergy.plugin import progress\nprogress.FIRST_LINE_S, progress.NEXT_LINE_S = 0.2, 0.2\n"
+    + "\nfrom pytest_llenergy.plugin import progress\n"
+    + "progress.FIRST_LINE_S, progress.NEXT_LINE_S = 0.2, 0.2\n"
 )
 
 #: Escape sequences that move up and erase a line.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.plugin.fixtures.load_curve import THESE_ARRIVALS, LoadMeasurement
-from pytest_llenergy.plugin.fixtures.load_points import describe_cut
+from pytest_llenergy.plugin.handles.load_curve import THESE_ARRIVALS, LoadMeasurement
+from pytest_llenergy.plugin.handles.load_points import describe_cut
 from pytest_llenergy.record.record import Flag
 
 from ..backends.servers.start import queueing

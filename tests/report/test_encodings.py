@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 #: Source of a conftest whose measurements are the same on every machine, however busy.
 CONFTEST = """
 import os
-import pytest_llenergy.plugin.fixtures.energy
+import pytest_llenergy.plugin.handles.energy
 from tests.plugin.inner import fake_measure
 
 os.environ.update(WATTS="10", KIND="measured")
-pytest_llenergy.plugin.fixtures.energy.measure_on_hosts = fake_measure
+pytest_llenergy.plugin.handles.energy.measure_on_hosts = fake_measure
 """
 
 SUITE = """
