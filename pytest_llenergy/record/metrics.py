@@ -35,7 +35,8 @@ from pytest_llenergy.record.round_statistics import RoundValue, summarize_rounds
 from pytest_llenergy.record.served_metrics import SERVED_METRICS
 from pytest_llenergy.record.timeline import Flops
 
-#: Why work may have no joules per input token, or none of a phase.
+#: Why work may have no energy per token or of a phase.
+NO_OUTPUT = "no output tokens (count yours: energy(fn, output_tokens=...))"
 NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
 
 
@@ -368,7 +369,11 @@ def _has_input(round_: Round) -> bool:
 ROUND_METRICS: dict[str, RoundMetric] = {
     "energy_j": RoundMetric("J", _energy, heading="energy ± u"),
     "energy_per_output_token_j": RoundMetric(
-        "J/token", _per_token, "the workload makes no output tokens", "per token ± u", applies=_has_tokens
+        "J/token",
+        _per_token,
+        NO_OUTPUT,
+        "per token ± u",
+        applies=_has_tokens,
     ),
     "energy_per_input_token_j": RoundMetric(
         "J/token", _per_input_token, NO_INPUT, "per input token ± u", applies=_has_input
@@ -388,7 +393,12 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     "mean_power_w": RoundMetric("W", _mean_power, heading="W ± u"),
     "duration_s": RoundMetric("s", _duration, heading="s"),
     "output_tokens_per_s": RoundMetric(
-        "token/s", _throughput, "the workload makes no output tokens", "token/s", "more", applies=_has_tokens
+        "token/s",
+        _throughput,
+        NO_OUTPUT,
+        "token/s",
+        "more",
+        applies=_has_tokens,
     ),
     "time_to_first_token_s": RoundMetric(
         "s",

@@ -107,6 +107,11 @@ def shorten(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width // 2]}…{line[1 - width // 2 :]}"
 
 
+def cut_end(line: str, width: int) -> str:
+    """Cut a line to ``width`` characters after a word."""
+    return line if len(line) <= width else f"{line[:width].rpartition(' ')[0] or line[: width - 1]}…"
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -98,12 +99,13 @@ class Layout:
         for record in records:
             # The order by a metric is kept.
             functions.setdefault(record.id if is_sorted else names[record.id], []).append(record)
+        params = _params_labels(records, names)
         for first, *others in functions.values():
             name = names[first.id]
             if not others:
-                yield "", _label(first, name), first
+                yield "", _label(name, params[first.id]), first
             for number, record in enumerate([first, *others] if others else []):
-                yield name * (not number), f"  {_params_label(record) or name}", record
+                yield name * (not number), f"  {params[record.id] or name}", record
 
     def sort_records(self, records: Sequence[Record]) -> list[Record]:
         """Return the records in the order of the table."""
@@ -128,17 +130,32 @@ def has_values(record: Record) -> bool:
 def record_labels(records: Sequence[Record]) -> dict[str, str]:
     """Return the label of each test by its id: function and parameters."""
     names = unique_function_names(record.id for record in records)
-    return {record.id: _label(record, names[record.id]) for record in records}
+    params = _params_labels(records, names)
+    return {record.id: _label(names[record.id], params[record.id]) for record in records}
 
 
-def _label(record: Record, name: str) -> str:
-    return shorten(one_line(f"{name} {_params_label(record)}"), MAX_NAME_LENGTH)
+def _label(name: str, params: str) -> str:
+    return shorten(one_line(f"{name} {params}"), MAX_NAME_LENGTH)
+
+
+def _params_labels(records: Sequence[Record], names: Mapping[str, str]) -> dict[str, str]:
+    """Return a label of the parameters by test id: pytest's own where those of a function's tests repeat."""
+    labels = {record.id: _params_label(record) for record in records}
+    counts = Counter((names[test], label) for test, label in labels.items())
+    return {
+        test: label if counts[names[test], label] == 1 else _pytest_label(test) or label
+        for test, label in labels.items()
+    }
+
+
+def _pytest_label(test: str) -> str:
+    return shorten(one_line(test.partition("[")[2].removesuffix("]")), MAX_NAME_LENGTH)
 
 
 def _params_label(record: Record) -> str:
     """Return ``openvino, batch_size=8, ranks=2``, or pytest's id of long parameters."""
     if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
-        return shorten(one_line(record.id.partition("[")[2].removesuffix("]")), MAX_NAME_LENGTH)
+        return _pytest_label(record.id)
     backend = [str(record.params["backend"])] if "backend" in record.params else []
     params = [f"{name}={value}" for name, value in record.params.items() if name != "backend"]
     ranks = [f"ranks={len(record.ranks)}"] * (len(record.ranks) > 1)

@@ -19,7 +19,11 @@ FIRST_FLAGS = ("saturated", "outlying-rounds")
 
 
 def list_notes(
-    metered: Sequence[Record], flags: Sequence[tuple[str, str]], further: Sequence[str] = ()
+    metered: Sequence[Record],
+    flags: Sequence[tuple[str, str]],
+    further: Sequence[str] = (),
+    *,
+    absolute: bool = False,
 ) -> list[tuple[str, str]]:
     """Return severity and text of all notes on a table, the most important first, each once.
 
@@ -27,13 +31,14 @@ def list_notes(
         metered: Records with meters.
         flags: Severity and text of flags, from ``summary_flags``.
         further: Notes on the run.
+        absolute: Whether the uncertainties that are shown include the accuracy of the meters anyway.
     """
     invalid = [each for each in flags if each[0] == "invalid"]
     warnings = [each for each in flags if each[0] == "warning"]
     first = [each for each in warnings if each[1].startswith(tuple(f"{name}:" for name in FIRST_FLAGS))]
     found = [
         *invalid,
-        *(("note", text) for text in meter_notes(metered)),
+        *(("note", text) for text in meter_notes(metered, absolute=absolute)),
         *(("note", text) for text in _fallback_notes(metered)),
         *first,
         *(("warning", text) for text in further),
@@ -43,27 +48,28 @@ def list_notes(
     return list(dict.fromkeys(found))
 
 
-def meter_notes(records: Sequence[Record]) -> list[str]:
+def meter_notes(records: Sequence[Record], *, absolute: bool = False) -> list[str]:
     """Return a note for each meter: what it measures, and how far all of its values may be off together."""
     found: dict[tuple[str, EnergyKind], list[tuple[Record, MeterInfo]]] = {}
     for record in records:
         for meter in record.meters:
             found.setdefault((meter.name, meter.kind), []).append((record, meter))
-    differ = scales_differ(records)
+    differ = not absolute and scales_differ(records)
     notes = ["u includes the accuracy of the meters, as rows had different devices or meters"] * differ
     for (name, kind), pairs in found.items():
         domains = " and ".join(dict.fromkeys(domain_kind(meter.domain) for _, meter in pairs))
         how = f"{domains} energy {kind} by {name}"
         if kind == "estimated":
-            how = f"energy estimated from {pairs[0][1].source}"
+            how = "energy estimated (see llenergy doctor)"
         metrics = [metric for record, _ in pairs if (metric := record.metrics.get("energy_j")) is not None]
         # Rows may show more than the error that they share.
         exceeds = any(
             (each.uncertainty_absolute or 0.0) > 1.5 * (each.uncertainty or 0.0) for each in metrics
         )
-        if not differ and (exceeds or not metrics):
+        if not absolute and not differ and (exceeds or not metrics):
             how += f"; all rows share one error of scale ({pairs[0][1].accuracy.partition(';')[0]})"
-        notes.append(one_line(f"{how}; see llenergy doctor" if kind == "estimated" else how))
+        # Last, since a narrow terminal cuts the end.
+        notes.append(one_line(f"{how}: {pairs[0][1].source}" if kind == "estimated" else how))
     return notes
 
 

@@ -15,9 +15,9 @@ from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import Record, Times
 from pytest_llenergy.record.served import SATURATED
 from pytest_llenergy.record.text import (
+    cut_end,
     one_line,
     short_test_name,
-    shorten,
     strip_trailing_space,
     unique_function_names,
 )
@@ -150,10 +150,10 @@ def _notes(
     flagged = [record for record in metered if verbosity < 2 or not record.rounds]
     notes = list_notes(metered, summary_flags(flagged, labels), further)
     if verbosity <= 0:
-        more = [("note", f"{len(notes) - MAX_NOTES} more notes (-v)")] if len(notes) > MAX_NOTES else []
+        more = [("note", f"more notes: {len(notes) - MAX_NOTES} (-v)")] if len(notes) > MAX_NOTES else []
         # What a load without a steady state achieved is its result.
         notes = [
-            (severity, text if text.startswith(f"{SATURATED}:") else shorten(text, 2 * width - WRAP_ROOM))
+            (severity, text if text.startswith(f"{SATURATED}:") else cut_end(text, 2 * width - WRAP_ROOM))
             for severity, text in notes[:MAX_NOTES]
         ] + more
     return [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in notes]

@@ -208,7 +208,7 @@ def test_the_record_has_energy_per_sequence_and_no_token_metrics(
     assert metrics["energy_per_request_j"]["value"] > 0
     for name in ("energy_per_output_token_j", "output_tokens_per_s"):
         assert metrics[name]["value"] is None
-        assert metrics[name]["reason"] == "the workload makes no output tokens"
+        assert metrics[name]["reason"] == "no output tokens (count yours: energy(fn, output_tokens=...))"
     assert metrics["time_to_first_token_s"]["reason"] == "no token timestamps"
     assert metrics["prefill_energy_j"]["reason"] == "the workload has no phases"
     for round_ in record["rounds"]:

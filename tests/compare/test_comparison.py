@@ -259,7 +259,7 @@ def test_metric_missing_on_both_sides_gates_only_tests_with_a_mark() -> None:
     (shared,) = compared(report_of(silent), report_of(silent), Criterion(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
         "no value",
-        "the workload makes no output tokens",
+        "no output tokens (count yours: energy(fn, output_tokens=...))",
         False,
     )
     own = Criterion(PER_TOKEN, gated=True, from_mark=True)

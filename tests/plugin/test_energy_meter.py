@@ -56,7 +56,7 @@ def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytest
     # Joined, because the lines are folded to the terminal.
     text = " ".join(result.stdout.str().split())
     assert re.search(r"test_it · work: \S+ ± \S+ m?J in \S+ s, joules estimated", text)
-    assert "energy estimated from CPU time" in text
+    assert "energy estimated (see llenergy doctor)" in text
 
 
 FAILED_START = """

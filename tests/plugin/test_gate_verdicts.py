@@ -173,6 +173,6 @@ class TestMark:
         result.stdout.fnmatch_lines(
             [
                 "energy_gate: output_tokens_per_s is invalid: base has no "
-                "output_tokens_per_s: the workload makes no output tokens"
+                "output_tokens_per_s: no output tokens (count yours: energy(fn, output_tokens=...))"
             ]
         )

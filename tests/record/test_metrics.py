@@ -225,11 +225,11 @@ def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
     )
     metrics = compute_metrics([bare], None)
     assert {name: metric.reason for name, metric in metrics.items() if metric.value is None} == {
-        "energy_per_output_token_j": "the workload makes no output tokens",
+        "energy_per_output_token_j": "no output tokens (count yours: energy(fn, output_tokens=...))",
         "energy_per_input_token_j": "the workload has no input tokens",
         "energy_per_token_j": "the workload has no input tokens",
         "energy_per_request_j": "the workload has no requests",
-        "output_tokens_per_s": "the workload makes no output tokens",
+        "output_tokens_per_s": "no output tokens (count yours: energy(fn, output_tokens=...))",
         "time_to_first_token_s": "no token timestamps",
         "inter_token_latency_s": "no token timestamps, or fewer than two tokens",
         "prefill_energy_j": "the workload has no phases",

@@ -40,7 +40,7 @@ def test_at_most_six_notes_of_two_lines_follow_the_table() -> None:
     ]
     assert lines[3].startswith("a: test_1 and 1 more: why a x x")
     assert lines[4].endswith("x what to do")
-    assert lines[-1] == "3 more notes (-v)"
+    assert lines[-1] == "more notes: 3 (-v)"
     assert len(lines) == 3 + 3 * 2 + 1
     text = " ".join(shown(*records, verbosity=1))
     assert "f: test_1: why f x x" in text

@@ -509,3 +509,16 @@ def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:
     for verbosity in (0, 1):
         lines = [line for line in shown(record, width=120, verbosity=verbosity) if reason in line]
         assert lines == [f"INVALID t.py::test_it · tiny: no joules: {reason}"]
+
+
+def test_rows_with_equal_parameters_have_the_ids_of_pytest(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        import time, pytest
+        @pytest.mark.parametrize("act", [lambda: 1, lambda: 2], ids=["relu", "gelu"])
+        def test_act(energy, act):
+            energy(time.sleep, 0.01)
+        """
+    )
+    result = quick.runpytest("--energy-report")
+    result.stdout.re_match_lines([r"^test_act$", r"^  relu +\d", r"^  gelu +\d"])

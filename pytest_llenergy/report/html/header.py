@@ -117,7 +117,7 @@ def run_notes(cases: Sequence[TestSection]) -> list[str]:
     """Return the notes of the terminal's table, the most important first."""
     metered = [case.records["head"] for case in cases if case.records["head"].meters]
     labels = record_labels(metered)
-    return [text for _, text in list_notes(metered, summary_flags(metered, labels))]
+    return [text for _, text in list_notes(metered, summary_flags(metered, labels), absolute=True)]
 
 
 def single_values(record: Record) -> list[tuple[str, str]]:
