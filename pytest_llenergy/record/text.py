@@ -107,9 +107,12 @@ def shorten(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width // 2]}…{line[1 - width // 2 :]}"
 
 
-def cut_end(line: str, width: int) -> str:
-    """Cut a line to ``width`` characters after a word."""
-    return line if len(line) <= width else f"{line[:width].rpartition(' ')[0] or line[: width - 1]}…"
+def cut_words(line: str, width: int) -> str:
+    """Cut words from the middle of a line of at most ``width`` characters: its end may say what to do."""
+    if len(line) <= width:
+        return line
+    start, end = line[: width // 2 - 1], line[2 - width // 2 :]
+    return f"{start.rpartition(' ')[0] or start} … {end.partition(' ')[2] or end}"
 
 
 def _escape(character: str) -> str:

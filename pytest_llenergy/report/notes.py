@@ -68,7 +68,6 @@ def meter_notes(records: Sequence[Record], *, absolute: bool = False) -> list[st
         )
         if not absolute and not differ and (exceeds or not metrics):
             how += f"; all rows share one error of scale ({pairs[0][1].accuracy.partition(';')[0]})"
-        # Last, since a narrow terminal cuts the end.
         notes.append(one_line(f"{how}: {pairs[0][1].source}" if kind == "estimated" else how))
     return notes
 

@@ -15,7 +15,7 @@ from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import Record, Times
 from pytest_llenergy.record.served import SATURATED
 from pytest_llenergy.record.text import (
-    cut_end,
+    cut_words,
     one_line,
     short_test_name,
     strip_trailing_space,
@@ -153,7 +153,7 @@ def _notes(
         more = [("note", f"more notes: {len(notes) - MAX_NOTES} (-v)")] if len(notes) > MAX_NOTES else []
         # What a load without a steady state achieved is its result.
         notes = [
-            (severity, text if text.startswith(f"{SATURATED}:") else cut_end(text, 2 * width - WRAP_ROOM))
+            (severity, text if text.startswith(f"{SATURATED}:") else cut_words(text, 2 * width - WRAP_ROOM))
             for severity, text in notes[:MAX_NOTES]
         ] + more
     return [plain_text(text, style=SEVERITY_STYLES.get(severity, "")) for severity, text in notes]
