@@ -3,7 +3,7 @@
 
 The main thread answers beats and reads the clock at once; each service has a thread of its own. The agent
 ends itself and what its services have started when pytest has gone, when pytest is silent for three beats, on
-SIGTERM, and when its launcher ends. A guard around it (``workers.guard``) kills it with all its descendants
+SIGTERM, and when its launcher ends. A guard around it (``ranks.guard``) kills it with all its descendants
 if it hangs, or is stopped, when the launcher ends.
 """
 

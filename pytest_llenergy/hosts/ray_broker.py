@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that speaks to Ray for pytest. ``cluster.ray`` starts it and sends it JSON lines.
+"""The process that speaks to Ray for pytest. ``hosts.ray`` starts it and sends it JSON lines.
 
 ``ray.init`` starts tens of threads and replaces signal handlers, so pytest's own process never calls it. When
 this process ends, in whatever way, Ray ends the actors that it has started and frees their GPUs. It ends when

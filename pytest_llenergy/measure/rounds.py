@@ -42,7 +42,7 @@ GAP_TICKS = 3.5
 RESTING_GAP_S = 0.001
 
 #: Wait for the first tick of every counter. Longer than the slowest counter that can bracket a window takes
-#: (``meters.selfcheck``: 1 s).
+#: (``energy.selfcheck``: 1 s).
 FIRST_TICK_TIMEOUT_S = 1.5
 #: Counters with a longer period than this are not waited for at the start of a round.
 LONGEST_PHASE_WAIT_S = 2.0

@@ -382,7 +382,7 @@ class BackendInfo(StoredStruct, frozen=True):
     """The backend that ran, and its settings.
 
     ``task`` is its task and ``generation`` the task's parameters; ``prompts_digest`` comes from
-    ``model.prompts.digest_prompts``. They are None or empty for other work. ``precision`` is None in reports
+    ``record.prompts.digest_prompts``. They are None or empty for other work. ``precision`` is None in reports
     of versions that did not record it.
     """
 

@@ -46,7 +46,7 @@ def _sum(energies: Sequence[DomainEnergy]) -> HostEnergy:
             return HostEnergy(None, None, each.reason)
     u_j = sum(each.energy_u_j or 0.0 for each in energies)
     width_j = sum((each.high_j or 0.0) - (each.low_j or 0.0) for each in energies)
-    # A rectangular distribution, as in ``meters.uncertainty.absolute_uncertainty_j``.
+    # A rectangular distribution, as in ``energy.uncertainty.absolute_uncertainty_j``.
     return HostEnergy(
         sum(each.energy_j or 0.0 for each in energies), math.hypot(u_j, width_j / math.sqrt(12))
     )

@@ -185,7 +185,7 @@ def read_report(path: Path, *, lean: bool = False) -> Report:
     """Read a report or a journal.
 
     Args:
-        lean: Leave out fields that comparisons do not need, see ``model.report.decode_lean_report``.
+        lean: Leave out fields that comparisons do not need, see ``record.report.decode_lean_report``.
 
     Raises:
         ReportError: If the file cannot be read or is neither.

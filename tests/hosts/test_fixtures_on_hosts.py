@@ -156,7 +156,7 @@ import psutil
 def end_agent():
     if os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-n2"):
         for parent in psutil.Process().parents():
-            if any("cluster.agent" in word for word in parent.cmdline()):
+            if any("hosts.agent" in word for word in parent.cmdline()):
                 parent.kill()
                 break
     time.sleep(30)

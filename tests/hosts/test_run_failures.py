@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 def victims(what):
     # An agent's parent is its guard, with the same command line.
     parents = psutil.Process().parents()
-    agents = [each for each in parents if any("cluster.agent" in word for word in each.cmdline())]
+    agents = [each for each in parents if any("hosts.agent" in word for word in each.cmdline())]
     launcher = agents[-1].parent()
     if what == "raylet":
         # `ray start --block` would end the rest of its host.

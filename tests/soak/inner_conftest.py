@@ -96,7 +96,7 @@ def _log_samples(role: str) -> None:
     own = psutil.Process()
     _log("samples.jsonl", _sample(role, own, len(own.children(recursive=True))))
     for guard in own.children():
-        if "workers.supervisor" in " ".join(guard.cmdline()):
+        if "ranks.supervisor" in " ".join(guard.cmdline()):
             _log("samples.jsonl", _sample("guard", guard, 0))
             for supervisor in guard.children():
                 _log("samples.jsonl", _sample("supervisor", supervisor, 0))

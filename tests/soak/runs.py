@@ -91,7 +91,7 @@ class Run:
                     child
                     for each in parents
                     for child in each.children()
-                    if kind != "guard" or "workers.supervisor" in " ".join(child.cmdline())
+                    if kind != "guard" or "ranks.supervisor" in " ".join(child.cmdline())
                 ]
                 generations[kind] = parents
             return [each.pid for each in generations[name]]
