@@ -139,8 +139,8 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     options = [*QUICK, columns, f"--energy-server-command={command}", "--energy-html=page.html"]
     result = quick.runpytest(*options)
     result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"test_it \(failed\) .* J +saturated +saturated$"])
-    result.stdout.fnmatch_lines(["saturated: test_it: * of * rounds: achieved * of 50 requests/s;*"])
+    result.stdout.re_match_lines([r"test_it server \(failed\) .* J +saturated +saturated$"])
+    result.stdout.fnmatch_lines(["saturated: test_it server: * of * rounds: achieved * of 50 requests/s;*"])
     result.stdout.fnmatch_lines(
         ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: achieved *"]
     )
@@ -174,7 +174,7 @@ def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
     result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines(
-        [r"saturated: test_it: . of . rounds: \d\d of 80 requests failed, asked for.*"]
+        [r"saturated: test_it server: . of . rounds: \d\d of 80 requests failed, asked for.*"]
     )
     (record,) = read_report()["records"]
     for round_ in record["rounds"]:
