@@ -26,10 +26,15 @@ UNITLESS = "1"
 
 
 def format_with_uncertainty(value: float, u: float | None) -> str:
-    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
+    """Format a value and its standard uncertainty, to the second significant digit of the latter.
+
+    To the first where the value would have more than four digits.
+    """
     if u is None or not 0 < u < math.inf:
         return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
+    if places and value and places + math.floor(math.log10(abs(value))) >= 4:
+        places -= 1
     if places > MAX_DECIMAL_PLACES:
         power = math.floor(math.log10(max(abs(value), u)))
         places = max(0, places + power)

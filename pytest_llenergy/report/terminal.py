@@ -50,7 +50,7 @@ WRAP_ROOM = 8
 MAX_REASONS = 3
 
 #: Share of the width that names may have before columns are left out.
-NAME_SHARE = 0.4
+NAME_SHARE = 0.3
 
 
 def render_summary(
