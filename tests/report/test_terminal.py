@@ -276,7 +276,7 @@ def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:
     assert once[start].endswith("2 rounds of 2 iterations after a warm-up of 3 (settled)")
     assert once[start + 1].split() == ["round", "s", "energy", "±", "u", "token", "°C", "flags"]
     assert once[start + 3].split() == ["1", "2", "10.000", "±", "0.001", "J", "16", "41", "-"]
-    assert once[start + 4].split() == ["2", "2", "10.0200", "±", "0.0010", "J", "16", "41", "late-reader"]
+    assert once[start + 4].split() == ["2", "2", "10.020", "±", "0.001", "J", "16", "41", "late-reader"]
     assert not [line for line in once if "edges" in line or "12 ms late" in line]
     assert not [line for line in shown(record) if "rounds of" in line]
     text = "\n".join(twice)
