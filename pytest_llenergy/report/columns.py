@@ -122,7 +122,7 @@ def meter_names(record: Record) -> str:
 
 
 def scales_differ(records: Sequence[Record]) -> bool:
-    """Whether tests were measured on different devices or by different meters, which err unlike."""
+    """Whether tests were measured on different devices or by different meters, whose errors differ."""
     scales = (
         (
             frozenset(board.name for board in record.boards),
