@@ -50,7 +50,6 @@ class Reader:
             name: value for name, value in os.environ.items() if not name.startswith(THEIRS)
         } | {
             "HOME": str(home),
-            "HF_HUB_OFFLINE": "1",
             "LLENERGY_LOCK_DIR": str(home),
             "PATH": path,
             "PIP_CACHE_DIR": cache.stdout.strip(),
