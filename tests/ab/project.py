@@ -4,36 +4,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-import traceback
-import warnings
-from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any, NoReturn
 from unittest import mock
 
-import pytest
-
 import pytest_llenergy
-from pytest_llenergy.ab import session
 from pytest_llenergy.cli import main
 from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
-
-#: Imported once, before sessions are forks.
-USED_BY_SESSIONS = [
-    *(f"pytest_llenergy.plugin.{name}" for name in ("collection", "controller", "gating", "report_builder")),
-    *("pytest_llenergy.report.terminal", "rich.table", "rich._emoji_codes", "tests.ab.known_joules"),
-    *("cloudpickle", "psutil"),
-]
 
 CONFTEST = """
 from tests.ab import known_joules
@@ -75,95 +57,14 @@ class Result:
         return self.err.splitlines()
 
 
-class ForkedSession:
-    """``subprocess.Popen`` of a session in a fork of this process, which has imported pytest and the plugin.
-
-    To start an interpreter and import them takes most of the time of a session.
-    """
-
-    def __init__(
-        self,
-        words: Sequence[str],
-        cwd: Path,
-        env: dict[str, str],
-        stdout: IO[bytes],
-        preexec_fn: Callable[[], None],
-    ) -> None:
-        self.returncode: int | None = None
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._run(words, cwd, env, stdout, preexec_fn)
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        end_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        while self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid != 0:
-                self.returncode = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > end_s:
-                raise subprocess.TimeoutExpired("pytest", timeout_s or 0.0)
-            else:
-                time.sleep(0.005)
-        return self.returncode
-
-    def _run(
-        self,
-        words: Sequence[str],
-        cwd: Path,
-        env: dict[str, str],
-        stdout: IO[bytes],
-        preexec_fn: Callable[[], None],
-    ) -> NoReturn:
-        code = 1
-        try:
-            os.setsid()
-            os.chdir(cwd)
-            preexec_fn()
-            for number in (signal.SIGTERM, signal.SIGALRM):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout.fileno(), 1), (1, 2)):
-                os.dup2(source, target)
-            sys.stdin = os.fdopen(0)
-            sys.stdout, sys.stderr = (os.fdopen(each, "w", buffering=1) for each in (1, 2))
-            os.environ.clear()
-            os.environ.update(env)
-            sys.argv = ["pytest", *words[3:]]
-            sys.path[:0] = [str(cwd), *env["PYTHONPATH"].split(os.pathsep)]
-            warnings.resetwarnings()
-            code = pytest.main(sys.argv[1:])
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-
-
-def start_session(words: Sequence[str], cwd: Path, **options: Any) -> subprocess.Popen[bytes] | ForkedSession:
-    """Fork if the session has this interpreter, without options, and its directory is there."""
-    if [*words[:3]] != [sys.executable, "-m", "pytest"] or not cwd.is_dir():
-        return subprocess.Popen(words, cwd=cwd, **options)
-    for name in USED_BY_SESSIONS:
-        import_module(name)
-    return ForkedSession(words, cwd, *(options[name] for name in ("env", "stdout", "preexec_fn")))
-
-
 class Project:
     """A repository in a separate directory.
 
     Args:
         directory: Where to make it.
-        forks: Whether sessions are forks of this process; otherwise each is a new interpreter.
     """
 
-    def __init__(self, directory: Path, *, forks: bool = True) -> None:
-        self._start = start_session if forks else subprocess.Popen
+    def __init__(self, directory: Path) -> None:
         self.path = directory / "project"
         (directory / "locks").mkdir()
         self.environment = {
@@ -223,15 +124,12 @@ class Project:
 
     def ab(self, *args: str) -> Result:
         """Run ``llenergy ab`` in this process, which saves starting one; its sessions are processes."""
-        names = ("DEVNULL", "STDOUT", "TimeoutExpired")
-        of_session = SimpleNamespace(Popen=self._start, **{name: getattr(subprocess, name) for name in names})
         out, err = StringIO(), StringIO()
         before = Path.cwd()
         os.chdir(self.path)
         try:
             with (
                 mock.patch.dict(os.environ, self.environment, clear=True),
-                mock.patch.object(session, "subprocess", of_session),
                 redirect_stdout(out),
                 redirect_stderr(err),
             ):

@@ -172,7 +172,7 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
 
 
 def test_same_commit_is_unchanged_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    project = Project(tmp_path, forks=False)
+    project = Project(tmp_path)
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
     assert result.status == 0

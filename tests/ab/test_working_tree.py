@@ -86,7 +86,7 @@ def test_gates_in_project_settings_are_ignored(project: Project) -> None:
 
 
 def test_xdist_workers_skip_finished_tests(tmp_path: Path) -> None:
-    project = Project(tmp_path, forks=False)
+    project = Project(tmp_path)
     project.write("test_some.py", TWO)
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
