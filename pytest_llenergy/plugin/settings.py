@@ -54,14 +54,15 @@ def read_settings(config: pytest.Config) -> Settings:
     if not settings.measures_nothing:
         return settings
     off = "disable" if settings.disable else "skip"
-    given = [each for each in OUTPUTS if config.getoption(option_row(each).ini, default=None) is not None]
+    # What addopts has is for the runs that measure, as is what an ini file has.
+    typed = {str(each).partition("=")[0] for each in config.invocation_params.args}
+    given = [each for each in OUTPUTS if option_row(each).flag in typed]
     for name in [*given, *(["only"] if settings.only else [])]:
         remedy = "" if config.getoption(option_row(off).ini) else f", such as by -o energy_{off}=off"
         sources = option_source(config, off), option_source(config, name)
         raise usage_error(
             f"{sources[0]} measures nothing, which contradicts {sources[1]}; leave out one of them{remedy}"
         )
-    # Ini files give these for the runs that measure.
     return replace(settings, report=None, html=None, save=None, compare=None, fail_on=())
 
 

@@ -164,6 +164,13 @@ def test_contradictions_are_one_line(pytester: pytest.Pytester, options: list[st
     assert usage_error(pytester, *options) == message
 
 
+def test_outputs_in_addopts_are_for_the_runs_that_measure(quick: pytest.Pytester) -> None:
+    quick.makepyfile(MIXED)
+    quick.makeini("[pytest]\naddopts = --energy-report\n")
+    quick.runpytest("--energy-disable", "-n", "2")
+    assert not (quick.path / "energy.json").exists()
+
+
 def test_lines_of_the_page_run_a_suite_without_the_plugin(quick: pytest.Pytester) -> None:
     lines = block(ROOT / "docs" / "writing-tests.md", "conftest.py").code
     quick.makepyfile(
