@@ -117,8 +117,8 @@ def test_a_search_without_a_maximum_says_that_requests_failed(search: Any, read_
     assert [each["within_slo"] for each in curve["points"]] == [False, False]
     found = (
         "even 40 request/s, the lowest rate, is not within the SLO; search lower rates; at 40 request/s "
-        r"\d+ of \d+ requests failed, and their joules count; the first: server: request \d+ of \d+: 503 from "
-        r"\S+ queue full"
+        r"\d+ of \d+ requests failed, and their joules count; the first: server: request \d+ of \d+: 503 "
+        r"from \S+ queue full"
     )
     assert re.fullmatch(found, curve["reason"])
     assert re.search(found, " ".join(result.stdout.str().split()))
