@@ -5,20 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-import msgspec
 
 from pytest_llenergy.record.environment import Board
 
 #: The CPU, as a device.
 CPU = "cpu"
 
-#: Limits for tickets that others write, well above any host: 16 boards of 7 MIG instances are 112 devices.
-MAX_DEVICES, MAX_DEVICE_NAME = 256, 128
 
-
-class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, order=True)
+class DeviceLock:
     """A lock on a device, either exclusive or compatible with other shared locks.
 
     A test on a MIG instance locks the instance exclusively and its board shared. Thus an instance and its
@@ -29,47 +24,22 @@ class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
         shared: Whether others may hold a shared lock on it at the same time.
     """
 
-    device: Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
+    device: str
     shared: bool = False
 
-    def conflicts(self, other: DeviceLock) -> bool:
-        """Return whether the two locks exclude each other."""
-        return self.device == other.device and not (self.shared and other.shared)
 
-
-def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> bool:
-    """Return whether any lock of ``first`` conflicts with any lock of ``second``."""
-    by_device: dict[str, list[DeviceLock]] = {}
-    for lock in first:
-        by_device.setdefault(lock.device, []).append(lock)
-    return any(lock.conflicts(other) for lock in second for other in by_device.get(lock.device, ()))
-
-
-#: Locks of a lease: each device, and each board of its MIG instances.
-Locks = Annotated[tuple[DeviceLock, ...], msgspec.Meta(max_length=2 * MAX_DEVICES)]
-
-#: Locks of one choice: a device, and the board of a MIG instance.
-Choice = Annotated[tuple[DeviceLock, ...], msgspec.Meta(min_length=1, max_length=2)]
-
-
-class LockRequest(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class LockRequest:
     """A request for all locks of ``always``, and for ``n`` of the ``choices``, which must be of one kind.
 
     A choice is one device with all locks that it needs; the lock of the device itself comes first. ``kinds``
     has a number for each choice; without it all are of one kind.
     """
 
-    always: Locks = ()
+    always: tuple[DeviceLock, ...] = ()
     n: int = 0
-    choices: Annotated[tuple[Choice, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
-    kinds: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` for an invalid request, as a ticket of another process may contain."""
-        if not 0 <= self.n <= len(self.choices):
-            raise ValueError("a request needs at least n choices, and n >= 0")
-        if len(self.kinds) not in (0, len(self.choices)):
-            raise ValueError("a request needs a kind for each choice, or none")
+    choices: tuple[tuple[DeviceLock, ...], ...] = ()
+    kinds: tuple[int, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -83,10 +53,6 @@ class LockRequest(msgspec.Struct, frozen=True):
         """Every lock that the request may take."""
         return {lock for choice in (self.always, *self.choices) for lock in choice}
 
-    def conflicts_with(self, locks: Iterable[DeviceLock]) -> bool:
-        """Return whether the request may take a lock that conflicts with one of these."""
-        return any_conflict(self.all_locks, locks)
-
     @property
     def groups(self) -> list[list[int]]:
         """The indices of the choices of each kind, the preferred kind first."""
@@ -96,19 +62,12 @@ class LockRequest(msgspec.Struct, frozen=True):
         return [*groups.values()] or [[]]
 
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
-        """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""
-        if not is_possible(self.always):
-            return None
+        """Return the indices of the first ``n`` possible choices; None if there are fewer."""
         for group in self.groups:
             possible = [index for index in group if is_possible(self.choices[index])]
             if len(possible) >= self.n:
                 return tuple(possible[: self.n])
         return None
-
-    def locks(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
-        """Return all locks of these choices, each once, sorted the same way for every request."""
-        taken = {lock for index in chosen for lock in self.choices[index]}
-        return tuple(sorted({*self.always, *taken}, key=lambda lock: (lock.device, lock.shared)))
 
 
 @dataclass(frozen=True, repr=False)

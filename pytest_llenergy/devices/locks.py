@@ -1,127 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock devices, all or none, in turn with every other process of the host.
+"""Lock devices, all or none, against every other process of the host.
 
-The kernel's ``flock`` on the file of a device decides which process holds it (``lockfiles``), so a process
-that dies leaves nothing to clean up. Tickets decide the order (``queue``).
+Each device has two files in the lock directory, and the kernel's ``flock`` on them decides everything. Who
+has locked *hold* has the device, until the last process with the open file is gone. Who has locked *queue* is
+the next: nobody else may take the device, even if it is free.
+
+A request first looks for free devices. If it finds too few for a moment, it locks the queue of every device
+that it could use, in the order of their names, and keeps these locks until it is served. So a request for
+many devices is not starved by those for one, no two requests wait for each other, and requests without a
+common device never meet. The CPU, which all share that measure on GPUs, is taken last.
+
+Each lease has a file with one line about its holder, or who queues for it, which is only shown.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+
+import msgspec
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
-from pytest_llenergy.devices.lockdir import LOCK_DIR_VARIABLE, LockDirectory, open_lock_directory
-from pytest_llenergy.devices.lockfiles import is_current, lock_name, try_lock, unlock
-from pytest_llenergy.devices.queue import (
-    QueuePlace,
-    nested_request_message,
-    timeout_message,
-    wait_message,
+from pytest_llenergy.devices.lockdir import (
+    FILE_PREFIX,
+    LOCK_DIR_VARIABLE,
+    READ_FLAGS,
+    LockDirectory,
+    open_lock_directory,
+    user_name,
 )
-from pytest_llenergy.devices.tickets import RequestKey, Ticket
 from pytest_llenergy.devices.timeouts import (
-    QUEUE_POLL_FIRST_S,
-    QUEUE_POLL_GROWTH,
-    QUEUE_POLL_LONGEST_S,
+    POLL_FIRST_S,
+    POLL_GROWTH,
+    POLL_LONGEST_S,
+    QUEUE_AFTER_S,
     WAIT_MESSAGE_EVERY_S,
     WAIT_MESSAGE_FIRST_S,
 )
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
+from pytest_llenergy.record.base import MALFORMED
+
+ADVICE = "wait for it, or raise --energy-lease-timeout"
+
+#: Readable by all, whatever the umask, since others cannot lock a file that they cannot open.
+FILE_MODE = 0o644
+
+#: What is read of a line of others, and shown of the name of a test.
+MAX_LINE_BYTES, MAX_NAME, MAX_LISTED = 1 << 14, 200, 16
+
+HOLDER_SUFFIX = ".holder"
 
 
-class ProcessLeases:
-    """The leases that a process holds: requests of the same process borrow from them."""
+class _Line(msgspec.Struct, frozen=True):
+    """What a process writes: its pid, the test, since when (seconds since the epoch), and its devices."""
 
-    def __init__(self) -> None:
-        self._held: list[Held] = []
-        #: Requests of others that this process passes, see ``QueuePlace``.
-        self.passable: dict[RequestKey, float] = {}
-
-    def add(self, held: Held) -> None:
-        """Note a new lease."""
-        self._held.append(held)
-
-    def remove(self, held: Held) -> None:
-        """Forget a lease that has ended."""
-        self._held.remove(held)
-
-    def in_use(self) -> list[Held]:
-        """Return the leases whose devices serve a test, oldest first."""
-        return [held for held in self._held if not held.idle]
-
-    def close_inherited(self) -> None:
-        """Close what a forked child inherited: its parent holds the leases."""
-        for held in self._held:
-            held.close_inherited()
-        self._held.clear()
-
-
-#: The leases of this process. There is one such object, since all that takes devices in a process must see
-#: the leases of the others, or the process would wait for itself: a pytest run in a test, the doctor in a
-#: run. The fork handler, which cannot be removed, needs an object that lives as long as the process.
-THIS_PROCESS = ProcessLeases()
-os.register_at_fork(after_in_child=THIS_PROCESS.close_inherited)
-
-
-class Holding(Protocol):
-    """Devices that this process holds; see ``Held``."""
-
-    @property
-    def locks(self) -> tuple[DeviceLock, ...]: ...
-    @property
-    def chosen(self) -> tuple[int, ...]: ...
-    @property
-    def directory(self) -> LockDirectory: ...
-    def lend_descriptors(self) -> tuple[int, ...]: ...
-    def intact(self) -> bool: ...
-    def assign_to(self, test: str) -> None: ...
-    def mark_idle(self) -> None: ...
-    def keep_only(self, wanted: Collection[DeviceLock]) -> None: ...
-    def release(self) -> None: ...
+    pid: int
+    test: str
+    since_s: float
+    devices: list[str]
+    shared: list[str]
+    queued: list[str]
 
 
 class Held:
-    """Devices held until ``release``, or until this process and all others with its descriptors end.
+    """Devices held or queued for until ``release``, or until all processes with its descriptors have ended.
 
     While ``idle``, the devices serve no test, and must be released when another process queues for them.
 
     Attributes:
+        directory: The lock directory, open as long as the lease.
         chosen: Indices of the choices of the request that were taken.
         idle: Whether no test uses the devices.
     """
 
-    def __init__(
-        self,
-        directory: LockDirectory,
-        ticket: Ticket,
-        locks: dict[DeviceLock, int],
-        chosen: tuple[int, ...],
-        owner: ProcessLeases,
-    ) -> None:
-        self._directory = directory
-        self._ticket: Ticket | None = ticket
-        self._locks = locks
-        self._pid = os.getpid()
-        self._lent = False
-        self.chosen = chosen
-        self.idle: bool = False
-        self._owner = owner
-        owner.add(self)
+    def __init__(self, directory: LockDirectory, test: str) -> None:
+        self.directory = directory
+        self.chosen: tuple[int, ...] = ()
+        self.idle = False
+        self._test = test
+        self._locks: dict[DeviceLock, int] = {}
+        self._queued: dict[DeviceLock, int] = {}
+        self._name = f"{FILE_PREFIX}{os.urandom(8).hex()}{HOLDER_SUFFIX}"
+        self._line: int | None = None
+        _HELD.append(self)
 
     @property
     def locks(self) -> tuple[DeviceLock, ...]:
         """The locks that are held."""
         return tuple(self._locks)
 
-    @property
-    def directory(self) -> LockDirectory:
-        """The lock directory, which stays open while any lock is held."""
-        return self._directory
+    def add(self, locks: dict[DeviceLock, int]) -> None:
+        """Hold further locks, which are moved from ``locks``, and let others have the rest."""
+        while locks:
+            lock, descriptor = locks.popitem()
+            self._locks[lock] = descriptor
+        _close(self._queued)
+        self._write_line()
+
+    def try_locks(self, wanted: Iterable[DeviceLock], locks: dict[DeviceLock, int]) -> bool:
+        """Add locks to ``locks`` if all are free, and nobody else queues for one."""
+        missing = [lock for lock in wanted if lock not in locks]
+        for lock in missing:
+            descriptor = _lock(self.directory, lock_name(lock.device), shared=lock.shared)
+            if descriptor is not None:
+                locks[lock] = descriptor
+            if descriptor is None or not (lock in self._queued or _is_unqueued(self.directory, lock)):
+                for each in missing:
+                    if each in locks:
+                        os.close(locks.pop(each))
+                return False
+        return True
+
+    def queue_up(self, request: LockRequest) -> None:
+        """Lock the queues of all devices in the order of their names, up to the first that another has."""
+        before = len(self._queued)
+        for lock in sorted(request.all_locks - self._queued.keys()):
+            descriptor = _lock(self.directory, _queue_name(lock.device), shared=lock.shared)
+            if descriptor is None:
+                break
+            self._queued[lock] = descriptor
+        if len(self._queued) > before:
+            self._write_line()
 
     def lend_descriptors(self) -> tuple[int, ...]:
         """Return descriptors for processes that use the GPUs. The lease lasts while any of them is open.
@@ -130,99 +135,111 @@ class Held:
         CPU is never lent: a process left running would block every test of the host, including tests on
         GPUs.
         """
-        gpus = tuple(descriptor for lock, descriptor in self._locks.items() if lock.device != CPU)
-        if not gpus or self._ticket is None:
-            return ()
-        self._lent = True
-        return (*gpus, self._ticket.descriptor)
+        gpus = [descriptor for lock, descriptor in self._locks.items() if lock.device != CPU]
+        return () if not gpus or self._line is None else (*gpus, self._line)
 
     def intact(self) -> bool:
         """Return whether the lock files still exist. A removed file does not exclude other processes."""
-        return all(
-            is_current(self._directory, lock_name(lock.device), descriptor)
-            for lock, descriptor in self._locks.items()
-        )
+        for lock, descriptor in self._locks.items():
+            try:
+                named = os.stat(lock_name(lock.device), dir_fd=self.directory.descriptor)
+            except OSError:
+                return False
+            if not os.path.samestat(named, os.fstat(descriptor)):
+                return False
+        return True
+
+    def is_wanted(self) -> bool:
+        """Return whether another process queues for one of the GPUs."""
+        gpus = (lock for lock in self._locks if lock.device != CPU and not lock.shared)
+        return not all(_is_unqueued(self.directory, lock) for lock in gpus)
+
+    def describe_others(self, request: LockRequest) -> str:
+        """Return what a request needs, and who holds it or queues for it."""
+        names = ", ".join(request.devices)
+        wanted = f"{request.n} of {names}" if 0 < request.n < len(request.choices) else names
+        any_mode = {lock.device for lock in request.all_locks}
+        exclusive = {lock.device for lock in request.all_locks if not lock.shared}
+        parts = []
+        for line, owner in _list_lines(self.directory, without=self._name):
+            held = {*line.devices} & any_mode | {*line.shared} & exclusive
+            for found, verb in ((held, "held"), ({*line.queued} & any_mode, "awaited")):
+                # The message has already named what was requested.
+                which = "" if found == {*request.devices} else f"{', '.join(sorted(found))} "
+                parts += [f"{which}{verb} by {owner}"] if found else []
+        return f"{wanted}: {'; '.join(parts[:MAX_LISTED]) or 'held by an unknown process'}"
 
     def assign_to(self, test: str) -> None:
         """Use the devices for this test from now on, and show its name to others."""
-        self.idle = False
-        self._show(test)
+        self._test, self.idle = test, False
+        self._write_line()
 
     def mark_idle(self) -> None:
         """Show that no test uses the devices, on which ranks wait for the next test."""
         self.idle = True
-        if self._ticket is not None:
-            self._show(f"idle ranks of {self._ticket.test}")
-
-    def _show(self, test: str) -> None:
-        # For messages only, so a full disk must not fail the test.
-        if self._ticket is not None:
-            with suppress(OSError):
-                self._ticket.set_test(test)
+        self._write_line()
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
-        """Release all locks except the wanted ones. Without any left, the lease ends."""
-        if self._ticket is None or os.getpid() != self._pid:
-            return
-        unwanted = [lock for lock in self._locks if lock not in wanted]
-        for lock in unwanted:
-            unlock(lock, self._locks.pop(lock))
-        if not self._locks:
-            self._end(self._ticket)
-        elif unwanted:
-            self._ticket.hold(self.locks)
+        """Release all locks except the wanted ones."""
+        for lock in [lock for lock in self._locks if lock not in wanted]:
+            descriptor = self._locks.pop(lock)
+            if lock.device == CPU:
+                # Other locks stay with the processes that have copies of their descriptors.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        self._write_line()
 
     def release(self) -> None:
-        """Release everything. May be called again; does nothing in a forked child."""
+        """Release everything. May be called again."""
+        if self not in _HELD:
+            return
+        _HELD.remove(self)
+        _close(self._queued)
         self.keep_only(())
-
-    def _end(self, ticket: Ticket) -> None:
-        self._ticket = None
-        self._owner.remove(self)
-        ticket.close(lent=self._lent)
-        self._directory.close()
+        if self._line is not None:
+            os.close(self._line)
+            # Unless a process that was left running still holds it.
+            _read_line(self.directory, self._name)
+        self.directory.close()
 
     def close_inherited(self) -> None:
-        """Close the descriptors that a forked child inherited: it does not use the devices."""
-        descriptors = [*self._locks.values(), self._directory.descriptor]
-        descriptors += [self._ticket.descriptor] if self._ticket is not None else []
-        for descriptor in descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
+        """Close what a forked child inherited: it does not use the devices, and must not keep them."""
+        _close(self._locks)
+        _close(self._queued)
+        if self._line is not None:
+            os.close(self._line)
+        self.directory.close()
+
+    def _write_line(self) -> None:
+        if not self._locks and not self._queued:
+            return
+        if self._line is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._line = os.open(self._name, flags, FILE_MODE, dir_fd=self.directory.descriptor)
+            os.fchmod(self._line, FILE_MODE)
+            fcntl.flock(self._line, fcntl.LOCK_EX)
+        devices = sorted(lock.device for lock in self._locks if not lock.shared)
+        shared = sorted(lock.device for lock in self._locks if lock.shared)
+        queued = sorted(lock.device for lock in self._queued if not lock.shared)
+        test = _printable(f"idle ranks of {self._test}" if self.idle else self._test)
+        line = msgspec.json.encode(_Line(os.getpid(), test, time.time(), devices, shared, queued))
+        # For messages only, so a full disk must not fail the test.
+        with suppress(OSError):
+            os.pwrite(self._line, line + b"\n", 0)
+            os.ftruncate(self._line, len(line) + 1)
 
 
-class Borrowed:
-    """Some of the locks that leases of this process already hold. It ends with these leases (owners)."""
+#: The leases of this process, which must not wait for itself. The fork handler cannot be removed.
+_HELD: list[Held] = []
 
-    def __init__(
-        self, owners: Sequence[Held], locks: tuple[DeviceLock, ...], chosen: tuple[int, ...]
-    ) -> None:
-        self._owners = tuple(owners)
-        self.locks: tuple[DeviceLock, ...] = locks
-        self.chosen = chosen
-        self.directory: LockDirectory = self._owners[0].directory
 
-    def lend_descriptors(self) -> tuple[int, ...]:
-        """Return the owners' descriptors."""
-        return tuple(descriptor for owner in self._owners for descriptor in owner.lend_descriptors())
+def _close_inherited() -> None:
+    for held in _HELD:
+        held.close_inherited()
+    _HELD.clear()
 
-    def intact(self) -> bool:
-        """Return whether the owners' lock files still exist."""
-        return all(owner.intact() for owner in self._owners)
 
-    def assign_to(self, test: str) -> None:
-        """Do nothing: the tickets of the owners already name the running test."""
-
-    def mark_idle(self) -> None:
-        """Do nothing: the test of the owners continues, so the devices are not idle."""
-
-    def keep_only(self, wanted: Collection[DeviceLock]) -> None:
-        """Forget the other locks; the owners keep them."""
-        self.locks = tuple(lock for lock in self.locks if lock in wanted)
-
-    def release(self) -> None:
-        """Forget all locks; the owners keep them."""
-        self.locks = ()
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def ignore_message(message: str) -> None:
@@ -235,147 +252,202 @@ def acquire(
     test: str = "",
     open_directory: Callable[[], LockDirectory] = open_lock_directory,
     on_wait: Callable[[str], None] = ignore_message,
-    process: ProcessLeases = THIS_PROCESS,
-) -> Holding:
-    """Lock the devices of a request, all or none, and wait in turn for them.
-
-    A process that already holds devices may borrow from these at once, but gets an error for any other: two
-    processes that each hold devices and wait for those of the other would deadlock.
+) -> Held:
+    """Lock the devices of a request, all or none, and wait for them.
 
     Args:
         request: The locks to take.
         wait_s: How long to wait at most (seconds).
         test: What messages in other processes call the holder.
         open_directory: Opens the lock directory.
-        on_wait: Called every few seconds of the wait with one line that names the obstacles.
-        process: The leases to borrow from, which the new one joins.
+        on_wait: Called every few seconds of the wait with one line that names the holders.
 
     Raises:
-        DeviceError: The wait timed out (the message names all holders), or the lock directory or a lock file
-            cannot be trusted.
+        DeviceError: The wait timed out (the message names all holders), this process uses other devices
+            already, or there is no lock directory.
     """
-    borrowed = _borrow(request, process)
-    if borrowed is not None:
-        return borrowed
-    with ExitStack() as undo:
-        directory = open_directory()
-        undo.callback(directory.close)
-        try:
-            ticket = Ticket(directory, request, test)
-            undo.callback(ticket.close)
-            locks: dict[DeviceLock, int] = {}
-            undo.callback(_unlock_all, locks)
-            place = QueuePlace(directory, ticket, process.passable)
-            chosen, _ = _try_lock_all(directory, request, place.read().is_blocked, locks)
-            if chosen is None:
-                chosen = _wait(place, request, wait_s, locks, on_wait)
-            ticket.hold(tuple(locks))
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and directory.is_gone():
-                raise directory.gone_error() from None
-            raise DeviceError(
-                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {LOCK_DIR_VARIABLE} "
-                "to another directory"
-            ) from None
-        undo.pop_all()
-    return Held(directory, ticket, locks, chosen, process)
+    in_use = [lock.device for held in _HELD if not held.idle for lock in held.locks]
+    if in_use:
+        raise DeviceError(
+            f"gpus: this process already holds {', '.join(in_use)} and requests "
+            f"{', '.join(request.devices)}; run a pytest inside a test in a process of its own"
+        )
+    held = Held(open_directory(), test)
+    wait = _Wait(held, request, wait_s, on_wait)
+    gpus = tuple(lock for lock in request.always if lock.device != CPU)
+    host = tuple(lock for lock in request.always if lock.device == CPU)
+    try:
+        held.chosen = _take(held, replace(request, always=gpus), wait)
+        if host:
+            _take(held, LockRequest(host), wait)
+    except OSError as error:
+        held.release()
+        raise DeviceError(
+            f"gpus: no lease can be taken in {held.directory.path}: {error}; set {LOCK_DIR_VARIABLE} to "
+            "another directory"
+        ) from None
+    except BaseException:
+        held.release()
+        raise
+    return held
 
 
-def _borrow(request: LockRequest, process: ProcessLeases) -> Borrowed | None:
-    # A test on warm ranks has two leases: one for their boards, and one for the CPU.
-    owners = process.in_use()
-    if not owners:
+@dataclass
+class _Wait:
+    """The wait of one request, from its first attempt."""
+
+    held: Held
+    request: LockRequest
+    wait_s: float
+    on_wait: Callable[[str], None]
+    start_s: float = field(default_factory=time.monotonic)
+    pause_s: float = POLL_FIRST_S
+    message_s: float = field(default_factory=lambda: WAIT_MESSAGE_FIRST_S)
+
+    def pause(self) -> bool:
+        """Wait for the next attempt. Returns whether it is time to queue.
+
+        Raises:
+            LeaseTimeoutError: The time is over.
+        """
+        waited_s = time.monotonic() - self.start_s
+        if waited_s >= self.wait_s:
+            found = self.held.describe_others(self.request)
+            raise LeaseTimeoutError(f"gpus: waited {self.wait_s:g} s for {found}; {ADVICE}")
+        if waited_s > self.message_s:
+            self.on_wait(f"waiting for {self.held.describe_others(self.request)}")
+            self.message_s = waited_s + WAIT_MESSAGE_EVERY_S
+        time.sleep(min(self.pause_s, self.wait_s - waited_s))
+        self.pause_s = min(self.pause_s * POLL_GROWTH, POLL_LONGEST_S)
+        return waited_s > QUEUE_AFTER_S
+
+
+def _take(held: Held, request: LockRequest, wait: _Wait) -> tuple[int, ...]:
+    """Take all locks of a request. Returns the indices of the choices."""
+    locks: dict[DeviceLock, int] = {}
+    try:
+        while True:
+            for group in request.groups:
+                if held.try_locks(request.always, locks):
+                    fitting = (index for index in group if held.try_locks(request.choices[index], locks))
+                    chosen = tuple(islice(fitting, request.n))
+                    if len(chosen) == request.n:
+                        held.add(locks)
+                        return chosen
+                _close(locks)
+            if wait.pause():
+                held.queue_up(request)
+    finally:
+        _close(locks)
+
+
+def _is_unqueued(directory: LockDirectory, lock: DeviceLock) -> bool:
+    """Return whether nobody queues who excludes this lock."""
+    descriptor = _lock(directory, _queue_name(lock.device), shared=lock.shared)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
+
+
+def _lock(directory: LockDirectory, name: str, *, shared: bool) -> int | None:
+    """Lock a file, which is created if it is missing. Returns None if another process has locked it.
+
+    It is opened for reading only, so that every user can lock a file that another user has created.
+    """
+    try:
+        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    except FileNotFoundError:
+        _create(directory, name)
+        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
         return None
-    locks = tuple(dict.fromkeys(lock for held in owners for lock in held.locks))
-    chosen = request.select(set(locks).issuperset)
-    if chosen is None:
-        raise DeviceError(nested_request_message(locks, request))
-    return Borrowed(owners, request.locks(chosen), chosen)
+    return descriptor
 
 
-def _wait(
-    place: QueuePlace,
-    request: LockRequest,
-    wait_s: float,
-    locks: dict[DeviceLock, int],
-    on_wait: Callable[[str], None],
-) -> tuple[int, ...]:
-    deadline_s = time.monotonic() + wait_s
-    message_s = time.monotonic() + WAIT_MESSAGE_FIRST_S
-    ticket = place.ticket
-    ticket.set_state("waiting")
-    pause_s, is_firm = QUEUE_POLL_FIRST_S, False
-    while True:
-        snapshot = place.read()
-        chosen, refused = _try_lock_all(place.directory, request, snapshot.is_blocked, locks)
-        if chosen is not None:
-            return chosen
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise LeaseTimeoutError(timeout_message(request, wait_s, snapshot, refused))
-        if time.monotonic() > message_s:
-            on_wait(wait_message(request, snapshot, refused))
-            message_s = time.monotonic() + WAIT_MESSAGE_EVERY_S
-        if place.is_out_of_patience and not is_firm:
-            ticket.set_state("firm")
-            is_firm = True
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * QUEUE_POLL_GROWTH, QUEUE_POLL_LONGEST_S)
-        ticket.refresh()
+def _create(directory: LockDirectory, name: str) -> None:
+    """Create a lock file, which has its mode before it has its name."""
+    parent, temporary = directory.descriptor, f"{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_EXCL, FILE_MODE, dir_fd=parent)
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+        with suppress(FileExistsError):
+            os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.unlink(temporary, dir_fd=parent)
+        os.close(descriptor)
 
 
-def _try_lock_all(
-    directory: LockDirectory,
-    request: LockRequest,
-    is_blocked: Callable[[tuple[DeviceLock, ...]], bool],
-    locks: dict[DeviceLock, int],
-) -> tuple[tuple[int, ...] | None, tuple[DeviceLock, ...]]:
-    """Take all locks that the request needs, or none, and add them to ``locks``.
+def _close(locks: dict[DeviceLock, int]) -> None:
+    while locks:
+        os.close(locks.popitem()[1])
 
-    Returns:
-        The indices of the choices that were taken, or None; and the locks that other processes hold.
+
+def lock_name(device: str) -> str:
+    """Return the name of the file that the holder of a device locks."""
+    return f"{FILE_PREFIX}{hashlib.sha256(device.encode()).hexdigest()[:16]}.lock"
+
+
+def _queue_name(device: str) -> str:
+    return lock_name(device).replace(".lock", ".queue.lock")
+
+
+# Who holds devices, for messages.
+
+
+def describe_leases(directory: LockDirectory) -> list[str]:
+    """Return one line for each process that holds exclusive devices or queues for some.
+
+    Tests on GPUs share the host; listing it would suggest that others cannot use it.
     """
-    refused: list[DeviceLock] = []
-    faults: dict[DeviceLock, DeviceError] = {}
-
-    def lock_together(wanted: tuple[DeviceLock, ...]) -> bool:
-        if is_blocked(wanted):
-            return False
-        fresh: list[DeviceLock] = []
-        for lock in wanted:
-            if lock in locks:
-                continue
-            try:
-                descriptor = try_lock(directory, lock)
-            except DeviceError as error:
-                faults[lock] = error
-                descriptor = None
-            if descriptor is None:
-                refused.append(lock)
-                for each in fresh:
-                    unlock(each, locks.pop(each))
-                return False
-            locks[lock] = descriptor
-            fresh.append(lock)
-        return True
-
-    if lock_together(request.always):
-        for group in request.groups:
-            taken = (index for index in group if lock_together(request.choices[index]))
-            chosen = tuple(islice(taken, request.n))
-            if len(chosen) == request.n:
-                return chosen, ()
-            for lock in [*locks]:
-                if lock not in request.always:
-                    unlock(lock, locks.pop(lock))
-    _unlock_all(locks)
-    if request.select(faults.keys().isdisjoint) is None:
-        # Waiting cannot help: without these devices there are too few.
-        raise next(iter(faults.values()))
-    return None, tuple(refused)
+    return [
+        f"{', '.join(map(_printable, devices[:MAX_LISTED]))} {verb} by {owner}"
+        for line, owner in _list_lines(directory)
+        for devices, verb in ((line.devices, "held"), (line.queued, "awaited"))
+        if devices
+    ]
 
 
-def _unlock_all(locks: dict[DeviceLock, int]) -> None:
-    for lock, descriptor in locks.items():
-        unlock(lock, descriptor)
-    locks.clear()
+def _list_lines(directory: LockDirectory, without: str = "") -> list[tuple[_Line, str]]:
+    """Return the lines of all living processes, each with a description of the process."""
+    names = sorted(os.listdir(directory.descriptor))  # noqa: PTH208 - by descriptor
+    found = [
+        _read_line(directory, name)
+        for name in names
+        if name.startswith(FILE_PREFIX) and name.endswith(HOLDER_SUFFIX) and name != without
+    ]
+    return [each for each in found if each is not None]
+
+
+def _read_line(directory: LockDirectory, name: str) -> tuple[_Line, str] | None:
+    """Read the line of a holder; remove that of a dead one, if this user may."""
+    try:
+        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # An unreadable line is one that is just being written, or that somebody else has made up.
+        with suppress(*MALFORMED, OSError, OverflowError):
+            line = msgspec.json.decode(os.pread(descriptor, MAX_LINE_BYTES, 0), type=_Line)
+            since = time.localtime(line.since_s)
+            today = since[:3] == time.localtime()[:3]
+            when = time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", since)
+            user, test = user_name(os.fstat(descriptor).st_uid), _printable(line.test)
+            return line, f"process {line.pid} of {user} since {when}{f' ({test})' if test else ''}"
+    else:
+        # An empty one is just being made.
+        with suppress(OSError):
+            if os.fstat(descriptor).st_size:
+                os.unlink(name, dir_fd=directory.descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _printable(text: str) -> str:
+    """Make text that another user wrote harmless to a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_NAME])

@@ -25,7 +25,7 @@ from pytest_llenergy.devices.board_settings import (
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire
+from pytest_llenergy.devices.locks import Held, acquire
 from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
@@ -82,7 +82,7 @@ class RankService:
         self._context = context
         self._host: LocalHost | None = None
         self._logs: dict[str, dict[int, RankLog]] = {}
-        self._holding: Holding | None = None
+        self._holding: Held | None = None
         self._lease_held = Lease(devices=())
         self._settings: AppliedSettings | None = None
         self._end_settings = ExitStack()

@@ -11,12 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
-from pytest_llenergy.devices.locks import THIS_PROCESS, Holding, acquire, ignore_message
-from pytest_llenergy.devices.queue import is_awaited
-from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.devices.locks import Held, acquire, ignore_message
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.pool import RankPool
 
@@ -32,8 +31,8 @@ class LeaseKeeper:
     def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
         self._pool = pool
         self._where = where
-        self._current: list[Holding] = []
-        self._kept: Holding | None = None
+        self._current: list[Held] = []
+        self._kept: Held | None = None
         # Held while ranks are stopped, so that no test gets them meanwhile.
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -54,7 +53,7 @@ class LeaseKeeper:
 
         Args:
             lease: The devices that the test may use.
-            wait_s: How long to queue for them.
+            wait_s: How long to wait for them.
             test: Its name, which other waiting processes show.
             also: Further devices, such as the CPU in addition to a GPU.
             on_wait: Called with a text about the holder of the devices while this process waits.
@@ -67,12 +66,21 @@ class LeaseKeeper:
         """
         request = lease.request(also)
         with self._lock:
-            chosen = self._from_kept(request, test) if _wants_gpus(request) else None
-        if chosen is None:
-            self._current.append(acquire(request, wait_s, test, self._where, on_wait))
-            chosen = self._current[-1].chosen
+            chosen = self._choose_kept(request)
+        if chosen is not None:
+            # The GPUs are here, and the CPU comes last for everybody.
+            request = LockRequest(tuple(lock for lock in request.always if lock.device == CPU))
+        try:
+            found = acquire(request, wait_s, test, self._where, on_wait)
+        except BaseException:
+            with self._lock:
+                self._release_current()
+            raise
+        for held in self._current:
+            held.assign_to(test)
+        self._current.append(found)
         self._pool.descriptors = tuple(each for held in self._current for each in held.lend_descriptors())
-        return lease.select(chosen)
+        return lease.select(found.chosen if chosen is None else chosen)
 
     def finish_test(self) -> None:
         """Keep GPUs with warm ranks for the next test, and release everything else."""
@@ -97,53 +105,42 @@ class LeaseKeeper:
         with self._lock:
             self._pool.close()
             self._release_kept()
-            for held in self._current:
-                held.release()
-            self._current.clear()
+            self._release_current()
 
-    def _from_kept(self, request: LockRequest, test: str) -> tuple[int, ...] | None:
+    def _choose_kept(self, request: LockRequest) -> tuple[int, ...] | None:
         """Choose from the devices of warm ranks, or stop these ranks and release their devices."""
         kept = self._kept
-        if kept is None:
+        gpus = replace(request, always=tuple(lock for lock in request.always if lock.device != CPU))
+        if kept is None or not gpus.all_locks:
             return None
-        rest = [lock for lock in request.always if lock not in kept.locks]
-        devices = LockRequest((), request.n, request.choices, request.kinds)
-        chosen = devices.select(set(kept.locks).issuperset)
+        chosen = gpus.select(set(kept.locks).issuperset)
         # A process that already queues for the devices comes before this test.
-        if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
+        if chosen is None or not set(gpus.always) <= set(kept.locks) or _is_wanted(kept):
             self._release_kept()
             return None
-        if rest:
-            # Without waiting, since two processes that hold devices and wait could deadlock.
-            try:
-                self._current.append(acquire(LockRequest(tuple(rest)), 0.0, test, self._where))
-            except DeviceError:
-                self._release_kept()
-                return None
-        wanted = set(request.locks(chosen))
+        wanted = {*gpus.always, *(lock for index in chosen for lock in gpus.choices[index])}
         if not wanted.issuperset(kept.locks):
             self._close_ranks(kept)
             kept.keep_only(wanted)
         self._stop.set()
-        kept.assign_to(test)
         self._kept = None
         self._current.append(kept)
         return chosen
 
-    def _keep(self, held: Holding, gpus: set[DeviceLock]) -> None:
+    def _keep(self, held: Held, gpus: set[DeviceLock]) -> None:
         held.keep_only(gpus)
         held.mark_idle()
         self._kept = held
         self._stop = threading.Event()
         threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
 
-    def _watch(self, held: Holding, stop: threading.Event) -> None:
+    def _watch(self, held: Held, stop: threading.Event) -> None:
         """Release an idle lease as soon as another process wants it; runs in a thread."""
         while not stop.wait(timeouts.QUEUE_POLL_S):
             with self._lock:
                 if stop.is_set():
                     return
-                if not self._has_ranks(held) or _is_wanted(held, timeouts.QUEUE_WAITED_S):
+                if not self._has_ranks(held) or _is_wanted(held):
                     self._release_kept()
                     return
 
@@ -153,24 +150,25 @@ class LeaseKeeper:
             self._close_and_release(self._kept)
             self._kept = None
 
-    def _close_and_release(self, held: Holding) -> None:
+    def _release_current(self) -> None:
+        for held in self._current:
+            self._close_and_release(held)
+        self._current.clear()
+
+    def _close_and_release(self, held: Held) -> None:
         self._close_ranks(held)
         held.release()
 
-    def _close_ranks(self, held: Holding) -> None:
+    def _close_ranks(self, held: Held) -> None:
         """Close the ranks on the GPUs of a lease. Ranks on the CPU outlive their lease."""
         self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
 
-    def _has_ranks(self, held: Holding) -> bool:
+    def _has_ranks(self, held: Held) -> bool:
         return not self._pool.devices.isdisjoint(lock.device for lock in held.locks)
 
 
-def _wants_gpus(request: LockRequest) -> bool:
-    return bool(request.choices) or any(lock.device != CPU for lock in request.always)
-
-
-def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
+def _is_wanted(held: Held) -> bool:
     # On an error others merely wait longer. If the directory is gone, the next test reports it.
     with suppress(OSError):
-        return is_awaited(held.directory, held.locks, THIS_PROCESS.passable, least_s)
+        return held.is_wanted()
     return False

@@ -63,9 +63,8 @@ CLEANUP_TIMEOUT_S = 30.0
 LEFTOVERS_TIMEOUT_S, LEFTOVERS_POLL_S = 0.2, 0.005
 #: Time limit for collective operations that a test has left open, and for all ranks to clean up.
 COLLECTIVES_TIMEOUT_S = 2.0
-#: Interval of the checks whether another process queues for the devices of idle ranks, and how long it must
-#: have waited. Shorter waits end by themselves.
-QUEUE_POLL_S, QUEUE_WAITED_S = 0.2, 0.05
+#: Interval of the checks whether another process queues for the devices of idle ranks.
+QUEUE_POLL_S = 0.2
 
 # Stop
 

@@ -18,16 +18,13 @@ from typing import IO, Any
 
 import pytest
 
-#: Takes its user id only after all is imported: others need not be able to read this checkout.
+#: Takes its user id only after all is imported: others need not be able to read this checkout. What it makes
+#: is for its own user only, as far as its umask goes.
 SCRIPT = """
-import json, os, pwd, sys
-from pytest_llenergy.devices import queue, tickets
+import json, os, subprocess, sys
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
-
-if sys.argv[2] == "patient":
-    tickets.SUSPENDED_AFTER_S = queue.UNUSED_AFTER_S = queue.PATIENCE_S = 600.0
 
 def locks(given):
     return tuple(DeviceLock(*each) if isinstance(each, list) else DeviceLock(each) for each in given)
@@ -37,6 +34,7 @@ if uid != os.getuid():
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)
+os.umask(0o077)
 held = []
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
@@ -45,11 +43,15 @@ for line in sys.stdin:
         held.pop().release()
         print(json.dumps("released"), flush=True)
         continue
+    if told == "lend":
+        child = subprocess.Popen(["sleep", "600"], pass_fds=held[-1].lend_descriptors())
+        print(json.dumps(child.pid), flush=True)
+        continue
     choices = tuple(locks([choice]) for choice in told["choices"])
     request = LockRequest(locks(told["always"]), told["n"], choices)
     try:
         held.append(acquire(request, told["wait_s"], told["test"]))
-        print(json.dumps({"held": [claim.device for claim in held[-1].locks]}), flush=True)
+        print(json.dumps({"held": sorted(lock.device for lock in held[-1].locks)}), flush=True)
     except DeviceError as error:
         print(json.dumps({"error": str(error)}), flush=True)
 """
@@ -61,19 +63,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for
 
 
 class Locker:
-    """A process that asks for devices.
+    """A process that asks for devices."""
 
-    Unless ``patient`` is false, it takes no other for suspended and does not lose patience itself: a busy
-    machine may hold up either of them for seconds.
-    """
-
-    def __init__(self, uid: int | None = None, *, patient: bool = True) -> None:
+    def __init__(self, uid: int | None = None) -> None:
         # Unbuffered, so that select sees every line that was not yet read.
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", SCRIPT, str(os.getuid() if uid is None else uid)),
-                "patient" if patient else "as it is",
-            ],
+            [sys.executable, "-c", SCRIPT, str(os.getuid() if uid is None else uid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -115,6 +110,11 @@ class Locker:
         self._say("release")
         assert self.answer() == "released"
 
+    def lend(self) -> int:
+        """Start a process that uses its devices. Returns its pid."""
+        self._say("lend")
+        return int(self.answer())
+
     def answer(self, seconds: float = 60.0) -> Any:
         assert not self.is_silent_for(seconds), "no answer"
         return json.loads(self._output.readline())
@@ -144,8 +144,8 @@ def lockers() -> Iterator[MakeLocker]:
     """Makes lockers, and ends them."""
     made: list[Locker] = []
 
-    def make(uid: int | None = None, *, patient: bool = True) -> Locker:
-        made.append(Locker(uid, patient=patient))
+    def make(uid: int | None = None) -> Locker:
+        made.append(Locker(uid))
         return made[-1]
 
     try:
@@ -174,8 +174,3 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         assert time.monotonic() < deadline_s, "never came true"
         # Another process makes it true; nothing tells when.
         time.sleep(0.005)
-
-
-def tickets(directory: Path, state: str = "*") -> list[str]:
-    """The names of the tickets in that state."""
-    return sorted(path.name for path in directory.glob(f"llenergy-{state}-*-*") if path.suffix != ".lock")

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allocation import ShortageError, select_devices
-from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.lease import DeviceLock
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import DEVICE_ORDER, VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
@@ -163,16 +163,11 @@ def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
     assert (ranks.uuids, ranks.indices) == (("MIG-b", "MIG-c"), (1, 2))
 
 
-def test_an_instance_excludes_its_board_but_no_other_instance(parted: World) -> None:
+def test_an_instance_is_leased_with_a_share_of_its_board(parted: World) -> None:
     """Their joules are one number, which the flag shared-board says; they may be used side by side."""
-    first, second, other = (
-        select_devices(GpuRequest(1), uuid, {}).request() for uuid in ("MIG-a", "MIG-b", "MIG-c")
-    )
-    (claims,) = first.choices
-    assert claims == (DeviceLock("MIG-a"), DeviceLock(parted.board(1).uuid, shared=True))
-    assert not second.conflicts_with(claims)
-    assert not other.conflicts_with(claims)
-    assert LockRequest((DeviceLock(parted.board(1).uuid),)).conflicts_with(claims)
+    board = DeviceLock(parted.board(1).uuid, shared=True)
+    for uuid in ("MIG-a", "MIG-b"):
+        assert select_devices(GpuRequest(1), uuid, {}).request().choices == ((DeviceLock(uuid), board),)
 
 
 def test_boards_of_the_same_model_are_interchangeable(uuids: list[str]) -> None:

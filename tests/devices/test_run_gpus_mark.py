@@ -17,7 +17,7 @@ Run = Callable[..., pytest.RunResult]
 #: Functions that check, as another process would, whether a device is leased.
 LEASED = """
 import fcntl, os, pathlib
-from pytest_llenergy.devices.lockfiles import lock_name
+from pytest_llenergy.devices.locks import lock_name
 def leased(uuid):
     path = pathlib.Path(os.environ["LLENERGY_LOCK_DIR"], lock_name(uuid))
     if not path.exists():

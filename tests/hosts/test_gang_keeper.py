@@ -18,7 +18,7 @@ from msgspec import structs
 from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire
+from pytest_llenergy.devices.locks import Held, acquire
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 from pytest_llenergy.hosts import gangs
@@ -54,7 +54,7 @@ class Hosts:
         self._end.callback(keeper.close)
         return keeper, cluster
 
-    def hold_board_of_n2(self) -> Holding:
+    def hold_board_of_n2(self) -> Held:
         """Lock the board of n2 as another test does; it is released at the end at the latest."""
         board = LockRequest((DeviceLock("GPU-2"),))
         held = acquire(board, 0.0, "test_other", lambda: open_lock_directory(self.environments["n2"]))

@@ -53,7 +53,13 @@ def go_on(is_wide):
 def may_end():
     if len(begun("narrow")) > 1:
         return len(begun("wide")) >= 3
-    return begun("wide") or glob.glob(os.path.join(os.environ["LLENERGY_LOCK_DIR"], "llenergy-waiting-*"))
+    return begun("wide") or any(map(awaits, glob.glob(os.environ["LLENERGY_LOCK_DIR"] + "/*.holder")))
+
+def awaits(path):
+    try:
+        return '"queued":["' in open(path).read()
+    except FileNotFoundError:
+        return False
 """
 #: The scheduler of the project.
 OWN = """

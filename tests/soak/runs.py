@@ -217,13 +217,11 @@ def _write_hostile_files(run: Run, rng: random.Random) -> None:
     """Fill the lock directory with what another user might write; the driver keeps these files locked."""
     contents = (b"[" * 100_000, b"\xff\xfe", b'{"pid": 1e300}', b"", b"x" * 5_000_000)
     for content in contents:
-        for state in ("waiting", "firm", "holding"):
-            order = f"{time.monotonic_ns():020d}-{rng.randbytes(8).hex()}"
-            path = run.locks / f"llenergy-{state}-{order}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.write(descriptor, content)
-            run.hostile[path] = descriptor
+        path = run.locks / f"llenergy-{rng.randbytes(8).hex()}.holder"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, content)
+        run.hostile[path] = descriptor
 
 
 def _leave_alone(run: Run, rng: random.Random) -> None:

@@ -30,7 +30,7 @@ OURS, PEER = "lease", "filelock"
 
 
 def make_lease_call(number: int) -> Callable[[], None]:
-    """Return a function that leases and releases boards: queue ticket, queue check, one lock per board."""
+    """Return a function that leases and releases boards: two locks per board, and a line about the holder."""
     request = LockRequest((), number, tuple((DeviceLock(f"GPU-{board}"),) for board in range(8)))
     return lambda: acquire(request, 0.0, "benchmarks/test_x.py::test_y").release()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -11,14 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
-from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.lockfiles import try_lock
-from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.locks import acquire, lock_name
 
 BOARDS = tuple(DeviceLock(f"GPU-{board}") for board in range(4))
 
@@ -64,21 +63,16 @@ def measure_lease_s() -> float:
 
 def measure_polling_s() -> float | None:
     """Return the seconds until all four boards are locked by polling every 50 ms; None if never."""
-    directory = open_lock_directory()
+    paths = [Path(os.environ["LLENERGY_LOCK_DIR"], lock_name(board.device)) for board in BOARDS]
     start_s = time.monotonic()
-    try:
-        while (spent_s := time.monotonic() - start_s) < POLLING_S:
-            got = [try_lock(directory, board) for board in BOARDS]
-            for descriptor in got:
-                if descriptor is not None:
-                    os.close(descriptor)
-            if None not in got:
-                return spent_s
-            # Polling is the alternative without a queue.
-            time.sleep(0.05)
-        return None
-    finally:
-        directory.close()
+    while (spent_s := time.monotonic() - start_s) < POLLING_S:
+        with ExitStack() as files, suppress(BlockingIOError):
+            for path in paths:
+                fcntl.flock(files.enter_context(path.open()), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return spent_s
+        # Polling is the alternative without a queue.
+        time.sleep(0.05)
+    return None
 
 
 def main(argv: Sequence[str]) -> int:

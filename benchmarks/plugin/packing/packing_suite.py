@@ -11,10 +11,11 @@ from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
 
-from pytest_llenergy.devices.queue import MAX_PASSES
-
 WIDTHS = (1, 2, 4, 8)
 BOARDS = 8
+
+#: How many later tests may overtake one in the ideal queue.
+MAX_PASSES = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def lower_bound_s(jobs: list[Job], workers: int) -> float:
 
 
 def ideal_queue_s(jobs: list[Job], workers: int, models: int) -> float:
-    """Return the makespan of the same queue if nothing but the tests took time.
+    """Return the makespan of an ideal queue in which nothing but the tests takes time.
 
     Each worker runs one test after the other in their order and waits for its boards.
     """

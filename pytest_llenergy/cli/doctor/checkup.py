@@ -14,19 +14,16 @@ from pathlib import Path
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.cli.doctor.steps import Trial
-from pytest_llenergy.devices import lockfiles
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.amd import AmdBoard, list_boards
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.inventory import Inventory, read_answering
-from pytest_llenergy.devices.lease import CPU
-from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
+from pytest_llenergy.devices.lockdir import open_lock_directory
+from pytest_llenergy.devices.locks import describe_leases
 from pytest_llenergy.devices.mig import NO_INSTANCES, Instance
 from pytest_llenergy.devices.noted_changes import describe_left_changes
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.occupancy import BoardUse, inspect_board
-from pytest_llenergy.devices.queue import describe_entries
-from pytest_llenergy.devices.tickets import list_entries
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 from pytest_llenergy.energy.meters.select import MeterFacts, MeterRegistry, list_meters
 from pytest_llenergy.errors import DeviceError
@@ -184,7 +181,7 @@ def check_host(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS)
         gpus=gpus,
         amd=amd,
         visible=_check_visible(found, environment, findings),
-        leases=_check_leases(found, findings),
+        leases=_check_leases(findings),
         meters=tuple(list_meters([gpu.uuid for gpu in gpus])),
         backends=tuple(list_backends()),
         model=resolve_model(None).label,
@@ -282,29 +279,14 @@ def _check_visible(found: Inventory, environment: Mapping[str, str], findings: l
     return VisibleGpus(value, leasable.uuids, leasable.reason)
 
 
-def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
+def _check_leases(findings: list[Finding]) -> Leases:
     try:
         directory = open_lock_directory()
     except DeviceError as error:
         findings.append(Finding(str(error)))
         return Leases(None, ())
     try:
-        findings.extend(_check_lock_files(found, directory))
         findings.extend(starmap(Finding, describe_left_changes(directory)))
-        return Leases(
-            str(directory.path),
-            tuple(describe_entries(list_entries(directory, ("holding", "waiting", "firm")))),
-        )
+        return Leases(str(directory.path), tuple(describe_leases(directory)))
     finally:
         directory.close()
-
-
-def _check_lock_files(found: Inventory, directory: LockDirectory) -> Iterator[Finding]:
-    """Report lock files that cannot be trusted: they fail every test that needs their device."""
-    boards = [board.uuid for board in found.boards]
-    instances = [part.uuid for board in boards for part in found.board_instances(board)]
-    for device in (CPU, *boards, *instances):
-        try:
-            lockfiles.check_lock_file(directory, device)
-        except DeviceError as error:
-            yield Finding(f"{device}: {error}")

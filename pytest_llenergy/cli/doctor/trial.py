@@ -16,9 +16,8 @@ from pytest_llenergy.cli.doctor.step_process import StepProcess, collect_steps
 from pytest_llenergy.cli.doctor.steps import STEP_TIMEOUT_S, Step, Trial, list_steps
 from pytest_llenergy.cli.doctor.text import INDENT, render_backend, render_finding, render_step, render_trial
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
-from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.locks import ADVICE, acquire
 from pytest_llenergy.devices.mig import MIG_PREFIX
-from pytest_llenergy.devices.queue import ADVICE
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.ranks.local import end_leftovers
 from pytest_llenergy.ranks.plan import LOCALHOST, RankPlan
