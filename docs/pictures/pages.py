@@ -38,7 +38,7 @@ def photograph(images: Path) -> None:
         light = browser.new_page(viewport=DESKTOP, color_scheme="light")
         light.goto(shown.as_uri())
         _save(light, images / "html-light.png")
-        shown.write_text(render_compared(pair.base, pair.head, pair.compared, [], pairs="6+6"))
+        shown.write_text(render_compared(pair.base, pair.head, pair.compared, pairs="6+6"))
         dark = browser.new_page(viewport=PHONE, color_scheme="dark")
         dark.goto(shown.as_uri())
         _save(dark, images / "html-dark.png")

@@ -50,7 +50,7 @@ def check_outputs(config: pytest.Config) -> None:
     if settings.report is not None:
         _check_writable(settings.report, option_source(config, "report"))
     if settings.html is not None:
-        from pytest_llenergy.report.html.svg import require_html_extra
+        from pytest_llenergy.report.html.page import require_html_extra
 
         _check_writable(settings.html, option_source(config, "html"))
         with naming_option(config, "html"):

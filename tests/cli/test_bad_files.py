@@ -29,9 +29,6 @@ from .bad_files import (
 
 ALL = [(kind, line) for kind, lines in COMMANDS.items() for line in lines]
 
-#: Matplotlib takes seconds for a page.
-LIGHT = [(kind, line) for kind, line in ALL if "=html" not in line]
-
 #: How comparisons read a file.
 DECODERS: dict[str, Callable[[bytes, str], object]] = {
     "report": decode_lean_report,
@@ -110,7 +107,7 @@ def test_rounds_of_any_duration_are_a_result_or_one_line(
 
 def _fuzz(project: Project, examples: int) -> None:
     @settings(FUZZ, max_examples=examples)
-    @given(st.sampled_from(LIGHT), st.data())
+    @given(st.sampled_from(ALL), st.data())
     def check(case: tuple[str, str], data: st.DataObject) -> None:
         kind, line = case
         content = data.draw(spoiled(project.contents[kind]))

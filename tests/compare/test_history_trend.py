@@ -284,7 +284,7 @@ def test_report_page_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> None
         main(["report", "last.json", "--format=html", "-o", "page.html", "--history", str(PLACE.name)]) == 0
     )
     text = Path("page.html").read_text("utf-8")
-    assert ">Trend<" in text
+    assert ">Trend of " in text
     assert "change point" in text
     assert all(commit(day)[:10] in text for day in range(10))
     assert main(["report", "last.json", "--format=html", "-o", "page.html", "--history", "nowhere"]) == 2

@@ -69,7 +69,7 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     text = page.read_text()
     assert "n1: GPU-n1-0, GPU-n1-1; n2: GPU-n2-0, GPU-n2-1" in text
     assert "data 2 on GPU-n2-0 of n2" in text
-    assert re.search(r">Hosts<", text)
+    assert re.search(r">n1 [0-9.]+ ± [0-9.]+ J, n2 [0-9.]+ ± [0-9.]+ J\b", text)
 
 
 WITHOUT_METER = (

@@ -253,7 +253,7 @@ def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: 
     if key == "save":
         (pytester.path / ".llenergy").write_text("")
     if key == "html":
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("jinja2")
     pytester.makeini(f"[pytest]\nenergy_{key} = {value}\n")
     assert refusal(pytester).startswith(f"ini key energy_{key}=")
 

@@ -14,7 +14,7 @@ from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, check_backend_workers, check_placement, plan_processes
 from pytest_llenergy.record.record import Coordinates, Parallel, Record
-from pytest_llenergy.report.html.details import _settings
+from pytest_llenergy.report.html.tables import settings_of
 
 from .groups import run
 
@@ -48,9 +48,8 @@ def test_ranks_have_the_coordinates_of_torch(degrees: Parallel, host: LocalHost)
         found = run(ranks, place_in_mesh, {name: getattr(degrees, name) for name in ORDER})
         assert [msgspec.to_builtins(rank.coordinates) for rank in ranks.ranks] == found
         assert len({tuple(each.values()) for each in found}) == 4
-        facts = dict(
-            _settings(Record(id="a", attempt=1, status="measured", parallel=degrees, ranks=list(ranks.ranks)))
-        )
+        record = Record(id="a", attempt=1, status="measured", parallel=degrees, ranks=list(ranks.ranks))
+        facts = settings_of(record)
     finally:
         ranks.close()
     outer = "data" if degrees.data > 1 else "pipeline"

@@ -104,7 +104,6 @@ def test_a_paired_report_is_refused_as_a_report_of_one_run(tmp_path: Path) -> No
 def test_every_format_can_be_written_to_a_file(form: str, mark: str, tmp_path: Path) -> None:
     if form == "html":
         pytest.importorskip("jinja2")
-        pytest.importorskip("matplotlib")
     path, output = tmp_path / "ab.json", tmp_path / "out"
     path.write_bytes(encode_paired_report(PAIRED))
     main(["compare", str(path), "--format", form, "--output", str(output)])

@@ -151,7 +151,7 @@ def test_history_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -
 )
 def test_a_directory_as_output_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if "--format=html" in command:
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("jinja2")
     assert main(command) == 2
     assert capsys.readouterr().err == f"llenergy {command[0]}: .: could not be written (Is a directory)\n"
 

@@ -6,22 +6,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def _numpy_stays() -> None:
-    """An inner run in this process forgets what it has imported, and neither can numpy be loaded anew nor the
-    half of matplotlib.
-    """
-    import_module("matplotlib.backends.backend_svg")
-    import_module("matplotlib.figure")
-
 
 TEST = """
 import time
@@ -40,7 +29,7 @@ def test_a_run_leaves_a_page_and_a_report_whose_power_adds_up(
     result.stdout.fnmatch_lines(["energy report: energy.json", "energy page: energy.html"])
     text = Path("energy.html").read_text("utf-8")
     assert "<title>Energy report: 1 measured</title>" in text
-    assert text.count("<svg") == 3
+    assert "test_it" in text
     (record,) = read_report()["records"]
     trace = record["power_trace"]
     (shown,) = [round_ for round_ in record["rounds"] if round_["start_s"] == trace["start_s"]]
@@ -131,12 +120,11 @@ def test_an_unwritable_page_fails_before_any_test_runs(
 
 def test_without_the_extra_nothing_runs(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     quick.makepyfile(TEST)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     result = quick.runpytest("--energy-html", "--energy-report")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.lines[0] == (
-        "ERROR: --energy-html: HTML needs jinja2 and matplotlib (import of matplotlib halted; None in "
-        "sys.modules): pip install 'pytest-llenergy[html]'"
+        "ERROR: --energy-html: HTML needs jinja2: pip install 'pytest-llenergy[html]'"
     )
     assert not Path("energy.json").exists()
 

@@ -317,7 +317,7 @@ def test_ctrl_c_while_waiting_for_a_lease(quick: pytest.Pytester) -> None:
 
 
 def test_ctrl_c_while_the_page_is_drawn_keeps_the_report(quick: pytest.Pytester) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
     conftest = f"from pytest_llenergy.report.html import page\ndef render_report(report): {WAIT}\n"
     quick.makeconftest(
         f"{TEN_WATTS}\nfrom pathlib import Path\n{conftest}page.render_report = render_report\n"

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.record.report import Report, SlurmJob
-from pytest_llenergy.report.html.cases import LabelledReport
-from pytest_llenergy.report.html.tables import machine
+from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.provenance import find_slurm_job
 
@@ -60,8 +59,6 @@ def test_merged_runs_keep_the_job_that_they_share(other: str | None, kept: bool)
 
 
 def test_page_names_the_job_if_there_is_one() -> None:
-    one = LabelledReport("base", "base", shard("t.py::a", None))
-    other = LabelledReport("head", "head", shard("t.py::a", SlurmJob(id="4711", nodes="n[1-2]")))
-    (row,) = [row for row in machine([one, other]).rows if row[0].text == "Slurm job"]
-    assert [cell.text for cell in row[1:]] == ["-", "4711 on n[1-2]"]
-    assert not [row for row in machine([one]).rows if row[0].text == "Slurm job"]
+    job = SlurmJob(id="4711", nodes="n[1-2]")
+    assert "run slurm nodes" in render_report(shard("t.py::a", job))
+    assert "run slurm" not in render_report(shard("t.py::a", None))

@@ -4,301 +4,251 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from itertools import filterfalse
+from typing import Any, NamedTuple
 
 import pytest_llenergy
 from pytest_llenergy.compare.history.trend import Trend
-from pytest_llenergy.record.comparison import ComparedReports, Comparison
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison, ReportSource
+from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import Report
-from pytest_llenergy.report.html import details, header, tables
-from pytest_llenergy.report.html.bars import energy_bars, windows_plot
-from pytest_llenergy.report.html.cases import (
-    PER_TOKEN,
-    LabelledReport,
-    TestSection,
-    compared_cases,
-    order_rounds,
-    report_cases,
-)
-from pytest_llenergy.report.html.comparison_charts import detectability_plot, forest_plot
-from pytest_llenergy.report.html.load_chart import load_plot, load_table
-from pytest_llenergy.report.html.overview_charts import energy_speed_plot, parameter_plots
-from pytest_llenergy.report.html.parts import Plot, Reason, Table
-from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
-from pytest_llenergy.report.html.svg import Sheet, open_sheet, plot_label, require_html_extra
-from pytest_llenergy.report.html.template import render_template
-from pytest_llenergy.report.html.trends import trend_plot, trend_table
-from pytest_llenergy.report.layout import has_values
-from pytest_llenergy.report.load_curves import describe_failure
-from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits
+from pytest_llenergy.record.report import Report, Source
+from pytest_llenergy.record.text import one_line, short_test_name, shorten
+from pytest_llenergy.report.columns import meter_names, scales_differ
+from pytest_llenergy.report.html import figures, tables
+from pytest_llenergy.report.html.charts import Chart, RowChart
+from pytest_llenergy.report.html.figures import PER_ITERATION, PER_TOKEN, writes_tokens
+from pytest_llenergy.report.html.tables import Table, state_of
+from pytest_llenergy.report.layout import record_labels
+from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_failure
+from pytest_llenergy.report.notes import list_notes, summary_flags
+from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits, sort_by_verdict
 
 #: Most tests with a section; the others are in the tables only.
 MAX_SECTIONS = 100
 
-#: Up to so many sections start open; of more only those of tests that need attention.
-MAX_OPEN_SECTIONS = 3
-
-#: Notes that are shown at once; the others are folded.
-MAX_NOTES = 3
-
-QUIET_STATES = frozenset({"unchanged", "measured", "attributed", "estimated", "skipped", "new", "removed"})
+#: States in the order in which they are counted.
+STATES = ("failed", "crashed", *VERDICTS, "measured", "attributed", "estimated", "skipped")
 
 
-@dataclass(frozen=True)
-class Section:
-    """One test of the page."""
+class Section(NamedTuple):
+    """One test of a page: ``tables`` are shown, and ``folded`` ones on demand."""
 
-    case: TestSection
-    title: str
+    anchor: str
+    id: str
+    state: str
     summary: str
-    is_open: bool
-    plots: Sequence[Plot]
-    main: Sequence[Table]
-    missing: Table
-    more: Sequence[Table]
     notes: Sequence[str]
+    charts: Sequence[Chart]
+    tables: Sequence[Table]
+    folded: Sequence[Table]
 
 
-@dataclass(frozen=True)
-class Page:
-    """The variables of the template, in the order of the page."""
-
-    title: str
-    counts: Sequence[tuple[str, int]]
-    facts: Sequence[tuple[str, str]]
-    notes: Sequence[str]
-    further_notes: Sequence[str]
-    values: Sequence[tuple[str, str]]
-    plots: Sequence[Plot]
-    reasons: Sequence[Reason]
-    overview: Sequence[Table]
-    compares: bool
-    more_plots: Sequence[Plot]
-    sections: Sequence[Section]
-    left_out: int
-    closing: Sequence[Table]
-    version: str
+def require_html_extra() -> None:
+    """Raise ``ReportError`` if the extra ``html`` is not installed."""
+    if find_spec("jinja2") is None:
+        raise ReportError("HTML needs jinja2: pip install 'pytest-llenergy[html]'")
 
 
-def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
-    """Render one report as a page, with the trends of its tests.
+def render_template(**variables: Any) -> str:
+    """Fill the template of a page: every text is escaped and put on one line.
 
     Raises:
         ReportError: If the extra ``html`` is not installed.
     """
     require_html_extra()
-    cases = report_cases(report)
-    comparisons = [each for case in cases for each in case.comparisons]
-    states = Counter(case.state for case in cases)
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("pytest_llenergy.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if type(value) is not str or value.isprintable() else one_line(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(shorten=shorten, short=short_test_name)
+    return environment.get_template("page.html.j2").render(version=pytest_llenergy.__version__, **variables)
+
+
+def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
+    """Render one report as a page: the last attempt of each test, with its trend.
+
+    Raises:
+        ReportError: If the extra ``html`` is not installed.
+    """
+    last = {record.id: record for record in report.records}
+    comparisons = sort_by_verdict([each for record in last.values() for each in record.comparisons])
+    anchors = anchors_of([*(each.id for each in comparisons if each.id in last), *last])
+    records = [last[test] for test in anchors]
+    backends = [each.backend for each in records if each.backend is not None]
+    metered = [each for each in records if each.meters]
     notes = [] if report.run.complete else ["The run did not finish; its remaining tests are missing."]
-    if report.baseline is not None and report.baseline.absent:
-        notes.append(f"In the baseline but not in this run: {', '.join(report.baseline.absent)}")
-    facts = header.run_facts(report)
+    facts = [
+        ("Machine", describe_machine(report.environment)),
+        ("Model", ", ".join(dict.fromkeys(each.model.rpartition("/")[2] for each in backends))),
+        ("Backend", ", ".join(dict.fromkeys(f"{each.name} {each.version}" for each in backends))),
+        ("Meter", ", ".join(dict.fromkeys(map(meter_names, metered)))),
+        ("Commit", describe_commit(report.source)),
+        ("Started", report.run.started_at),
+    ]
     if report.baseline is not None:
         facts.append(("Baseline", report.baseline.side.origin))
-    facts.append(("Noise", _describe_noise(comparisons)))
-    notes += header.run_notes(cases)
-    reports = [LabelledReport("head", "", report)]
-    return _render(reports, cases, "Energy report", states, facts, notes, trends, interleaved=False)
+        absent = ", ".join(report.baseline.absent)
+        notes += [f"In the baseline but not in this run: {absent}"] if absent else []
+    notes += [text for _, text in list_notes(metered, summary_flags(metered, record_labels(metered)))]
+    found = [each for each in records if each.counts]
+    absolute = scales_differ(found)
+    bars = partial(figures.energy_bars, anchors=anchors, absolute=absolute)
+    writing = list(filter(writes_tokens, found))
+    others = list(filterfalse(writes_tokens, found))
+    return _render(
+        "Energy report",
+        map(state_of, records),
+        facts,
+        notes,
+        {"value": report},
+        anchors,
+        comparisons,
+        charts=figures.energy_against_speed(found, absolute=absolute),
+        bars=[*bars(writing, PER_TOKEN), *bars(others, PER_ITERATION)],
+        tests=[*tables.tests(records, anchors), *tables.windows(records, anchors)],
+        trends=trends,
+    )
 
 
 def render_compared(
-    base: Report,
-    head: Report,
-    compared: ComparedReports,
-    trends: Sequence[Trend] = (),
-    *,
-    pairs: str | None = None,
+    base: Report, head: Report, compared: ComparedReports, *, pairs: str | None = None
 ) -> str:
     """Render two reports and their comparison as a page.
 
     Args:
-        pairs: Stages of a run that measured both sides alternately, such as ``6+6``. The rounds of both sides
-            are then shown in the order in which they ran.
+        pairs: Stages of a run that measured both sides alternately, such as ``6+6``.
 
     Raises:
         ReportError: If the extra ``html`` is not installed.
     """
-    require_html_extra()
-    cases = compared_cases(base, head, compared)
-    states = Counter[str](each.verdict for each in compared.comparisons)
-    facts = [("Head", header.describe_side(compared.head)), ("Base", header.describe_side(compared.base))]
-    facts += [("Order", f"{pairs} pairs, measured alternately")] if pairs is not None else []
-    facts += [("Devices", "; ".join(compared.devices)), ("Noise", _describe_noise(compared.comparisons))]
-    sides = [LabelledReport("base", "base", base), LabelledReport("head", "head", head)]
-    return _render(
-        sides,
-        cases,
-        "Energy comparison",
-        states,
-        facts,
-        compared.notes,
-        trends,
-        interleaved=pairs is not None,
-    )
+    comparisons = sort_by_verdict(compared.comparisons)
+    records = [each.id for report in (head, base) for each in report.records]
+    facts = [
+        ("Head", describe_commit(compared.head) or compared.head.origin),
+        ("Base", describe_commit(compared.base) or compared.base.origin),
+        ("Order", f"{pairs} pairs, measured alternately" if pairs is not None else ""),
+        ("Devices", "; ".join(compared.devices)),
+    ]
+    states = [each.verdict for each in comparisons]
+    anchors, sides = anchors_of([*(each.id for each in comparisons), *records]), {"base": base, "head": head}
+    return _render("Energy comparison", states, facts, compared.notes, sides, anchors, comparisons)
+
+
+def anchors_of(tests: Iterable[str]) -> dict[str, str]:
+    """Return the id in the page of each test, in their order; an empty one for those without a section."""
+    distinct = dict.fromkeys(tests)
+    return {test: f"t{number}" * (number <= MAX_SECTIONS) for number, test in enumerate(distinct, 1)}
 
 
 def _render(
-    sides: Sequence[LabelledReport],
-    cases: Sequence[TestSection],
     title: str,
-    states: Mapping[str, int],
+    states: Iterable[str],
     facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
-    trends: Sequence[Trend],
+    reports: Mapping[str, Report],
+    anchors: Mapping[str, str],
+    comparisons: Sequence[Comparison],
     *,
-    interleaved: bool,
+    charts: Sequence[Chart] = (),
+    bars: Sequence[RowChart] = (),
+    tests: Sequence[Table] = (),
+    trends: Sequence[Trend] = (),
 ) -> str:
-    comparisons = [each for case in cases for each in case.comparisons]
-    shown = cases[:MAX_SECTIONS]
-    counts = [(state, states[state]) for state in header.ORDER if states.get(state)]
-    with open_sheet() as sheet:
-        plots: Sequence[Plot | None]
-        more_plots: Sequence[Plot | None]
-        if comparisons:
-            plots = [forest_plot(sheet, comparisons, "verdicts")]
-            more_plots = [
-                energy_speed_plot(sheet, cases, "speed"),
-                detectability_plot(sheet, comparisons, "detectable"),
-            ]
-        else:
-            plots, more_plots = _plot_run(sheet, cases) if len(sides) == 1 else ([], [])
-        sections = [
-            _build_section(
-                sheet,
-                case,
-                [each for each in trends if each.id == case.id],
-                may_open=len(shown) <= MAX_OPEN_SECTIONS or place < MAX_SECTIONS // 4,
-                is_open=len(shown) <= MAX_OPEN_SECTIONS,
-                interleaved=interleaved,
-            )
-            for place, case in enumerate(shown)
-        ]
-    overview = [tables.verdicts(cases, len(shown))] if comparisons else []
-    single = _find_single(cases) if len(sides) == 1 and not comparisons else None
-    overview += [tables.measured(cases, len(shown))] if len(sides) == 1 and single is None else []
-    closing = [
-        tables.invalid_rounds(cases, interleaved=interleaved),
-        tables.rules(comparisons),
-        tables.meters(sides),
-        tables.machine(sides),
-    ]
-    page = Page(
+    numbers = Counter(states)
+    counts = [(state, numbers[state]) for state in STATES if numbers[state]]
+    sides = {side: {record.id: record for record in each.records} for side, each in reports.items()}
+    verdicts: dict[str, list[Comparison]] = {test: [] for test in anchors}
+    for each in comparisons:
+        verdicts.setdefault(each.id, []).append(each)
+    machines = {side: tables.machine_of(each) for side, each in reports.items()}
+    machine = tables.side_by_side("Machine, software and run", machines)
+    records = [record for side in sides.values() for record in side.values()]
+    reasons = tables.reasons(comparisons, [] if comparisons else records)
+    return render_template(
         title=f"{title}: {', '.join(f'{count} {state}' for state, count in counts) or 'nothing to show'}",
         counts=counts,
-        facts=[each for each in facts if each[1]],
-        notes=notes[:MAX_NOTES],
-        further_notes=notes[MAX_NOTES:],
-        values=header.single_values(single) if single is not None else [],
-        plots=[each for each in plots if each is not None],
-        reasons=header.reasons(cases, len(shown)),
-        overview=[each for each in overview if each.rows],
-        compares=bool(comparisons),
-        more_plots=[each for each in more_plots if each is not None],
-        sections=sections,
-        left_out=len(cases) - len(shown),
-        closing=[each for each in closing if each.rows],
-        version=pytest_llenergy.__version__,
+        facts=[*facts, ("Noise", describe_noise(comparisons).removeprefix("noise "))],
+        notes=notes,
+        charts=charts,
+        row_charts=[*figures.verdict_intervals(comparisons, anchors), *bars],
+        overview=[*tables.verdicts(comparisons, anchors), *tests, *reasons],
+        sections=[
+            _section(test, anchors[test], sides, verdicts[test], trends)
+            for test in list(anchors)[:MAX_SECTIONS]
+        ],
+        left_out=max(0, len(anchors) - MAX_SECTIONS),
+        closing=[*tables.rules(comparisons), *tables.meters(records), *machine],
+        footer="±: standard uncertainty (k = 1), for comparing tests of the same devices and meters. "
+        "Metrics are per iteration, medians over the valid rounds.",
     )
-    return render_template("page.html.j2", sheet, page=page, most_tests=header.MAX_TESTS)
 
 
-def _find_single(cases: Sequence[TestSection]) -> Record | None:
-    """Return the only record with values, which is shown as numbers, unless it has windows."""
-    measured = [case.records["head"] for case in cases if _has_energy(case)]
-    return measured[0] if len(measured) == 1 and not measured[0].windows else None
-
-
-def _has_energy(case: TestSection) -> bool:
-    record = case.records["head"]
-    return has_values(record) or any(window.energy_j is not None for window in record.windows)
-
-
-def _plot_run(
-    sheet: Sheet, cases: Sequence[TestSection]
-) -> tuple[Sequence[Plot | None], Sequence[Plot | None]]:
-    """Return the charts of all tests, and those of parameters."""
-    measured = [case for case in cases if _has_energy(case)]
-    speed = energy_speed_plot(sheet, measured, "speed")
-    others = [case for case in measured if speed is None or case.metric != PER_TOKEN]
-    energies = energy_bars(sheet, others, "energy") if len(measured) > 1 else None
-    return [speed, energies], parameter_plots(sheet, measured, "parameter")
-
-
-def _describe_noise(comparisons: Sequence[Comparison]) -> str:
-    return describe_noise(comparisons).removeprefix("noise ")
-
-
-def _build_section(
-    sheet: Sheet,
-    case: TestSection,
+def _section(
+    test: str,
+    anchor: str,
+    sides: Mapping[str, Mapping[str, Record]],
+    comparisons: Sequence[Comparison],
     trends: Sequence[Trend],
-    *,
-    may_open: bool,
-    is_open: bool,
-    interleaved: bool,
 ) -> Section:
-    ordered = order_rounds(case, interleaved=interleaved)
-    curves = power_curves(case)
-    plots = [
-        rounds_plot(sheet, case, ordered, f"{case.anchor}-rounds"),
-        energy_time_plot(sheet, case, ordered, f"{case.anchor}-time"),
-        power_plot(sheet, case, curves, f"{case.anchor}-power"),
-    ]
-    plots += [
-        windows_plot(sheet, record, f"{case.anchor}-windows-{side}") for side, record in case.records.items()
-    ]
-    loads = {side: each.load_curve for side, each in case.records.items() if each.load_curve is not None}
-    titles = {side: side if len(case.records) > 1 else "" for side in loads}
-    load_plots = {
-        side: load_plot(sheet, curve, f"{case.anchor}-load-{side}", titles[side])
-        for side, curve in loads.items()
-    }
-    plots += load_plots.values()
-    plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
-    main = [details.metrics(case), details.flags(case), details.windows(case), details.rounds(case, ordered)]
-    # Otherwise the table is below the plot.
-    main += [load_table(loads[side], titles[side]) for side, plot in load_plots.items() if plot is None]
-    more = [
-        details.hosts(case, ordered),
-        details.phases(case, ordered),
-        details.spans(case),
-        *(details.steps(each) for each in curves),
-    ]
-    more += [*(trend_table(each) for each in trends), details.settings(case)]
-    records = case.records.values()
-    notes = [f"{each.metric}: {each.reason}" for each in case.comparisons]
-    notes += [note for each in case.comparisons for note in [*each.notes, *each.differences]]
-    notes += [f"{record.status}: {record.reason}" for record in records if record.reason]
-    notes += [
-        f"{f'{side}, ' if len(case.records) > 1 else ''}{failure}"
-        for side, curve in loads.items()
-        if (failure := describe_failure(curve)) is not None
-    ]
-    needs_attention = case.state not in QUIET_STATES and any(each.rounds for each in records)
+    records = {side: found[test] for side, found in sides.items() if test in found}
+    notes = [f"{each.metric}: {each.reason}" for each in comparisons]
+    notes += [note for each in comparisons for note in [*each.notes, *each.differences]]
+    charts = [chart for each in trends if each.id == test for chart in figures.trend_chart(each)]
+    loads: list[Table] = []
+    values: list[str] = []
+    for side, record in records.items():
+        name = f", {side}" if len(records) > 1 else ""
+        notes += [f"{record.status}: {record.reason}"] if record.reason else []
+        notes += [f"{flag.severity} {flag.name}: {flag.detail}" for flag in record.flags]
+        metric = record.metrics.get(PER_TOKEN if writes_tokens(record) else PER_ITERATION)
+        if metric is not None and metric.value is not None:
+            values.append(format_quantity(metric.value, metric.uncertainty, metric.unit))
+        if (curve := record.load_curve) is not None:
+            charts += figures.load_chart(curve, name)
+            columns = [*(f"#{head}" for head in HEADS[:-1]), HEADS[-1]]
+            loads += tables.table(f"Loads{name}", columns, curve_rows(curve))
+            notes += filter(None, [describe_failure(curve)])
+    settings = {side: tables.settings_of(record) for side, record in records.items()}
+    state = next(iter([each.verdict for each in comparisons] or map(state_of, records.values())), "")
+    change = [format_change_and_limits(each) for each in comparisons[:1] if each.ratio is not None]
     return Section(
-        case=case,
-        title=plot_label(case.id, 120),
-        summary=_summarize(case),
-        is_open=is_open or (may_open and needs_attention),
-        plots=[each for each in plots if each is not None],
-        main=[each for each in main if each.rows],
-        missing=details.missing_metrics(case),
-        more=[each for each in more if each.rows],
-        notes=list(dict.fromkeys(notes)),
+        anchor,
+        test,
+        state,
+        " ".join([" → ".join(values), *change]),
+        list(dict.fromkeys(notes)),
+        charts,
+        [*tables.metrics(records), *loads],
+        [*tables.rounds(records), *tables.side_by_side("Settings", settings)],
     )
 
 
-def _summarize(case: TestSection) -> str:
-    """Return the main value of a test, shown next to its name."""
-    worst: Comparison | None = case.worst
-    if worst is not None:
-        return format_change_and_limits(worst) if worst.ratio is not None else ""
-    record = next(iter(case.records.values()))
-    metric = record.metrics.get(case.metric)
-    if metric is None or metric.value is None:
-        return ""
-    return format_quantity(metric.value, metric.uncertainty_absolute, metric.unit)
+def describe_machine(environment: Environment | None) -> str:
+    """Return CPU and GPUs of the measured hosts, such as ``AMD EPYC 9354 (64 CPUs), 2 × NVIDIA H100``."""
+    hosts = [] if environment is None else list(environment.cluster_hosts.values()) or [environment]
+    kinds = []
+    for each in hosts:
+        gpus = Counter(gpu.name for gpu in each.gpus).items()
+        cpu = f"{each.host.cpu_model} ({each.host.logical_cpus} CPUs)"
+        kinds.append(", ".join([cpu, *(f"{count} × {name}" for name, count in gpus)]))
+    return "; ".join(
+        f"{count} hosts of {kind}" if count > 1 else kind for kind, count in Counter(kinds).items()
+    )
+
+
+def describe_commit(source: Source | ReportSource) -> str:
+    """Return a commit as text, or an empty string if it is unknown."""
+    branch = f" on {source.branch}" if source.branch else ""
+    return f"{source.commit[:10]}{branch}{' (with changes)' * bool(source.dirty)}" if source.commit else ""

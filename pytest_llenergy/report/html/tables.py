@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables about all tests of the HTML report, and about its rules, meters and machine."""
+"""The tables of a page: tests, verdicts, and the numbers, rounds and settings of each test."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pytest_llenergy.compare.limits import relative_spread
+import msgspec
+
 from pytest_llenergy.record.comparison import Comparison
-from pytest_llenergy.record.custom_metrics import custom_metrics_of
-from pytest_llenergy.record.environment import Board, Environment, describe_unlike
-from pytest_llenergy.record.metrics import is_prefill_only, round_values
-from pytest_llenergy.record.quantity import format_quantity, shown_unit
-from pytest_llenergy.record.record import MeterInfo, Record, Round
-from pytest_llenergy.record.secrets import redact_arguments
-from pytest_llenergy.record.text import short_test_name
-from pytest_llenergy.report.columns import COLUMNS, column_of
-from pytest_llenergy.report.html.cases import LabelledReport, TestSection, order_rounds
-from pytest_llenergy.report.html.header import describe_machine
-from pytest_llenergy.report.html.parts import Cell, Row, Table, table
-from pytest_llenergy.report.layout import DEFAULT_LAYOUT, has_values
+from pytest_llenergy.record.quantity import format_quantity
+from pytest_llenergy.record.record import Coordinates, Record, Round
+from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.text import one_line, short_test_name, shorten
+from pytest_llenergy.report.columns import column_of, format_window_energy, number_types, scales_differ
+from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of, sum_by_host
+from pytest_llenergy.report.html.figures import look_of
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT, record_labels
 from pytest_llenergy.report.verdicts import (
     format_change,
     format_interval,
@@ -27,286 +24,253 @@ from pytest_llenergy.report.verdicts import (
     format_sides,
     format_size,
     format_value,
+    name_column,
+    names_metrics,
+    needs_reason,
 )
 
-#: Columns of the table of all tests.
-MEASURED_COLUMNS = (
-    "energy_j",
-    "energy_per_output_token_j",
-    "energy_per_input_token_j",
-    "output_tokens_per_s",
-    "mean_power_w",
-    "duration_s",
-    "rounds",
-)
+#: Most characters of a setting, since a parameter may be a whole prompt, and of the tests with one reason.
+MAX_LENGTH = 300
 
-#: Columns of work with output tokens, and the one of work that only reads its input.
-OF_OUTPUT, OF_INPUT = ("energy_per_output_token_j", "output_tokens_per_s"), ("energy_per_input_token_j",)
+
+class Cell(NamedTuple):
+    """A cell. ``look`` names style classes, ``target`` is an anchor of the page to link to."""
+
+    text: str
+    look: str = ""
+    target: str = ""
+
+
+Cells = Sequence[str | Cell]
+
+
+class Table(NamedTuple):
+    """A table. Columns whose names begin with ``#`` hold numbers."""
+
+    label: str
+    columns: Sequence[str]
+    rows: Sequence[Cells]
+
+
+def table(label: str, columns: Sequence[str], rows: Iterable[Cells]) -> list[Table]:
+    """Return a table without empty columns, or none without rows."""
+    rows = list(rows)
+    empty = ("", "-", Cell("", "text"), Cell("-", "text"))
+    kept = [place for place in range(len(columns)) if any(row[place] not in empty for row in rows)]
+    names = [columns[place] for place in kept]
+    return [Table(label, names, [[row[place] for place in kept] for row in rows])] if rows else []
+
+
+def text_cell(text: str, look: str = "") -> Cell:
+    """Return a cell whose text wraps."""
+    return Cell(shorten(one_line(text), MAX_LENGTH), f"text {look}".strip())
 
 
 def state_cell(state: str) -> Cell:
     """Return a cell with a verdict or a status in its colour."""
-    return Cell(state, f"state {state.replace(' ', '-')}")
+    return Cell(state, f"state {look_of(state)}")
 
 
-def format_round_spread(rounds: Sequence[Round]) -> str:
-    """Format the relative scatter of the energy of single valid rounds, as the noise of a comparison."""
-    logs = [math.log(each.value) for each in round_values("energy_j", rounds)[0] if each.value > 0]
-    return f"{relative_spread(logs):.1%}" if len(logs) > 1 else "-"
+def state_of(record: Record) -> str:
+    """Return the status of a record, or the kind of its energy, such as ``estimated``, if it has a result."""
+    return (record.kind if record.status == "measured" else None) or record.status
 
 
-def format_share(number: float | None) -> str:
-    return "-" if number is None else f"{number:.1%}"
+def tests(records: Sequence[Record], anchors: Mapping[str, str]) -> list[Table]:
+    """List every test of one report in the columns of the terminal, and with power, time and rounds."""
+    columns, absolute = DEFAULT_LAYOUT.columns_of(records), scales_differ(records)
+    heads = {column.head for column in columns}
+    further = (column_of(name, absolute=absolute) for name in ("mean_power_w", "duration_s", "rounds"))
+    columns += [each for each in further if each.head not in heads]
+    labels = record_labels(records)
+    rows: list[Cells] = []
+    for each in records:
+        name = Cell(labels[each.id], "name", anchors[each.id])
+        rows.append([name, state_cell(state_of(each)), *(column.cell(each) for column in columns)])
+    names = [f"#{each.head}" if each.is_number else each.head for each in columns]
+    return table("Tests", ("test", "energy", *names), rows)
 
 
-def verdicts(cases: Sequence[TestSection], shown: int) -> Table:
-    """List every comparison. Tests after the first ``shown`` have no section to link to."""
-    metrics = {each.metric for case in cases for each in case.comparisons}
-    rows: list[Row] = [
-        [
-            state_cell(each.verdict),
-            Cell(short_test_name(each.id), "name", case.anchor if place < shown else ""),
-            each.metric if len(metrics) > 1 else "",
-            *_pair(each),
-            format_change(each),
-            format_interval(each),
-            format_share(each.noise),
-            "-" if each.detectable is None else format_size(each.detectable),
-            format_rounds(each),
-            f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
-            if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
-            else "-",
-        ]
-        for place, case in enumerate(cases)
-        for each in case.comparisons
+def windows(records: Sequence[Record], anchors: Mapping[str, str]) -> list[Table]:
+    """List the named windows of the ``energy_meter`` fixture."""
+    absolute, found = scales_differ(records), [each for each in records if each.windows]
+    labels = record_labels(found)
+    rows: list[Cells] = []
+    for each in found:
+        for window in each.windows:
+            text = text_cell(format_window_energy(window, absolute=absolute))
+            rows.append([Cell(labels[each.id], "name", anchors[each.id]), window.name, text])
+    return table("Windows of energy_meter", ("test", "window", "energy"), rows)
+
+
+def reasons(comparisons: Sequence[Comparison], records: Sequence[Record]) -> list[Table]:
+    """List why tests have which verdict or no result, each reason once with the names of its tests."""
+    found: list[tuple[str, str, str]] = [
+        (each.verdict, "; ".join([each.reason, *each.notes, *each.differences]), each.id)
+        for each in comparisons
+        if needs_reason(each) or each.notes
     ]
-    columns = (
-        "verdict",
-        "test",
-        "metric",
-        "#base",
-        "#head",
-        "#change",
-        "#limits",
-        "#noise",
-        "#detectable",
-        "#rounds",
-    )
-    named = "" if len(metrics) > 1 else f", {''.join(metrics)}"
-    label = f"Verdicts{named}; head is base times the estimated change"
-    return table(label, (*columns, "#tokens/s"), rows)
+    found += [(each.status, each.reason or "", each.id) for each in records if each.status != "measured"]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for state, text, test in found:
+        alike.setdefault((state, text), []).append(short_test_name(test))
+    rows = [
+        [state_cell(state), Cell(text, "text"), text_cell(", ".join(names))]
+        for (state, text), names in alike.items()
+    ]
+    return table("Why", ("", "reason", "tests"), rows)
 
 
-def _pair(comparison: Comparison) -> tuple[str, str]:
-    base, head = format_sides(comparison)
-    return base, head + comparison.kind_label
-
-
-def measured(cases: Sequence[TestSection], shown: int) -> Table:
-    """List every test of one report that has a value, and its windows, in columns of the terminal."""
-    records = [case.records["head"] for case in cases]
-    names = [*MEASURED_COLUMNS, *custom_metrics_of(records)]
-    differing = DEFAULT_LAYOUT.columns_of(records)
-    names[:0] = [name for name in ("device", "types") if COLUMNS[name] in differing]
-    mixed = len({record.kind for record in records} - {None}) > 1
-    rows: list[Row] = []
-    for place, (case, record) in enumerate(zip(cases, records, strict=True)):
-        name, target = short_test_name(case.id), case.anchor if place < shown else ""
-        state = state_cell(record.status) if record.status != "measured" else ""
-        kind = (record.kind or "-") if mixed else ""
-        if has_values(record) and (record.counts or record.value_of("energy_j") is not None):
-            cells = [_cell(each, record) for each in names]
-            noise = format_round_spread(record.rounds)
-            rows.append([Cell(name, "name", target), state, *cells, noise, kind])
-        for window in record.windows:
-            if window.energy_j is not None:
-                values = {
-                    "energy_j": format_quantity(window.energy_j, window.energy_u_absolute_j, "J"),
-                    "duration_s": f"{window.duration_s:.3g}",
-                    "mean_power_w": f"{window.energy_j / window.duration_s:.3g}"
-                    if window.duration_s
-                    else "-",
-                }
-                cells = [values.get(each, "-") for each in names]
-                rows.append([Cell(f"{name} · {window.name}", "name", target), state, *cells, "-", kind])
-    columns = [column_of(each) for each in names]
-    heads = [f"#{each.head}" if each.is_number else each.head for each in columns]
-    # Wide tables scroll, and a failure must be seen before.
-    return table("Tests", ("test", "status", *heads, "#noise", "kind"), rows)
-
-
-def _cell(name: str, record: Record) -> str:
-    """Return a cell; the energy per output token of a prefill would be that of its prompt."""
-    if name in (OF_OUTPUT if is_prefill_only(record.rounds) else OF_INPUT):
-        return "-"
-    return column_of(name, absolute=True).cell(record)
-
-
-def invalid_rounds(cases: Sequence[TestSection], *, interleaved: bool) -> Table:
-    """List the invalid rounds with the reasons."""
-    rows: list[Row] = []
-    for case in cases:
-        for turn in order_rounds(case, interleaved=interleaved):
-            flags = [flag for flag in turn.round.flags if flag.severity == "invalid"]
-            reasons = [f"{flag.name}: {flag.detail}" for flag in flags]
-            if turn.round.energy_j is None:
-                reasons.append(turn.round.reason or "no joules")
-            if reasons:
-                side = turn.side if len(case.records) > 1 else ""
-                rows.append(
-                    [
-                        Cell(short_test_name(case.id), "name"),
-                        side,
-                        str(turn.number),
-                        Cell("; ".join(reasons), "text"),
-                    ]
-                )
-    return table("Invalid rounds", ("test", "side", "#round", "why"), rows)
-
-
-def rules(comparisons: Sequence[Comparison]) -> Table:
-    """List the rules behind the verdicts."""
-    applied = dict.fromkeys(
-        (each.metric, each.unit, each.rule, each.better) for each in comparisons if each.rule is not None
-    )
-    rows: list[Row] = []
-    for metric, unit, rule, better in applied:
-        absolute = (
-            f" and {rule.threshold_absolute:g} {shown_unit(unit)}".rstrip() if rule.threshold_absolute else ""
-        )
+def verdicts(comparisons: Sequence[Comparison], anchors: Mapping[str, str]) -> list[Table]:
+    """List every comparison, most urgent first."""
+    with_metric = names_metrics(comparisons)
+    names = name_column([each.id for each in comparisons]).cells
+    rows: list[Cells] = []
+    for name, each in zip(names, comparisons, strict=True):
+        speeds = each.base_tokens_per_s, each.head_tokens_per_s
+        base, head = format_sides(each)
         rows.append(
             [
-                metric,
-                better,
-                f"{_percent(rule.threshold)}{absolute} or more",
-                f"more than {_percent(rule.floor)}",
-                f"less than {_percent(rule.tolerance)}",
-                f"{rule.alpha:.3g}",
+                state_cell(each.verdict),
+                Cell(name, "name", anchors.get(each.id, "")),
+                each.metric if with_metric else "",
+                base,
+                head + each.kind_label,
+                format_change(each),
+                format_interval(each),
+                "-" if each.noise is None else f"{each.noise:.1%}",
+                "-" if each.detectable is None else format_size(each.detectable),
+                format_rounds(each),
+                "-" if None in speeds else " → ".join(map(format_value, speeds)),
             ]
         )
-    columns = (
-        "metric",
-        "better",
-        "regressed: worse by",
-        "regressed: nearer limit",
-        "unchanged: worse limit",
-        "#alpha per limit",
-    )
-    return table("Rule", columns, rows)
+    metrics = "" if with_metric else f", {', '.join(dict.fromkeys(each.metric for each in comparisons))}"
+    numbers = ("#base", "#head", "#change", "#limits", "#noise", "#detectable", "#rounds", "#token/s")
+    label = f"Verdicts{metrics}; head is base times the estimated change"
+    return table(label, ("verdict", "test", "metric", *numbers), rows)
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g}%"
-
-
-def meters(sides: Sequence[LabelledReport]) -> Table:
-    """List every meter once."""
-    labels_by_meter: dict[MeterInfo, list[str]] = {}
-    for side in sides:
-        for record in side.report.records:
-            for meter in record.meters:
-                labels_by_meter.setdefault(meter, []).append(side.label)
-    rows: list[Row] = [
-        [
-            meter.domain,
-            meter.name,
-            Cell(meter.kind, f"kind {meter.kind}"),
-            Cell(meter.source, "text"),
-            Cell(meter.scope, "text"),
-            f"{meter.update_period_s * 1e3:.3g}" if meter.update_period_s is not None else "-",
-            format_value(meter.resolution_j),
-            Cell(meter.accuracy, "text"),
-            f"{meter.coverage:.0%}",
-            "yes" if meter.exclusive else "no",
-            ", ".join(dict.fromkeys(labels)),
-        ]
-        for meter, labels in labels_by_meter.items()
+def metrics(sides: Mapping[str, Record]) -> list[Table]:
+    """List the metrics of a test side by side, those without a value last, with the reason."""
+    names = dict.fromkeys(name for record in sides.values() for name in record.metrics)
+    known = [name for name in names if any(each.value_of(name) is not None for each in sides.values())]
+    rows = [
+        [name, *(_metric(each, name) for each in sides.values())] for name in dict.fromkeys([*known, *names])
     ]
-    columns = (
-        "domain",
-        "meter",
-        "kind",
-        "source",
-        "scope",
-        "#period ms",
-        "#resolution J",
-        "accuracy",
-        "#coverage",
-    )
-    return table("Meters", (*columns, "exclusive", "side"), rows)
+    return table("Metrics", ("metric", *sides), rows)
 
 
-def machine(sides: Sequence[LabelledReport]) -> Table:
-    """List the machine and the code of each side, and mark facts that differ."""
-    facts = [dict(_machine(side)) for side in sides]
-    names = dict.fromkeys(name for each in facts for name in each)
-    rows: list[Row] = []
-    for name in names:
-        values = [each.get(name, "-") for each in facts]
-        differs = "differs" if len(set(values)) > 1 else ""
-        rows.append([name, *(Cell(each, f"text {differs}") for each in values)])
-    columns = [side.label for side in sides] if len(sides) > 1 else ["value"]
-    return table("Machine", ("", *columns), rows)
+def _metric(record: Record, name: str) -> str | Cell:
+    metric = record.metrics.get(name)
+    if metric is None or metric.value is None:
+        return text_cell((metric.reason if metric is not None else None) or "-", "muted")
+    return Cell(format_quantity(metric.value, metric.uncertainty, metric.unit), "left")
 
 
-def _machine(side: LabelledReport) -> list[tuple[str, str]]:
-    report = side.report
-    source, run = report.source, report.run
-    facts = [
-        ("commit", f"{source.commit or '-'}{' (with changes)' if source.dirty else ''}"),
-        ("branch", source.branch or "-"),
-        ("run", run.id),
-        ("started", run.started_at),
-        ("finished", run.finished_at or "-"),
-        ("complete", "yes" if run.complete else "no: its remaining tests are missing"),
-        ("command", " ".join(redact_arguments(run.argv))),
-        ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
+def rounds(sides: Mapping[str, Record]) -> list[Table]:
+    """List the rounds of each side; energy and time are of one iteration."""
+    rows = [
+        [f"{side} {number}" if len(sides) > 1 else str(number), *_round(each, list_hosts(record))]
+        for side, record in sides.items()
+        for number, each in enumerate(record.rounds, 1)
     ]
-    if run.slurm is not None:
-        facts.append(("Slurm job", f"{run.slurm.id} on {run.slurm.nodes}"))
-    environment = report.environment
-    if environment is None:
-        return facts
-    host = environment.host
-    facts += [
-        ("host", host.name),
-        ("system", f"{host.system}, {host.machine}"),
-        ("CPU", f"{host.cpu_model}, {host.logical_cpus} usable"),
-        ("memory", _gib(host.memory_bytes)),
-        ("GPUs", "; ".join(_board(board) for board in environment.gpus) or "none"),
-        ("GPUs missing", "; ".join(environment.gpus_missing) or "-"),
-        ("driver", environment.driver or "-"),
-        ("Python", environment.python),
-    ]
-    facts += [(name, version) for name, version in environment.packages.items()]
-    return [*facts, ("device key", environment.key), *_hosts_of_cluster(environment)]
+    columns = "round|#start s|#s|#energy ± u|#W|#per token|#token/s|#idle W|#°C|hosts|notes"
+    return table("Rounds", columns.split("|"), rows)
 
 
-def _hosts_of_cluster(environment: Environment) -> list[tuple[str, str]]:
-    """Describe the hosts on which tests were measured, if they are not that of pytest."""
-    hosts = environment.cluster_hosts
-    if not hosts:
-        return []
-    facts = {
-        "memory of hosts": (_gib(each.host.memory_bytes) for each in hosts.values()),
-        "system of hosts": (f"{each.host.system}, {each.host.machine}" for each in hosts.values()),
-        "driver of hosts": (each.driver or "-" for each in hosts.values()),
-        "Python of hosts": (each.python for each in hosts.values()),
-    }
+def _round(each: Round, hosts: Sequence[str]) -> list[str | Cell]:
+    def energy(joules: float | None, u: float | None = None) -> str:
+        return "-" if joules is None else format_quantity(joules, u, "J")
+
+    def ratio(part: float | None, whole: float | None) -> float | None:
+        return part / whole if part is not None and whole else None
+
+    output = each.tokens.output if each.tokens is not None else None
+    found = sum_by_host(hosts, each).items()
+    flags = dict.fromkeys(f"{flag.name}: {flag.detail}" for flag in each.flags)
     return [
-        ("measured hosts", ", ".join(hosts)),
-        ("hardware of hosts", describe_machine(environment)),
-        *((name, ", ".join(dict.fromkeys(values))) for name, values in facts.items()),
-        ("differences of hosts", describe_unlike(hosts) or "none"),
+        f"{each.start_s:.3f}",
+        format_value(each.duration_s / each.iterations),
+        energy(ratio(each.energy_j, each.iterations), ratio(each.energy_u_j, each.iterations)),
+        format_value(ratio(each.energy_j, each.duration_s)),
+        energy(ratio(each.energy_j, output)),
+        format_value(ratio(output, each.duration_s)),
+        format_value(each.idle_power_w),
+        format_value(each.temperature_start_c),
+        text_cell(", ".join(f"{host} {part.reason or energy(part[0], part[1])}" for host, part in found)),
+        text_cell("; ".join(filter(None, [each.reason, *flags]))),
     ]
 
 
-def _board(board: Board) -> str:
-    parts = [board.name, board.uuid]
-    parts += [_gib(board.memory_bytes)] if board.memory_bytes is not None else []
-    parts += [f"{board.power_limit_w:g} W"] if board.power_limit_w is not None else []
-    return ", ".join(parts)
+def settings_of(record: Record) -> dict[str, str]:
+    """Return how a test was run and measured."""
+    degrees = [name for name in Coordinates.__struct_fields__ if getattr(record.parallel, name) > 1]
+    ranks = {}
+    for rank in record.ranks if degrees else ():
+        part = ", ".join(f"{name} {getattr(rank.coordinates, name, '?')}" for name in degrees)
+        ranks[f"rank {rank.rank}"] = f"{part} on {place_of(rank)}"
+    facts = {
+        "parameter": record.params,
+        "extra info": record.extra_info,
+        "backend": record.backend,
+        "number types": number_types(record) if record.backend is not None else None,
+        "devices": describe_devices(record),
+        **ranks,
+        "GPU settings": record.gpu_settings,
+        "fallback": record.fallback,
+        "procedure": record.procedure,
+        "time": record.times,
+    }
+    return dict(_flatten(facts))
 
 
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB"
+def machine_of(report: Report) -> dict[str, str]:
+    """Return code, run and machine of a report, without its command line."""
+    run = msgspec.structs.replace(report.run, argv=[])
+    facts = {"source": report.source, "run": run, "tool": report.tool, "machine": report.environment}
+    return dict(_flatten(facts))
+
+
+def side_by_side(label: str, sides: Mapping[str, Mapping[str, str]]) -> list[Table]:
+    """List facts of each side, and mark those that differ."""
+    rows = []
+    for name in dict.fromkeys(name for each in sides.values() for name in each):
+        values = [each.get(name, "-") for each in sides.values()]
+        look = "differs" if len(set(values)) > 1 else ""
+        rows.append([text_cell(name), *(text_cell(each, look) for each in values)])
+    return table(label, ("setting", *sides), rows)
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield name and text of each fact below a value; names of fields become words."""
+    if isinstance(value, msgspec.Struct):
+        fields = {field.replace("_", " "): getattr(value, field) for field in value.__struct_fields__}
+        value = {field: found for field, found in fields.items() if found is not msgspec.UNSET}
+    if isinstance(value, list) and any(isinstance(each, msgspec.Struct | dict | list) for each in value):
+        value = {str(number): each for number, each in enumerate(value)}
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flatten(each, f"{name} {key}".strip())
+    elif name.endswith(" bytes") and isinstance(value, int):
+        yield name.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
+    elif value not in (None, []):
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield name, f"{value:.6g}" if isinstance(value, float) else text
+
+
+def meters(records: Iterable[Record]) -> list[Table]:
+    """List every meter once."""
+    found = dict.fromkeys(meter for each in records for meter in each.meters)
+    return _facts_table("Meters", [dict(_flatten(each)) for each in found])
+
+
+def rules(comparisons: Sequence[Comparison]) -> list[Table]:
+    """List the rules behind the verdicts."""
+    found = dict.fromkeys((each.metric, each.better, each.rule) for each in comparisons if each.rule)
+    rows = [{"metric": metric, "better": better, **dict(_flatten(rule))} for metric, better, rule in found]
+    return _facts_table("Rule", rows)
+
+
+def _facts_table(label: str, facts: Sequence[Mapping[str, str]]) -> list[Table]:
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    return table(label, names, [[text_cell(each.get(name, "-")) for name in names] for each in facts])
