@@ -70,7 +70,6 @@ class WorkerError(LLEnergyError):
     Attributes:
         details: Formatted traceback of the rank.
         sections: Titles and texts of the latest output of ranks.
-        before_ready: Whether ranks failed before the work of the test began.
         is_transient: Whether another attempt may succeed, such as after a death by a signal.
     """
 
@@ -80,7 +79,6 @@ class WorkerError(LLEnergyError):
         super().__init__(message)
         self.details = details
         self.sections = sections
-        self.before_ready = False
         self.is_transient = False
 
     def __str__(self) -> str:

@@ -86,7 +86,7 @@ def _check_ranks(notebook: Notebook) -> None:
 
 
 def _check_doctor(notebook: Notebook) -> None:
-    """Run ``llenergy doctor`` with every step that one device allows."""
+    """Run ``llenergy doctor`` with a trial of each meter and backend."""
     done = run_command(
         notebook, "doctor", [*LLENERGY, "doctor", "--format=json"], min(50.0, notebook.left_s - 5)
     )
@@ -95,20 +95,11 @@ def _check_doctor(notebook: Notebook) -> None:
     except ValueError:
         notebook.check("llenergy doctor --format=json", False, f"code {done.code}: {done.last}")
         return
-    steps = [step for trial in report["trials"] for step in trial["steps"]]
-    notebook.table(
-        "llenergy doctor",
-        ["step", "state", "s", "detail"],
-        [[step["name"], step["state"], step["duration_s"], step["detail"]] for step in steps],
-    )
+    rows = [[line["topic"], line["text"]] for line in report["lines"]]
+    notebook.table("llenergy doctor", ["topic", "finding"], rows)
     notebook.data["doctor"] = report
-    failed = [step["name"] for step in steps if step["state"] == "failed"]
-    fine = sum(step["state"] == "ok" for step in steps)
-    notebook.check(
-        "llenergy doctor: no step fails", not failed and fine > 0, f"{fine} ok; failed: {failed or 'none'}"
-    )
-    findings = [finding["text"] for finding in report["findings"] if finding["misconfigured"]]
-    notebook.check("llenergy doctor: nothing is misconfigured", not findings, "; ".join(findings))
+    wrong = [text for topic, text in rows if topic == "wrong"]
+    notebook.check("llenergy doctor: nothing is misconfigured", not wrong, "; ".join(wrong))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.cli.doctor.text import Fact, list_facts
+from pytest_llenergy.cli.doctor.capabilities import Fact, list_facts
 
 from .text import capital, code, help_text, lines_of, page, table
 

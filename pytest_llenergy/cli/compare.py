@@ -16,7 +16,6 @@ from pytest_llenergy.record.defaults import HISTORY as DEFAULT_HISTORY
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.compare.history.store import Store
     from pytest_llenergy.record.comparison import ComparedReports
     from pytest_llenergy.record.defaults import Inconclusive, Removed
     from pytest_llenergy.record.report import PairedReport, Report
@@ -260,7 +259,9 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     agreement = option_row("agreement").read_argument(args.agreement)
     criteria = parse_criteria(args.fail_on, args.metric, floor, agreement)
     check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
-    estimator = StoredEstimator(_open_history(args.history), reports[1].environment, _warn)
+    history = Path(args.history or DEFAULT_HISTORY)
+    usable = history if args.history is not None or history.is_dir() else None
+    estimator = StoredEstimator(usable, reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive, removed = _read_policy(args, compared)
     notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]
@@ -270,14 +271,6 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
 
 def _warn(line: str) -> None:
     print_message("compare", f"warning: {line}")
-
-
-def _open_history(text: str | None) -> Store | None:
-    from pytest_llenergy.compare.history.store import Store
-
-    if text is None and not Path(DEFAULT_HISTORY).is_dir():
-        return None
-    return Store(Path(text or DEFAULT_HISTORY))
 
 
 def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> tuple[Inconclusive, Removed]:

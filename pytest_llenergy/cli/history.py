@@ -11,10 +11,7 @@ from pytest_llenergy.cli.console import add_output
 from pytest_llenergy.record.defaults import HISTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.compare.history.store import Acceptance, Series
 
 
 def add_parser(commands: Commands) -> None:
@@ -39,7 +36,7 @@ def add_parser(commands: Commands) -> None:
         help="the metric (default: energy per token, or energy of tests without tokens)",
     )
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
-    add_output(showing, ("text", "markdown", "html", "json"))
+    add_output(showing, ("text", "html", "json"))
     showing.set_defaults(run=_show)
     accepting = actions.add_parser(
         "accept", help="accept a change: compare later sessions with those of this commit"
@@ -67,43 +64,53 @@ def add_parser(commands: Commands) -> None:
 def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line, print_message
     from pytest_llenergy.compare.gate import USAGE
-    from pytest_llenergy.compare.history.add import add_run
-    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.compare.history.store import add_run
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.record.text import count_tests
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_report
 
-    store = Store(args.at)
     refused = 0
     for text in args.reports:
         try:
             path = locate(text)
-            report = read_report(path)
-            added = add_run(report, str(path), store, allow_dirty=args.allow_dirty)
+            added = add_run(read_report(path), str(path), args.at, allow_dirty=args.allow_dirty)
         except ReportError as error:
             print_message("history", error)
             refused += 1
             continue
-        if not added.new:
-            print_line(f"{path}: run {report.run.id} is already in {store.name}")
-            continue
-        rest = f", {added.unmeasured} without values left out" if added.unmeasured else ""
-        print_line(f"{path}: {count_tests(added.tests)} added to {store.name}{rest}")
+        print_line(f"{path}: {'already' if added is None else f'{count_tests(added)} added'} in {args.at}")
     return USAGE if refused else 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    from pytest_llenergy.cli.console import print_data, print_encodable, write_output
+    import shutil
+
+    from pytest_llenergy.cli.console import (
+        encode_json,
+        print_data,
+        print_encodable,
+        wants_color,
+        write_output,
+    )
     from pytest_llenergy.compare.gate import check_metric
-    from pytest_llenergy.compare.history.add import load_accepted_steps
-    from pytest_llenergy.compare.history.store import Store
-    from pytest_llenergy.compare.history.trend import select_series
+    from pytest_llenergy.compare.history.store import read_accepted
+    from pytest_llenergy.compare.history.trend import build_view, select_series
 
     metric = check_metric(args.metric) if args.metric is not None else None
-    store = Store(args.at)
-    series = select_series(store, test=args.test, metric=metric, device_key=args.device)
-    text = _render(args, store.name, series, load_accepted_steps(store))
+    series = select_series(args.at, test=args.test, metric=metric, device_key=args.device)
+    shown = str(args.at), series, read_accepted(args.at)
+    if args.format == "html":
+        from pytest_llenergy.report.html.history import render_page
+
+        text = f"{render_page(*shown)}\n"
+    elif args.format == "json":
+        text = f"{encode_json(build_view(*shown))}\n"
+    else:
+        from pytest_llenergy.report.history import render_text
+
+        color = args.output is None and wants_color()
+        text = render_text(build_view(*shown), shutil.get_terminal_size().columns, color=color)
     if args.output is not None:
         write_output(args.output, text)
     elif args.format == "text":
@@ -113,36 +120,12 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _render(
-    args: argparse.Namespace, place: str, series: Sequence[Series], steps: Sequence[Acceptance]
-) -> str:
-    import shutil
-
-    from pytest_llenergy.cli.console import encode_json, wants_color
-    from pytest_llenergy.compare.history.trend import build_view
-    from pytest_llenergy.report.history import render_markdown, render_text
-
-    if args.format == "html":
-        from pytest_llenergy.report.html.history import render_page
-
-        return f"{render_page(place, series, steps)}\n"
-    view = build_view(place, series, steps)
-    if args.format == "json":
-        return f"{encode_json(view)}\n"
-    if args.format == "markdown":
-        return render_markdown(view)
-    color = args.output is None and wants_color()
-    return render_text(view, shutil.get_terminal_size().columns, color=color)
-
-
 def _accept(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line
-    from pytest_llenergy.compare.history.add import accept_step
-    from pytest_llenergy.compare.history.store import Store
+    from pytest_llenergy.compare.history.store import accept_step
     from pytest_llenergy.record.text import count_tests
 
-    store = Store(args.at)
-    accepted = accept_step(store, args.commit, args.reason, args.test)
+    accepted = accept_step(args.at, args.commit, args.reason, args.test)
     tests = f" for {count_tests(len(accepted.tests))}" if accepted.tests else ""
-    print_line(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
+    print_line(f"{args.at}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0

@@ -114,8 +114,7 @@ def _parse_layout(args: argparse.Namespace) -> Layout:
 
 def _load_report_trends(report: Report, history: Path) -> list[Trend]:
     """Load the trend of each test in the report, on the devices of its last session."""
-    from pytest_llenergy.compare.history.store import Store
     from pytest_llenergy.compare.history.trend import load_trends
 
     names = {record.id for record in report.records}
-    return [each for each in load_trends(Store(history)) if each.id in names]
+    return [each for each in load_trends(history) if each.id in names]

@@ -17,6 +17,7 @@ import pytest_llenergy
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.environment import collect_environment, installed_version
 from pytest_llenergy.devices.inventory import read_answering
+from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterFacts, list_meters
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.ranks.plan import THREAD_VARIABLES
@@ -148,6 +149,7 @@ def describe(*, devices: bool = True, meters: bool = False) -> HostFacts:
         meters: Open every meter, which takes seconds.
     """
     boards, missing = _list_devices() if devices else ([], [])
+    targets = [Targets(), *(Targets((board.uuid,)) for board in boards)]
     offsets = ""
     with suppress(OSError):
         offsets = " ".join((PROC / "timens_offsets").read_text().split())
@@ -162,7 +164,7 @@ def describe(*, devices: bool = True, meters: bool = False) -> HostFacts:
         settings=ProcessSettings.read(),
         devices=boards,
         devices_missing=missing,
-        meters=list(list_meters([board.uuid for board in boards])) if meters else [],
+        meters=[each for one in targets for each in list_meters(one)] if meters else [],
     )
 
 

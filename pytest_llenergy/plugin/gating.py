@@ -18,7 +18,6 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, compare_without_baseline
 from pytest_llenergy.compare.gate import Gate, common_rule, select_criteria
 from pytest_llenergy.compare.history.spread import StoredEstimator
-from pytest_llenergy.compare.history.store import Store
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import Work, find_renamed, group_by_work, mark_renamed
 from pytest_llenergy.devices.environment import collect_environment
@@ -51,8 +50,7 @@ class Gating:
     @cached_property
     def _estimator(self) -> StoredEstimator:
         folder = self._config.rootpath / HISTORY
-        store = Store(folder) if folder.is_dir() else None
-        return StoredEstimator(store, self._environment, _warn_always)
+        return StoredEstimator(folder if folder.is_dir() else None, self._environment, _warn_always)
 
     def compare(
         self,

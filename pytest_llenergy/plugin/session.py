@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -30,8 +29,6 @@ from pytest_llenergy.errors import (
     LLEnergyError,
     MeterError,
     UncoordinatedLeaseWarning,
-    WorkerError,
-    WorkerPlacementError,
 )
 from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.options.table import Settings
@@ -40,7 +37,6 @@ from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, is_worker
 from pytest_llenergy.plugin.xdist import OPTIONS_WITHOUT_TESTS, record_id, worker_input_of
 from pytest_llenergy.ranks.leases import LeaseKeeper
-from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan
 from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
 from pytest_llenergy.record.environment import Board
@@ -66,7 +62,6 @@ class RunState:
         #: Environment of the process when the run began.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
-        self._diagnoses: dict[tuple[str, bool], str] = {}
         #: Boards of the tests that have run, by node id: a rerun gets the same model.
         self._boards: dict[str, tuple[Board, ...]] = {}
         self._counter_check: CounterCheck | None = None
@@ -222,19 +217,6 @@ class RunState:
             line = (item.location[1] or 0) + 1
             warnings.warn_explicit(message, UncoordinatedLeaseWarning, str(item.path), line)
 
-    def diagnose_start(self, device: str, *, several_ranks: bool) -> str:
-        """Return the first doctor step that fails on a device, found once in a run."""
-        from pytest_llenergy.cli.doctor.steps import TEST_TRIAL_TIMEOUT_S
-        from pytest_llenergy.cli.doctor.trial import run_trial
-
-        key = device, several_ranks
-        if key not in self._diagnoses:
-            gpu = None if device == CPU else device
-            reason = "the ranks are on the CPU"
-            trial = run_trial(gpu, total_s=TEST_TRIAL_TIMEOUT_S, ranks=several_ranks, reason=reason)
-            self._diagnoses[key] = trial.summary
-        return self._diagnoses[key]
-
     @cached_property
     def gangs(self) -> GangKeeper | None:
         """Leases on the hosts of ``--energy-cluster``; None for ``local``.
@@ -337,24 +319,3 @@ def state_of(config: pytest.Config) -> RunState:
         state = config.stash[STATE] = RunState(config, settings_of(config))
         config.add_cleanup(state.close)
     return state
-
-
-@contextmanager
-def diagnose_failed_start(state: RunState, plan: ProcessPlan) -> Iterator[None]:
-    """Add a diagnosis to the error of ranks that failed to start: the first doctor step that fails here.
-
-    Each device is diagnosed once per run. The failed ranks have ended, and the test still has its lease.
-    """
-    try:
-        yield
-    except WorkerPlacementError:
-        # The message already names the fault.
-        raise
-    except WorkerError as error:
-        if error.before_ready and plan.framework == "torch" and plan.hosts == (LOCALHOST,):
-            # An error in the diagnosis must not hide the cause.
-            with suppress(LLEnergyError, OSError):
-                first, several_ranks = plan.ranks[0].devices[0], len(plan.ranks) > 1
-                diagnosis = state.diagnose_start(first, several_ranks=several_ranks)
-                error.details = "\n".join(filter(None, (f"stepwise check: {diagnosis}", error.details)))
-        raise

@@ -113,7 +113,7 @@ class RankGroup:
                     failed = WorkerError(f"the ranks cannot be started: {error}")
                     failed.is_transient = True
                     raise failed from error
-                self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_start(limit))
+                self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._collect_answers(limit))
         except BaseException:
             self.kill()
             raise
@@ -347,13 +347,6 @@ class RankGroup:
         finally:
             # After an error the others are not waited for. ``kill`` follows, and then nothing can start.
             threads.shutdown(wait=False)
-
-    def _await_start(self, limit: TimeLimit) -> list[dict[str, Any]]:
-        try:
-            return self._collect_answers(limit)
-        except WorkerError as error:
-            error.before_ready = True
-            raise
 
     def _sentinels(self) -> dict[int, Host]:
         return {each: host for host in self._hosts.values() for each in host.sentinels(self._name)}

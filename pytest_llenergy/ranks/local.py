@@ -111,10 +111,8 @@ class SupervisorClient:
         except BaseException as error:
             # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
             self.close()
-            if isinstance(error, WorkerError):
-                error.before_ready = True
-                if self._silent and preload:
-                    error.args = (f"{error.args[0]}: it imports {', '.join(preload)}",)
+            if isinstance(error, WorkerError) and self._silent and preload:
+                error.args = (f"{error.args[0]}: it imports {', '.join(preload)}",)
             raise
 
     def request(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:

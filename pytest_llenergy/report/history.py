@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render a history as a table, for the terminal or in Markdown."""
+"""Render a history as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import io
 from rich.console import Console
 
 from pytest_llenergy.compare.history.trend import HistoryView, Standing
-from pytest_llenergy.record.text import short_test_name, strip_trailing_space
-from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
+from pytest_llenergy.record.text import strip_trailing_space
 from pytest_llenergy.report.text_tables import TableColumn, plain_text, tables_with_whole_names
 from pytest_llenergy.report.verdicts import format_value, name_column
 
@@ -40,26 +39,6 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
     return f"{text}\n" if text else ""
 
 
-def render_markdown(view: HistoryView) -> str:
-    """Render Markdown tables; test ids are escaped."""
-    lines = []
-    for title, standings in _tables(view).items():
-        lines += [
-            f"#### {escape_markdown(title, MAX_REASON_LENGTH)}",
-            "",
-            f"| test | {' | '.join(COLUMNS)} |",
-        ]
-        lines.append(f"|---|{'---:|' * len(COLUMNS)}")
-        for each in standings:
-            cells = " | ".join(escape_markdown(cell, MAX_REASON_LENGTH) for cell in standing_cells(each))
-            lines.append(f"| <code>{escape_markdown(short_test_name(each.id))}</code> | {cells} |")
-        lines.append("")
-    return (
-        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in list_notes(view))])
-        + "\n"
-    )
-
-
 def _tables(view: HistoryView) -> dict[str, list[Standing]]:
     found: dict[str, list[Standing]] = {}
     for each in view.standings:
@@ -70,7 +49,7 @@ def _tables(view: HistoryView) -> dict[str, list[Standing]]:
 def standing_cells(standing: Standing) -> tuple[str, ...]:
     """Return the cells of ``COLUMNS``."""
     fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
-    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes]
+    changes = [f"{_format_percent(each.size)} near {_short_commit(each.commit)}" for each in standing.changes]
     return (
         format_value(standing.last.value, standing.unit),
         _format_percent(standing.from_rolling),
@@ -82,12 +61,9 @@ def standing_cells(standing: Standing) -> tuple[str, ...]:
 
 def list_notes(view: HistoryView) -> list[str]:
     """Return the notes below the tables; the last explains the columns."""
-    notes = list(view.notes)
     earlier = sum(each.earlier > 0 for each in view.standings)
-    if earlier:
-        notes.append(f"{earlier} tests had a different workload before; those sessions are left out")
     return [
-        *notes,
+        *[f"{earlier} tests had a different workload before; those sessions are left out"] * bool(earlier),
         "rolling, fixed: the last session against the median of those before it, and against the accepted "
         "step or the first session. Changes are hints: verify one with llenergy ab.",
     ]

@@ -13,8 +13,7 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.registry import BUILTIN, load_backends
 from pytest_llenergy.cli import main
-from pytest_llenergy.cli.doctor.checkup import BackendRow
-from pytest_llenergy.cli.doctor.text import UNKNOWN, list_facts, render_row
+from pytest_llenergy.cli.doctor.capabilities import UNKNOWN, list_facts, list_lines
 
 
 def test_everything_that_a_test_can_require_is_shown() -> None:
@@ -24,31 +23,20 @@ def test_everything_that_a_test_can_require_is_shown() -> None:
     assert shown == {field.name for field in fields(Capabilities)} - hidden
 
 
-def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
+def test_a_fact_is_shown_with_its_reason_and_source() -> None:
     row = Capabilities(
-        launch="backend",
-        tensor=True,
         timestamps="token",
         exact=True,
         clock="its own",
-        options=("dtype",),
-        reasons={"gpu": "not yet"},
-        sources={"tensor": "tested"},
+        reasons={"gpu": "not yet", "options_lora": "unsafe"},
+        sources={"gpu": "tested"},
     )
-    lines = list(render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row)))
-    assert lines[0] == "backend  mine: installed"
-    actual = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
-    assert actual["launch"] == "launch backend [not stated]"
-    assert actual["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not stated]"
-    assert actual["tensor"] == "tensor yes [tested]"
-    assert actual["timestamps"] == "timestamps each token, exact; its own [not stated]"
-    assert actual["run on"] == "run on not run on hardware [not stated]"
-
-
-def test_a_refused_option_is_shown_with_its_reason_and_source() -> None:
-    row = Capabilities(reasons={"options_lora": "not yet"}, sources={"options_lora": "tested"})
-    lines = render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row))
-    assert "option lora no: not yet [tested]" in [" ".join(line.split()) for line in lines]
+    lines = {each.text for each in list_lines(BackendSpec("mine", "m:M", (), "pip install mine", row))}
+    shown = {" ".join(line.split()) for line in lines}
+    assert "mine: installed" in shown
+    assert "NVIDIA GPUs no: not yet [tested]" in shown
+    assert "timestamps each token, exact; its own [not stated]" in shown
+    assert "option lora no: unsafe [not stated]" in shown
 
 
 @pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
@@ -62,9 +50,7 @@ def test_each_fact_and_refused_option_of_a_backend_has_a_source(spec: BackendSpe
 
 def test_a_missing_backend_is_shown_with_its_install_command() -> None:
     spec = BackendSpec("mine", "m:M", ("no_such_module",), "pip install mine", Capabilities())
-    row = BackendRow(spec.name, spec.explain_unavailable(), spec.install, "plugin", spec.capabilities)
-    first = next(render_row(row))
-    assert first == "backend  mine: not available: no module no_such_module; pip install mine"
+    assert next(list_lines(spec)).text == "mine: not available: no module no_such_module; pip install mine"
 
 
 def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:

@@ -73,39 +73,6 @@ def test_a_terminal_gets_one_line_that_is_replaced() -> None:
     assert "cpu:host: " in shown.rpartition("\x1b[K")[2]
 
 
-#: Interrupts the command at a line of Python, counted from the end of the first line of output.
-INTERRUPTED = """
-import io, os, signal, sys
-from pytest_llenergy.cli import main
-
-left = int(sys.argv[1])
-
-def trace(frame, event, arg):
-    global left
-    left -= event == "line"
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGINT)
-    return trace
-
-class Output(io.StringIO):
-    def flush(self):
-        frame = sys._getframe(1)
-        while frame is not None:
-            frame.f_trace, frame = trace, frame.f_back
-        sys.settrace(trace)
-
-sys.stdout = Output()
-os._exit(main(["watch", "--meter=estimate", "--interval=0.1"]))
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_at_any_line_of_python_ends_it() -> None:
-    """A handler that takes a lock never ends where the interrupted code holds it."""
-    for number in range(1, 61):
-        subprocess.run([sys.executable, "-c", INTERRUPTED, str(number)], check=True, timeout=60)
-
-
 @pytest.mark.clock
 def test_the_sum_of_many_intervals_is_the_energy_and_few_ticks_are_kept(
     tmp_path: Path, nvml_attach: Callable[[World], ModuleType]

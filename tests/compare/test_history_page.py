@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.history.add import add_run
-from pytest_llenergy.compare.history.store import Acceptance, Store, read_entries
+from pytest_llenergy.compare.history.store import Acceptance, add_run, read_entries
 from pytest_llenergy.report.html.history import render_page
 
 from ..report.pages import HOSTILE, Reader, odd
@@ -69,7 +68,7 @@ def test_hostile_text_is_not_markup() -> None:
 def test_the_command_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for day in range(3):
-        add_run(day_of(day), "x", Store(Path(".llenergy/history")))
+        add_run(day_of(day), "x", Path(".llenergy/history"))
     assert main(["history", "show", "--format=html", "-o", "page.html"]) == 0
     text = Path("page.html").read_text("utf-8")
     assert "<title>Energy history: 1 test, 0 changed</title>" in text
@@ -80,7 +79,7 @@ def test_the_command_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_verdict_of_a_run_is_stored(tmp_path: Path) -> None:
     record = record_of(comparisons=[odd(metric="energy_j", verdict="regressed")])
-    add_run(session(0, record), "x", Store(tmp_path))
-    verdicts = {entry.metric: entry.verdict for entry in read_entries(Store(tmp_path))}
+    add_run(session(0, record), "x", tmp_path)
+    verdicts = {entry.metric: entry.verdict for entry in read_entries(tmp_path)}
     assert verdicts["energy_j"] == "regressed"
     assert verdicts["duration_s"] is None

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.cli import COMMANDS
-from pytest_llenergy.cli.doctor.text import list_facts
+from pytest_llenergy.cli.doctor.capabilities import list_facts
 from pytest_llenergy.hookspecs import pytest_llenergy_meters
 from pytest_llenergy.options.table import OPTIONS
 from pytest_llenergy.plugin.marks import MARKS

@@ -14,8 +14,7 @@ import jsonschema
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.history.add import add_run
-from pytest_llenergy.compare.history.store import Store, read_entries
+from pytest_llenergy.compare.history.store import add_run, read_entries
 from pytest_llenergy.record.report import json_schema
 from pytest_llenergy.report.store import read_report as load_report
 
@@ -257,7 +256,7 @@ def test_commands_compare_them(
 
 def test_the_history_has_them(suite: pytest.Pytester) -> None:
     suite.runpytest("--energy-report").assert_outcomes(passed=2)
-    store = Store(Path("history"))
+    store = Path("history")
     add_run(load_report(suite.path / "energy.json"), "energy.json", store, allow_dirty=True)
     entries = {each.metric: each for each in read_entries(store) if each.id.endswith("test_it")}
     assert (entries["wer"].value, entries["wer"].unit, entries["wer"].better) == (0.2, "err", "less")

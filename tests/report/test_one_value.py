@@ -13,8 +13,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.compare.history.add import add_run
-from pytest_llenergy.compare.history.store import Store, read_entries
+from pytest_llenergy.compare.history.store import add_run, read_entries
 from pytest_llenergy.measure.quality import outlier_flags
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record, Round, Tokens
@@ -84,7 +83,7 @@ def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path:
         assert COLUMNS[name].cell(made) == format_quantity(value, metric.uncertainty, "J")
     elif name != "mean_power_w":
         assert COLUMNS[name].cell(made) == f"{value:.3g}"
-    store = Store(tmp_path / "history")
+    store = tmp_path / "history"
     add_run(report, "a.json", store, allow_dirty=True)
     assert [entry.value for entry in read_entries(store) if entry.metric == name] == [value]
 

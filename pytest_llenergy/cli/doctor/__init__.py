@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
-from contextlib import closing
+import textwrap
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_format, print_json
-from pytest_llenergy.record.text import escape_invisible
+from pytest_llenergy.record.text import encodable, one_line
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.cli.doctor.checks import Line
 
-#: How the launcher of a cluster gets GPUs that it does not count.
-ADD_GPUS = {"slurm": "start the job with --gres=gpu:N", "ray": "start Ray there with --num-gpus=N"}
+#: Width of the column of topics.
+WIDTH = 9
 
 
 def add_parser(commands: Commands) -> None:
@@ -32,8 +32,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--no-steps",
         action="store_true",
-        help="skip the steps that run on the devices, each in a fresh process: allocate, multiply, convolve, "
-        "two ranks",
+        help="skip what takes seconds: a trial measurement with each meter, and importing the backends' "
+        "libraries",
     )
     parser.add_argument(
         "--backends",
@@ -45,7 +45,7 @@ def add_parser(commands: Commands) -> None:
         metavar="{ray[:HOST:PORT],slurm}",
         type=_cluster,
         help="check the hosts of a Ray cluster, or of the Slurm job of this process, instead of this host: "
-        "versions, devices, meters, clock, and the bandwidth between them",
+        "versions, GPUs and meters",
     )
     parser.set_defaults(run=run)
 
@@ -64,83 +64,44 @@ def _cluster(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Check the machine. Returns 1 if something is misconfigured."""
+    from pytest_llenergy.cli.doctor.checks import check_cluster, check_machine
+
     if args.backends:
         return _print_backends(as_json=args.format == "json")
-    if args.cluster is not None:
-        return _check_cluster(args.cluster, as_json=args.format == "json")
-    from pytest_llenergy.cli.doctor.checkup import check_host
-    from pytest_llenergy.cli.doctor.text import render_checkup
-
-    def print_line(line: str) -> None:
+    found = []
+    for line in check_cluster(args.cluster) if args.cluster else check_machine(steps=not args.no_steps):
+        found.append(line)
         if args.format == "text":
             _print_line(line)
-
-    checkup = check_host()
-    for line in render_checkup(checkup):
-        print_line(line)
-    if not args.no_steps:
-        from pytest_llenergy.cli.doctor.trial import run_trials
-
-        checkup = run_trials(checkup, print_line)
     if args.format == "json":
-        print_json(checkup)
-    return 1 if checkup.misconfigured else 0
-
-
-def _check_cluster(name: str, *, as_json: bool) -> int:
-    """Check the hosts of a cluster. Returns 1 if one cannot be used, or lacks GPUs."""
-    from pytest_llenergy.cli.doctor.hosts import check_hosts, describe_differences, measure_bandwidth
-    from pytest_llenergy.cli.doctor.text import render_bandwidth, render_host_of_cluster
-    from pytest_llenergy.errors import LLEnergyError
-    from pytest_llenergy.hosts.launchers import open_cluster
-
-    hosts = []
-    try:
-        with closing(open_cluster(name, os.environ)) as cluster:
-            for host in check_hosts(cluster, ADD_GPUS[name.partition(":")[0]]):
-                hosts.append(host)
-                for line in () if as_json else render_host_of_cluster(host):
-                    _print_line(line)
-            bandwidth = measure_bandwidth(cluster, hosts)
-    except LLEnergyError as error:
-        print(f"llenergy doctor --cluster={name}: {escape_invisible(str(error))}", file=sys.stderr)
-        return 1
-    differences = describe_differences(hosts)
-    if as_json:
-        print_json({"cluster": name, "hosts": hosts, "differences": differences, "bandwidth": bandwidth})
-    else:
-        if differences:
-            _print_line(f"note     hosts differ in {differences}")
-        if bandwidth is not None:
-            _print_line(render_bandwidth(bandwidth))
-    faults = [each for host in hosts for each in (host.fault, host.shortage)]
-    faults += [] if bandwidth is None else [bandwidth.fault]
-    return 1 if any(fault is not None for fault in faults) else 0
+        print_json({"lines": found})
+    return 1 if any(line.topic == "wrong" for line in found) else 0
 
 
 def _print_backends(*, as_json: bool) -> int:
-    from pytest_llenergy.cli.doctor.checkup import list_backend_rows, list_broken_backends
-    from pytest_llenergy.cli.doctor.text import render_broken, render_row
+    from pytest_llenergy.backends.registry import discover_backends
+    from pytest_llenergy.cli.doctor.capabilities import as_primitives, list_lines
+    from pytest_llenergy.cli.doctor.checks import Line
 
-    rows, broken = list(list_backend_rows()), list_broken_backends()
+    specs, broken = discover_backends()
     if as_json:
-        print_json({"backends": rows, "broken": broken})
+        print_json({"backends": [*map(as_primitives, specs.values())], "broken": broken})
         return 0
-    for row in rows:
-        for line in render_row(row):
+    for spec in specs.values():
+        for line in list_lines(spec):
             _print_line(line)
-    for backend in broken:
-        _print_line(render_broken(backend))
+    for each in broken:
+        _print_line(Line("backend", f"{each.name}: broken: {each.reason}"))
     return 0
 
 
-def _print_line(line: str) -> None:
-    """Print a line at once, since the next step takes seconds, or minutes if it hangs.
-
-    Only a terminal gets it wrapped: in a file or a pipe, one fact is one line.
-    """
-    from pytest_llenergy.cli.doctor.text import wrap_line
-
-    line = escape_invisible(line)
-    lines = wrap_line(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else [line]
+def _print_line(line: Line) -> None:
+    """Print a line at once. Only a terminal gets it wrapped: in a file or a pipe, one fact is one line."""
+    text = encodable(f"{line.topic:<{WIDTH}}{one_line(line.text)}", sys.stdout.encoding or "utf-8")
+    lines = [text]
+    if sys.stdout.isatty():
+        indent, width = " " * (WIDTH + 2), shutil.get_terminal_size().columns
+        lines = textwrap.wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
     print(*lines, sep="\n", flush=True)

@@ -8,16 +8,16 @@ sessions may be outliers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import log, pi, sqrt
+from pathlib import Path
 from statistics import median
 
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
-from pytest_llenergy.compare.history.add import load_accepted_steps
-from pytest_llenergy.compare.history.change_points import MIN_SESSIONS, find_change_points
-from pytest_llenergy.compare.history.store import Acceptance, Series, Store, group_series, read_entries
+from pytest_llenergy.compare.history.store import Series, group_series, read_accepted, read_entries
+from pytest_llenergy.compare.history.trend import EARLIER, NEWEST, find_changes
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Sample, compare_samples
@@ -29,17 +29,15 @@ from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import one_line
 
 #: Fewest sessions of a test for a spread. With fewer, a change of level is not found and would count as one.
-MIN_SPREAD_SESSIONS = MIN_SESSIONS
+MIN_SESSIONS = EARLIER + NEWEST
 
 #: Standard deviation of a normal distribution over the median distance of two values:
 #: 1 / (sqrt(2) Phi^-1(3/4)).
 SHAMOS_TO_SIGMA = 1.0483
 
-#: Least spread to assume, because few sessions may agree by chance.
-MIN_SPREAD = 0.003
-
-#: Largest spread to allow for. Limits that allow for more hide almost any regression.
-MAX_SPREAD = 0.05
+#: Least spread to assume, because few sessions may agree by chance, and largest to allow for: limits that
+#: allow for more hide almost any regression.
+MIN_SPREAD, MAX_SPREAD = 0.003, 0.05
 
 
 class StoredEstimator:
@@ -49,16 +47,16 @@ class StoredEstimator:
     ``SESSION_SPREAD``. It is limited to ``MAX_SPREAD``, and a note gives the full value.
 
     Args:
-        store: The history; None without one.
+        root: The directory of the history; None without one.
         environment: The machine of the head.
         say: Receives a line if the history cannot be read; it is then not used.
     """
 
     def __init__(
-        self, store: Store | None, environment: Environment | None, say: Callable[[str], None]
+        self, root: Path | None, environment: Environment | None, say: Callable[[str], None]
     ) -> None:
         self._say = say
-        self._store = store
+        self._root = root
         #: The machine of the head.
         self.environment = environment
         self._found: dict[tuple[str, str], dict[str, float]] = {}
@@ -76,63 +74,49 @@ class StoredEstimator:
         return replace(estimate, corrections=(*estimate.corrections, note))
 
     def _spread(self, record: Record, metric: str) -> float:
-        if self._store is None:
+        if self._root is None:
             return SESSION_SPREAD
         key = metric, fingerprint(device_facts(record, self.environment))
         if key not in self._found:
             try:
-                self._found[key] = session_spreads(self._store, metric=metric, device_key=key[1])
+                self._found[key] = find_spreads(self._root, metric, key[1])
             except ReportError as error:
                 self._say(f"{one_line(str(error))}; limits allow for {SESSION_SPREAD:.1%} between sessions")
-                self._store = None
+                self._root = None
                 return SESSION_SPREAD
         spreads = self._found[key]
-        learned = spreads.get(record.id, pooled_spread(spreads))
-        return SESSION_SPREAD if learned is None else max(learned, MIN_SPREAD)
+        if not spreads:
+            return SESSION_SPREAD
+        return max(spreads.get(record.id, median(spreads.values())), MIN_SPREAD)
 
 
-def session_spreads(store: Store, *, metric: str, device_key: str) -> dict[str, float]:
+def find_spreads(root: Path, metric: str, device_key: str) -> dict[str, float]:
     """Return the spread of each test that has enough sessions on one kind of devices, by its id.
 
-    Args:
-        store: The history.
-        metric: The metric.
-        device_key: Key of the kind of devices.
+    This is the standard deviation of the logarithm of the level between sessions. Changes of level and
+    accepted steps do not count, nor does the noise of the rounds. Zero means that the noise of the rounds
+    explains all differences.
 
     Raises:
         ReportError: If a file is broken.
     """
-    steps = load_accepted_steps(store)
+    steps = read_accepted(root)
     wanted = metric, ROUND_METRICS[metric].unit, device_key
-    entries = [each for each in read_entries(store) if (each.metric, each.unit, each.device_key) == wanted]
-    found = {each.last.id: session_spread(each, steps) for each in group_series(entries)}
+    entries = [each for each in read_entries(root) if (each.metric, each.unit, each.device_key) == wanted]
+    found = {each.last.id: _find_spread(each, each.find_accepted(steps)) for each in group_series(entries)}
     return {test: spread for test, spread in found.items() if spread is not None}
 
 
-def pooled_spread(spreads: Mapping[str, float]) -> float | None:
-    """Return the typical spread, for tests with too few sessions; None if no test has enough."""
-    return median(spreads.values()) if spreads else None
-
-
-def session_spread(series: Series, steps: Sequence[Acceptance] = ()) -> float | None:
-    """Return the standard deviation of the logarithm of the level between sessions.
-
-    Changes of level and accepted steps do not count, nor does the noise of the rounds. Zero means that the
-    noise of the rounds explains all differences.
-
-    Returns:
-        The spread, or None if there are too few sessions or values that are not positive.
-    """
+def _find_spread(series: Series, accepted: Collection[int]) -> float | None:
     entries = series.entries
     values = [entry.value for entry in entries]
-    if len(values) < MIN_SPREAD_SESSIONS or min(values) <= 0:
+    if len(values) < MIN_SESSIONS or min(values) <= 0:
         return None
-    borders = sorted({0, *find_change_points(values), *series.find_accepted(steps), len(values)})
-    logs = [log(value) for value in values]
+    borders = sorted({0, *find_changes(values), *accepted, len(values)})
     distances = [
-        abs(first - second)
+        abs(log(first / second))
         for start, end in pairwise(borders)
-        for first, second in combinations(logs[start:end], 2)
+        for first, second in combinations(values[start:end], 2)
     ]
     if not distances:
         return None

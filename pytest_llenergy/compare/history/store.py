@@ -8,31 +8,33 @@ never changed, and adding a run reads nothing. Any number of machines may theref
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from math import log
 from pathlib import Path
-from typing import Annotated
+from statistics import median, quantiles
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint, workload_key
+from pytest_llenergy.compare.limits import relative_spread
+from pytest_llenergy.compare.metrics import unit_of
+from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED, Direction, EnergyKind, Number, StoredStruct
 from pytest_llenergy.record.comparison import Verdict
 from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.metrics import ROUND_METRICS, round_values
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.report import Report
 
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1
 
-ReadableVersion = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
-
-#: Times of runs. Those of one form sort as text.
-TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$"
-
-#: Suffix of the files of a history. Other files are ignored.
-SUFFIX = ".jsonl"
-
-#: Names of the folders of devices. Other folders are ignored.
-DEVICE_KEY = re.compile("[0-9a-f]{12}")
+#: Names of the folders of devices, and the folder of accepted changes.
+DEVICE_KEY, ACCEPTED = "[0-9a-f]" * 12, "accepted"
 
 
 class Entry(StoredStruct, frozen=True):
@@ -45,16 +47,16 @@ class Entry(StoredStruct, frozen=True):
     ``better`` is the direction of a custom metric, whose values are those of rounds or items.
     """
 
-    schema_version: ReadableVersion
+    schema_version: Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
     id: str
     metric: str
     unit: str
     value: Number
     low: Number | None
     high: Number | None
-    noise: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None
-    n: Annotated[int, msgspec.Meta(ge=1, le=10**15)]
-    time: Annotated[str, msgspec.Meta(pattern=TIME)]
+    noise: Number | None
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    time: str
     commit: str | None
     branch: str | None
     dirty: bool | None
@@ -68,71 +70,16 @@ class Entry(StoredStruct, frozen=True):
 
 
 class Acceptance(StoredStruct, frozen=True):
-    """A step change that was accepted: later runs are compared with ``commit``.
+    """A change that was accepted: later runs are compared with ``commit``.
 
     ``tests`` are the ids of the tests for which it is accepted; empty for all.
     """
 
-    schema_version: ReadableVersion
+    schema_version: Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
     commit: str
     tests: list[str]
     reason: str
     time: str
-
-
-class Store:
-    """A history in a directory, with folders of files. Methods raise ``ReportError``."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.name: str = str(root)
-
-    def folders(self) -> list[str]:
-        """Return the names of all folders; none for a new history."""
-        return self._names(self._root, directories=True)
-
-    def files(self, folder: str) -> list[str]:
-        """Return the sorted names of the history's files in a folder."""
-        return [name for name in self._names(self._root / folder, directories=False) if name.endswith(SUFFIX)]
-
-    def read(self, folder: str, file: str) -> bytes:
-        """Return the content of a file."""
-        path = self._root / folder / file
-        try:
-            return read_limited(path)
-        except OSError as error:
-            raise ReportError(f"{path}: {error.strerror}") from None
-
-    def create(self, folder: str, file: str, data: bytes) -> bool:
-        """Write a file unless it exists. Returns whether it was written.
-
-        Writers of one file write the same content, so races are harmless.
-        """
-        path = self._root / folder / file
-        try:
-            if path.exists():
-                return False
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ReportError(f"{path}: {error.strerror}") from None
-        replace_file(path, data)
-        return True
-
-    def _names(self, path: Path, *, directories: bool) -> list[str]:
-        try:
-            return sorted(
-                each.name
-                for each in path.iterdir()
-                if each.is_dir() == directories and not each.name.startswith(".")
-            )
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise ReportError(f"{path}: {error.strerror}") from None
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
 
 
 @dataclass(frozen=True)
@@ -162,24 +109,30 @@ class Series:
         return found
 
 
-def read_entries(place: Store) -> list[Entry]:
-    """Return all entries in order of time.
-
-    Raises:
-        ReportError: If a file is broken.
-    """
-    found: list[Entry] = []
-    for folder in place.folders():
-        if DEVICE_KEY.fullmatch(folder) is None:
-            continue
-        for file in place.files(folder):
-            found += _parse_entries(place.read(folder, file), f"{place.name}/{folder}/{file}")
-    return sorted(found, key=lambda entry: (entry.time, entry.run_id))
+Line = TypeVar("Line", Entry, Acceptance)
 
 
-def matches_name(test: str, name: str) -> bool:
-    """Return whether ``name`` is the id of a test or the part after a ``::``."""
-    return test == name or test.endswith(f"::{name}")
+def read_entries(root: Path) -> list[Entry]:
+    """Return all entries in order of time. Raises ``ReportError`` if a file is broken."""
+    return sorted(_read(root, DEVICE_KEY, Entry), key=lambda entry: (entry.time, entry.run_id))
+
+
+def read_accepted(root: Path) -> list[Acceptance]:
+    """Return the accepted changes in order of time. Raises ``ReportError`` if a file is broken."""
+    return sorted(_read(root, ACCEPTED, Acceptance), key=lambda each: each.time)
+
+
+def _read(root: Path, folder: str, kind: type[Line]) -> Iterator[Line]:
+    for path in sorted(root.glob(f"{folder}/[!.]*.jsonl")):
+        try:
+            for line in read_limited(path).splitlines():
+                yield msgspec.json.decode(line, type=kind)
+        except OSError as error:
+            raise ReportError(f"{path}: {error.strerror}") from None
+        except MALFORMED as error:
+            raise ReportError(
+                f"{path}: broken, or of a newer pytest-llenergy ({error}); delete it, or upgrade"
+            ) from None
 
 
 def group_series(entries: Sequence[Entry]) -> list[Series]:
@@ -194,30 +147,121 @@ def group_series(entries: Sequence[Entry]) -> list[Series]:
     return found
 
 
-def _parse_entries(data: bytes, origin: str) -> list[Entry]:
-    if not data:
-        raise ReportError(f"{origin}: empty session; delete it")
-    lines = data.split(b"\n")
-    if lines[-1]:
-        raise ReportError(f"{origin}: broken session (its last line is incomplete); delete it")
-    found = []
-    for line in lines[:-1]:
-        try:
-            found.append(msgspec.json.decode(line, type=Entry))
-        except MALFORMED as error:
-            raise ReportError(f"{origin}: {explain_malformed(line, error, 'session')}") from None
-    return found
+def matches_name(test: str, name: str) -> bool:
+    """Return whether ``name`` is the id of a test or the part after a ``::``."""
+    return test == name or test.endswith(f"::{name}")
 
 
-def explain_malformed(line: bytes, error: Exception, what: str) -> str:
-    """Return why a line is no entry or acceptance that this version reads."""
-    try:
-        version = msgspec.json.decode(line, type=_Versioned).schema_version
-    except MALFORMED:
-        return f"not a {what} of llenergy history ({error})"
-    if version > SCHEMA_VERSION:
-        return (
-            f"schema version {version} is newer than {SCHEMA_VERSION}, the newest this pytest-llenergy "
-            "reads; upgrade pytest-llenergy"
+def add_run(report: Report, origin: str, root: Path, *, allow_dirty: bool = False) -> int | None:
+    """Add the measurements of a run, by kind of device. Adding a run again changes nothing.
+
+    Args:
+        report: The run.
+        origin: Name of the report for messages.
+        root: The directory of the history.
+        allow_dirty: Also add a run whose commit is unknown or has uncommitted changes.
+
+    Returns:
+        The number of tests added; None for a run that was added before.
+
+    Raises:
+        ReportError: If the run is incomplete, measured nothing, or is not of a clean commit.
+    """
+    source = report.source
+    if not report.run.complete:
+        raise ReportError(f"{origin}: the run did not finish; a history has only complete runs")
+    if not allow_dirty and (source.commit is None or source.dirty is not False):
+        state = f"commit {source.commit[:10]} has uncommitted changes" if source.commit else "unknown commit"
+        raise ReportError(f"{origin}: {state}; --allow-dirty adds the run anyway")
+    lines: dict[str, list[bytes]] = {}
+    tests = set()
+    for record in select_last_attempts(report.records, origin).values():
+        for entry in _list_entries(report, record) if record.counts and record.rounds else ():
+            lines.setdefault(entry.device_key, []).append(msgspec.json.encode(entry) + b"\n")
+            tests.add(entry.id)
+    if not lines:
+        raise ReportError(f"{origin}: none of its {len(report.records)} tests was measured; nothing to add")
+    stamp = re.sub("[^0-9TZ]", "", report.run.started_at)
+    name = f"{stamp}-{re.sub('[^A-Za-z0-9._-]', '-', report.run.id)}.jsonl"
+    new = [_create(root / key / name, b"".join(found)) for key, found in lines.items()]
+    return len(tests) if any(new) else None
+
+
+def _create(path: Path, data: bytes) -> bool:
+    """Write a file unless it exists. Writers of one file write the same, so races are harmless."""
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
+    return True
+
+
+def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
+    for metric in (*ROUND_METRICS, *record.custom):
+        recorded = record.value_of(metric)
+        if metric in ROUND_METRICS:
+            values = [each.value for each in round_values(metric, record.rounds)[0]]
+        else:
+            values = record.custom[metric].values or ([recorded] if recorded is not None else [])
+        if not values:
+            continue
+        quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]
+        noisy = len(values) > 1 and min(values) > 0
+        yield Entry(
+            schema_version=SCHEMA_VERSION,
+            id=record.id,
+            metric=metric,
+            unit=unit_of(metric, record),
+            value=recorded if recorded is not None else median(values),
+            low=quarters[0],
+            high=quarters[2],
+            noise=relative_spread(sorted(map(log, values))) if noisy else None,
+            n=len(values),
+            time=report.run.started_at,
+            commit=report.source.commit,
+            branch=report.source.branch,
+            dirty=report.source.dirty,
+            run_id=report.run.id,
+            device_key=fingerprint(device_facts(record, report.environment)),
+            device=describe_devices(record, report.environment),
+            workload_key=workload_key(record),
+            kind=record.kind,
+            verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
+            better=record.custom[metric].better if metric in record.custom else None,
         )
-    return f"broken {what} ({error}); delete it"
+
+
+def accept_step(root: Path, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
+    """Accept a change: later runs are compared with the measurements of this commit.
+
+    Args:
+        root: The directory of the history.
+        commit: The commit, possibly abbreviated.
+        reason: Why the change is accepted.
+        tests: Ids of tests, or the part after ``::``; all tests if empty.
+
+    Raises:
+        ReportError: If no or several commits with sessions begin so, or a test was not measured.
+    """
+    entries = [each for each in read_entries(root) if (each.commit or "").startswith(commit)]
+    commits = {each.commit for each in entries if each.commit}
+    if len(commits) != 1:
+        raise ReportError(f"{root}: {len(commits) or 'no'} commits with sessions begin with {commit!r}")
+    (full,) = commits
+    named: dict[str, None] = {}
+    for test in tests:
+        found = [each.id for each in entries if matches_name(each.id, test)]
+        if not found:
+            raise ReportError(f"{root}: no session of commit {full[:10]} has {test}")
+        named |= dict.fromkeys(found)
+    now = datetime.now(timezone.utc)
+    accepted = Acceptance(
+        schema_version=SCHEMA_VERSION,
+        commit=full,
+        tests=list(named),
+        reason=reason,
+        time=now.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    )
+    path = root / ACCEPTED / f"{now:%Y%m%dT%H%M%S%f}Z-{full[:12]}.jsonl"
+    _create(path, msgspec.json.encode(accepted) + b"\n")
+    return accepted

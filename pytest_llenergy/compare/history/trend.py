@@ -1,44 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trends of tests: change points, and the last run compared with two anchors.
+"""Trends of tests: where the level changed, and the last run compared with two anchors.
 
-Change points are hints for people, never a gate. The rolling anchor follows slow creep from run to run; the
-fixed anchor does not, and so reveals it.
+Changes are hints for people, never a gate. The rolling anchor follows slow creep from run to run; the fixed
+anchor does not, and so reveals it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import NamedTuple
 
-from pytest_llenergy.compare.history.add import load_accepted_steps
-from pytest_llenergy.compare.history.change_points import (
-    MIN_SEGMENT,
-    find_change_points,
-    find_outliers,
-    step_sizes,
-)
 from pytest_llenergy.compare.history.store import (
     Acceptance,
     Entry,
     Series,
-    Store,
     group_series,
     matches_name,
+    read_accepted,
     read_entries,
 )
+from pytest_llenergy.compare.limits import MAD_TO_SIGMA
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.base import StoredStruct
+from pytest_llenergy.record.base import Direction, StoredStruct
 from pytest_llenergy.record.comparison import Verdict
 from pytest_llenergy.record.quantity import shown_unit
+
+#: A change is where the median of so many sessions is outside the band of at least so many before them, of
+#: which the latest count.
+NEWEST, EARLIER, LATEST = 3, 5, 20
+
+#: Half of the band, in scaled median absolute deviations, for levels and for single sessions of one level,
+#: which is at least this share of the median.
+BAND_SIGMAS, OUTLIER_SIGMAS, MIN_CHANGE = 3.0, 4.0, 0.015
 
 #: Most sessions in the rolling anchor, and in the fixed one.
 ROLLING_SESSIONS, FIXED_SESSIONS = 10, 5
 
 #: Metrics to show if none is named: the first that a test has.
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
+
+
+class Band(NamedTuple):
+    """Where the values of one level are expected."""
+
+    middle: float
+    half: float
+
+    def has(self, value: float) -> bool:
+        """Return whether a value is in the band."""
+        return abs(value - self.middle) <= self.half
+
+
+def find_band(values: Sequence[float], sigmas: float = BAND_SIGMAS) -> Band:
+    """Return the band around the median of some values."""
+    middle = median(values)
+    deviation = MAD_TO_SIGMA * median(abs(value - middle) for value in values)
+    return Band(middle, max(sigmas * deviation, MIN_CHANGE * abs(middle)))
+
+
+def find_changes(values: Sequence[float]) -> list[int]:
+    """Return the indices at which a new level begins."""
+    found: list[int] = []
+    start, place = 0, EARLIER
+    while place + NEWEST <= len(values):
+        band = find_band(values[max(start, place - LATEST) : place])
+        if band.has(median(values[place : place + NEWEST])):
+            place += 1
+            continue
+        while band.has(values[place]):
+            place += 1
+        # The change may have begun before there were enough sessions.
+        while place > start + 1 and not band.has(values[place - 1]):
+            place -= 1
+        found.append(place)
+        start, place = place, place + EARLIER
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,7 +91,7 @@ class TrendPoint:
         value: Value in the unit of the trend, with limits ``low`` and ``high``.
         changed: Whether the level changes at this run.
         broke: Whether the devices differ from those of the previous run.
-        outlier: Whether the run is far from its neighbours.
+        outlier: Whether the run is outside the band of its level.
         verdict: The verdict of the run against its baseline, if it had one.
         accepted: Why the step at this run was accepted; empty if it was not.
     """
@@ -83,11 +124,11 @@ class Trend:
 
 
 class Change(StoredStruct, frozen=True):
-    """A new level from about this run on. ``size`` is relative to the level before."""
+    """A new level from about this run on. ``size`` is relative to the level before; None if that is zero."""
 
     time: str
     commit: str | None
-    size: float
+    size: float | None
 
 
 class Standing(StoredStruct, frozen=True):
@@ -103,17 +144,15 @@ class Standing(StoredStruct, frozen=True):
     id: str
     metric: str
     unit: str
-    better: Literal["less", "more"]
+    better: Direction
     device_key: str
     device: str
     sessions: int
     earlier: int
     last: Entry
     rolling: float | None
-    rolling_sessions: int
     from_rolling: float | None
     anchor: float
-    anchor_sessions: int
     anchor_commit: str | None
     accepted: bool
     from_anchor: float | None
@@ -125,7 +164,6 @@ class HistoryView(StoredStruct, frozen=True):
 
     place: str
     standings: list[Standing]
-    notes: list[str]
 
 
 def build_view(place: str, series: Sequence[Series], steps: Sequence[Acceptance]) -> HistoryView:
@@ -136,37 +174,19 @@ def build_view(place: str, series: Sequence[Series], steps: Sequence[Acceptance]
         series: The series to show.
         steps: All accepted steps.
     """
-    standings = [_standing(each, steps) for each in series]
-    return HistoryView(place=place, standings=standings, notes=_device_change_notes(series))
-
-
-def load_trends(
-    store: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> list[Trend]:
-    """Return the trend of each selected test.
-
-    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the
-    errors of ``select_series``.
-
-    Args:
-        store: The history.
-        test: Id of a test, or the part after ``::``; None for all tests.
-        metric: The metric; None is the default metric of each test.
-        device_key: Key of a kind of devices; None for all kinds.
-    """
-    latest: dict[tuple[str, str], Series] = {}
-    found = select_series(store, test=test, metric=metric, device_key=device_key)
-    steps = load_accepted_steps(store)
-    for each in sorted(found, key=lambda each: each.last.time):
-        latest[each.last.id, each.last.metric] = each
-    return [build_trend(each, steps) for each in latest.values()]
+    return HistoryView(place=place, standings=[_standing(each, steps) for each in series])
 
 
 def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
-    """Return the runs of a series with its change points, outliers and accepted steps."""
+    """Return the runs of a series with its changes, outliers and accepted steps."""
     values = [entry.value for entry in series.entries]
-    starts, outliers = set(find_change_points(values)), set(find_outliers(values))
-    accepted = series.find_accepted(steps)
+    starts, accepted = find_changes(values), series.find_accepted(steps)
+    inside = [
+        end - start < EARLIER or band.has(value)
+        for start, end in pairwise([0, *starts, len(values)])
+        for band in [find_band(values[start:end], OUTLIER_SIGMAS)]
+        for value in values[start:end]
+    ]
     points = [
         TrendPoint(
             entry.time,
@@ -175,7 +195,7 @@ def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
             entry.low,
             entry.high,
             changed=place in starts,
-            outlier=place in outliers,
+            outlier=not inside[place],
             verdict=entry.verdict,
             accepted=accepted[place].reason if place in accepted else "",
         )
@@ -184,13 +204,21 @@ def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
     return Trend(series.last.id, series.last.metric, series.last.unit, points)
 
 
+def load_trends(root: Path) -> list[Trend]:
+    """Return the trend of each test in its default metric, on the kind of devices that it ran on last."""
+    found = select_series(root, test=None, metric=None, device_key=None)
+    latest = {each.last.id: each for each in sorted(found, key=lambda each: each.last.time)}
+    steps = read_accepted(root)
+    return [build_trend(each, steps) for each in latest.values()]
+
+
 def select_series(
-    store: Store, *, test: str | None, metric: str | None, device_key: str | None
+    root: Path, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
     """Select series; without a metric, the default metric of each test.
 
     Args:
-        store: The history.
+        root: The directory of the history.
         test: Id of a test, or the part after ``::``; None for all tests.
         metric: The metric; None is the default metric of each test.
         device_key: Key of a kind of devices; None for all kinds.
@@ -199,28 +227,22 @@ def select_series(
         PlanError: If nothing is selected.
         ReportError: If a file is broken.
     """
-    entries = read_entries(store)
+    entries = read_entries(root)
     if not entries:
-        raise PlanError(f"{store.name}: it has no session; llenergy history add REPORT adds one")
-    kept = [entry for entry in entries if _is_selected(entry, test, device_key)]
+        raise PlanError(f"{root}: it has no session; llenergy history add REPORT adds one")
+    kept = [
+        entry
+        for entry in entries
+        if (test is None or matches_name(entry.id, test)) and entry.device_key.startswith(device_key or "")
+    ]
+    usual: dict[tuple[str, str], str] = {}
+    for name in reversed(DEFAULT_METRICS):
+        usual |= {(entry.device_key, entry.id): name for entry in kept if entry.metric == name}
+    kept = [entry for entry in kept if entry.metric == (metric or usual.get((entry.device_key, entry.id)))]
     if not kept:
-        named = test if test is not None else f"device {device_key}"
-        raise PlanError(f"{store.name}: no session has {named}; llenergy history show lists all tests")
-    if metric is None:
-        usual: dict[tuple[str, str], str] = {}
-        for name in reversed(DEFAULT_METRICS):
-            usual |= {(entry.device_key, entry.id): name for entry in kept if entry.metric == name}
-        kept = [entry for entry in kept if usual.get((entry.device_key, entry.id)) == entry.metric]
-    else:
-        kept = [entry for entry in kept if entry.metric == metric]
-    if not kept:
-        raise PlanError(f"{store.name}: no session of the selected tests has {metric or 'joules'}")
+        named = ", ".join(filter(None, (test, metric or "energy", device_key)))
+        raise PlanError(f"{root}: no session has {named}; llenergy history show lists all tests")
     return group_series(kept)
-
-
-def _is_selected(entry: Entry, test: str | None, device_key: str | None) -> bool:
-    named = test is None or matches_name(entry.id, test)
-    return named and (device_key is None or entry.device_key.startswith(device_key))
 
 
 def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
@@ -228,13 +250,13 @@ def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
     accepted = series.find_accepted(steps)
     start = next(reversed(accepted), 0)
     values = [entry.value for entry in entries]
-    places = find_change_points(values)
+    borders = [0, *find_changes(values), len(values)]
     # A change soon after the accepted step must not move the anchor.
-    end = min((place for place in places if place >= start + MIN_SEGMENT), default=len(values))
-    at_anchor = values[start : min(end, start + FIXED_SESSIONS, max(start + 1, len(values) - 1))]
-    anchor = median(at_anchor)
+    end = min(place for place in borders if place >= min(start + NEWEST, len(values)))
+    anchor = median(values[start : min(end, start + FIXED_SESSIONS, max(start + 1, len(values) - 1))])
     since = values[start:-1][-ROLLING_SESSIONS:]
     rolling = median(since) if since else None
+    levels = [median(values[first:last_]) for first, last_ in pairwise(borders)]
     return Standing(
         id=last.id,
         metric=last.metric,
@@ -246,38 +268,19 @@ def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
         earlier=series.earlier,
         last=last,
         rolling=rolling,
-        rolling_sessions=len(since),
         from_rolling=_relative_change(rolling, last.value),
         anchor=anchor,
-        anchor_sessions=len(at_anchor),
         anchor_commit=entries[start].commit,
         accepted=bool(accepted),
         from_anchor=_relative_change(anchor, last.value) if len(entries) > 1 else None,
         changes=[
-            Change(time=entries[place].time, commit=entries[place].commit, size=size)
-            for place, size in zip(places, step_sizes(values, places) if places else (), strict=True)
+            Change(
+                time=entries[place].time, commit=entries[place].commit, size=_relative_change(before, after)
+            )
+            for place, (before, after) in zip(borders[1:-1], pairwise(levels), strict=True)
         ],
     )
 
 
 def _relative_change(anchor: float | None, value: float) -> float | None:
     return value / anchor - 1 if anchor is not None and anchor > 0 else None
-
-
-def _device_change_notes(series: Sequence[Series]) -> list[str]:
-    """Note tests that ran on several kinds of devices, which are not compared with each other."""
-    by_test: dict[tuple[str, str], list[Series]] = {}
-    for each in series:
-        by_test.setdefault((each.last.id, each.last.metric), []).append(each)
-    several = {
-        tuple(sorted(each.last.device_key for each in group)) for group in by_test.values() if len(group) > 1
-    }
-    notes = []
-    for keys in sorted(several):
-        last = {each.last.device_key: each.last for each in series if each.last.device_key in keys}
-        devices = "; ".join(
-            f"{entry.device_key} ({entry.device}) until {entry.time}"
-            for entry in sorted(last.values(), key=lambda entry: entry.time)
-        )
-        notes.append(f"several kinds of devices, each compared only with itself: {devices}")
-    return notes

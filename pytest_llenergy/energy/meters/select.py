@@ -205,14 +205,13 @@ class MeterFacts:
     detail: str
 
 
-def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
-    """Open every known meter for the CPU and for each GPU, and describe what it reads."""
+def list_meters(targets: Targets) -> Iterator[MeterFacts]:
+    """Open every known meter for the CPU, or for one GPU, and describe what it reads."""
     for name, meter in MeterRegistry(skip_broken=True).items():
-        if meter.takes_argument:
-            yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
-            continue
-        for targets in [Targets(), *(Targets((uuid,)) for uuid in uuids)]:
+        if not meter.takes_argument:
             yield from _open_meter(name, meter, targets)
+        elif not targets.gpus:
+            yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
 
 
 def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
