@@ -70,7 +70,6 @@ class WorkerError(LLEnergyError):
     Attributes:
         details: Formatted traceback of the rank.
         sections: Titles and texts of the latest output of ranks.
-        is_transient: Whether another attempt may succeed, such as after a death by a signal.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class WorkerError(LLEnergyError):
         super().__init__(message)
         self.details = details
         self.sections = sections
-        self.is_transient = False
 
     def __str__(self) -> str:
         message = str(self.args[0])

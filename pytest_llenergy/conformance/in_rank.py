@@ -16,7 +16,6 @@ from pytest_llenergy.backends.base import BackendWorker, RankContext, create_bac
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.ranks.isolation import Leftovers
 from pytest_llenergy.ranks.usage import BackendProcesses, memory_bytes
 
 #: Models smaller than this (bytes) are loaded more often, since a process keeps about as much memory anyway.
@@ -24,7 +23,13 @@ SMALL_BYTES = 64 << 20
 CYCLES, CYCLES_OF_SMALL = 2, 9
 
 #: Processes of a backend must end this soon after ``close`` has returned: the next test needs their devices.
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S, POLL_S = 5.0, 0.02
+
+#: Processes that a library starts once and keeps idle, by a part of their command line.
+KEPT_PROCESSES = (
+    *("multiprocessing.resource_tracker", "loky.backend.resource_tracker", "multiprocessing.forkserver"),
+    *("torch/_inductor/compile_worker", "torch_shm_manager"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def load_repeatedly(
     """
     context = RankContext(devices=tuple(devices), threads=threads)
     params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
-    before = Leftovers()
+    before = _processes()
     loaded: list[int] = []
     closed: list[int] = []
     workers: set[int] = set()
@@ -89,7 +94,7 @@ def load_repeatedly(
         closed.append(without)
         if with_model - without < SMALL_BYTES:
             wanted = CYCLES_OF_SMALL
-    return LoadCycles(tuple(loaded), tuple(closed), tuple(_running(before, workers)))
+    return LoadCycles(tuple(loaded), tuple(closed), tuple(_running(set(before), workers)))
 
 
 def try_loading(
@@ -138,13 +143,27 @@ def _memory_bytes(others: Collection[int] = ()) -> int | None:
     return None if here is None else here + sum(memory_bytes(pid) or 0 for pid in others)
 
 
-def _running(before: Leftovers, workers: Collection[int]) -> list[str]:
+def _processes() -> dict[int, str]:
+    """Return the command lines of this process's descendants, without those that libraries keep."""
+    import psutil
+
+    found: dict[int, str] = {}
+    for child in psutil.Process().children(recursive=True):
+        # It may have ended meanwhile.
+        with suppress(psutil.Error):
+            command = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and not any(kept in command for kept in KEPT_PROCESSES):
+                found[child.pid] = f"process {child.pid} ({command})"
+    return found
+
+
+def _running(before: Collection[int], workers: Collection[int]) -> list[str]:
     import psutil
 
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while True:
-        # Loading may change settings of its rank.
-        running = [left for left in before.find() if left.startswith(("thread ", "process "))]
+        running = [each for ident, each in _processes().items() if ident not in before]
         running += [f"process {pid}, which workers() named" for pid in workers if psutil.pid_exists(pid)]
         if not running or time.monotonic() >= deadline:
             return running
+        time.sleep(POLL_S)

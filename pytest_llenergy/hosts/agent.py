@@ -232,11 +232,9 @@ def main(slot: str, invitation: str) -> None:
     with suppress(OSError):
         # Ctrl-C at a terminal is pytest's business.
         os.setsid()
-    handles_sigterm = guard.fork_under_guard(os.getppid(), "", os.dup(0))
+    guard.fork_under_guard(os.getppid(), "", os.dup(0))
     for number in guard.ENDING_SIGNALS:
         signal.signal(number, _exit)
-    os.write(handles_sigterm, b"1")
-    os.close(handles_sigterm)
     position = int(slot if slot.isdigit() else os.environ[slot])
     try:
         text = sys.stdin.readline() if invitation == "-" else Path(invitation).read_text(encoding="ascii")

@@ -57,9 +57,7 @@ class Pending:
             self._client.forget(self._number)
             raise WorkerError(f"{name}: no answer to {self._verb} within {timeout_s:g} s") from None
         if isinstance(found, str):
-            lost = WorkerError(found)
-            lost.is_transient = True
-            raise lost
+            raise WorkerError(found)
         self.received_ns, answer = found
         if answer.error is None:
             return answer.ok

@@ -24,15 +24,15 @@ from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.transport import (
     FILE_FRAME,
     Channel,
-    Note,
-    Progress,
     Spooled,
-    ignore_note,
     no_room_error,
 )
 
 #: The size of the file that follows (bytes).
 SIZE = struct.Struct("!Q")
+
+#: Size of the parts in which it is sent (bytes).
+PART_BYTES = 1 << 20
 
 
 class StreamChannel(Channel):
@@ -50,43 +50,41 @@ class StreamChannel(Channel):
         # A host that is lost within a message must not block this process.
         set_time_limit(connection, timeouts.PARTIAL_MESSAGE_TIMEOUT_S)
 
-    def send(self, message: Spooled, note: Note = ignore_note) -> None:
+    def send(self, message: Spooled) -> None:
         """See ``Channel``."""
         try:
-            super().send(message, note)
+            super().send(message)
         except BlockingIOError:
             raise BrokenPipeError("the other host does not read") from None
 
-    def _send_file(self, file: str, note: Note) -> None:
-        with Path(file).open("rb") as source, Progress(note) as progress:
+    def _send_file(self, file: str) -> None:
+        with Path(file).open("rb") as source:
             left = os.fstat(source.fileno()).st_size
             self.connection.send_bytes(FILE_FRAME + SIZE.pack(left))
             while left > 0:
-                part = memoryview(source.read(min(left, timeouts.TRANSFER_PART_BYTES)))
+                part = memoryview(source.read(min(left, PART_BYTES)))
                 if not part:
                     raise BrokenPipeError(f"{file} has become shorter")
                 left -= len(part)
                 while part:
                     part = part[self._send_part(part) :]
-                progress.advance()
 
-    def _receive_file(self, frame: bytes, note: Note) -> str:
+    def _receive_file(self, frame: bytes) -> str:
         (size,) = SIZE.unpack(frame)
         try:
             descriptor, path = tempfile.mkstemp(dir=self.directory, prefix="message-")
         except OSError as error:
             raise no_room_error(self.directory, size, error) from None
         try:
-            with FileIO(descriptor, "wb") as file, Progress(note) as progress:
+            with FileIO(descriptor, "wb") as file:
                 left = size
                 while left > 0:
                     self._await(select.POLLIN)
-                    part = os.read(self.connection.fileno(), min(left, timeouts.TRANSFER_PART_BYTES))
+                    part = os.read(self.connection.fileno(), min(left, PART_BYTES))
                     if not part:
                         raise EOFError
                     left -= len(part)
                     self._write(file, memoryview(part), size)
-                    progress.advance()
         except BaseException:
             Spooled(b"", path).remove()
             raise
@@ -136,7 +134,7 @@ def relay(near: Channel, far: Channel, sentinels: Sequence[int], mark_log: Calla
         while True:
             ready = {each for each, _ in poll.poll()}
             if ends[0] in ready:
-                answer = near.receive_encoded(ignore_note)
+                answer = near.receive_encoded()
                 try:
                     far.send(answer)
                 finally:
@@ -159,9 +157,9 @@ def relay(near: Channel, far: Channel, sentinels: Sequence[int], mark_log: Calla
 
 def _receive_request(far: Channel) -> Spooled:
     try:
-        return far.receive_encoded(ignore_note)
+        return far.receive_encoded()
     except WorkerError as error:
         # As an answer of the rank, which cannot get the request.
         report = {"time_ns": time.monotonic_ns(), "message": str(error)}
-        far.send(far.encode(("error", report), ignore_note))
+        far.send(far.encode(("error", report)))
         raise EOFError from error

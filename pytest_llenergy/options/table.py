@@ -241,10 +241,10 @@ class Settings:
         "{spawn,forkserver}",
         "How ranks start: afresh or as forks",
     )
-    isolation: Literal["test", "backend", "run"] = option(
-        "backend",
-        word("test", "backend", "run"),
-        "{test,backend,run}",
+    isolation: Literal["test", "module", "run"] = option(
+        "module",
+        word("test", "module", "run"),
+        "{test,module,run}",
         "Which tests share ranks",
     )
     rank_logs: Path | None = option(

@@ -214,6 +214,11 @@ def pytest_runtest_makereport(
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, LLEnergyError):
         call.excinfo = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, error))
+    # What a unittest.TestCase has raised, of which pytest makes the report in place of ``call.excinfo``.
+    caught: list[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or []
+    for place, each in enumerate(caught):
+        if isinstance(each.value, LLEnergyError):
+            caught[place] = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, each.value))
     if not is_measured(item):
         return (yield)
     from pytest_llenergy.plugin.recorder import (
@@ -238,6 +243,13 @@ def pytest_runtest_makereport(
         deliver_interrupted(item, report or pytest.TestReport.from_item_and_call(item, call))
         raise
     return report
+
+
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    if isinstance(node, pytest.Item) and uses_fixture(node, LEASE):
+        from pytest_llenergy.plugin.session import state_of
+
+        state_of(node.config).pool.note_failure()
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:

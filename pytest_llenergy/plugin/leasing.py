@@ -51,6 +51,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     # An earlier attempt may have left them.
     draft.lease = draft.settings = None
     draft.gang = None
+    state.pool.begin_test(str(item.path))
     settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
     if draft.in_process and request is not None and request.n > (request.per_host or request.n):

@@ -27,9 +27,6 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
-#: Errors of Python and of torch, after which another attempt may succeed.
-OUT_OF_MEMORY = re.compile(r"MemoryError|OutOfMemoryError|out of memory")
-
 Outputs = Sequence[tuple[RankPlan, list[str]]]
 """The recent output of each rank."""
 
@@ -176,10 +173,7 @@ def raise_first_cause(
     ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
     traceback = str(report.get("traceback", "")).rstrip()
     details = "\n\n".join(filter(None, (traceback, _describe_others(failures, first))))
-    failed = WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
-    # A rank that has died has not reported anything.
-    failed.is_transient = not traceback or bool(OUT_OF_MEMORY.search(first.first_line))
-    raise failed
+    raise WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
 
 
 def _lost_host_error(
@@ -191,9 +185,7 @@ def _lost_host_error(
     ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
     others = _describe_others([each for each in failures if each not in there], first)
     message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
-    error = WorkerError(message, others, sections=_sections(outputs))
-    error.is_transient = True
-    return error
+    return WorkerError(message, others, sections=_sections(outputs))
 
 
 def _describe_silent(silent: Sequence[RankPlan]) -> str:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +34,7 @@ from pytest_llenergy.ranks.plan import (
 )
 from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.ranks.timeouts import TimeLimit
-from pytest_llenergy.ranks.transport import MOVED, MOVING, Spooled
+from pytest_llenergy.ranks.transport import Spooled
 from pytest_llenergy.record.record import RankInfo
 from pytest_llenergy.record.timeline import RankTimeline, convert_times
 
@@ -43,9 +42,6 @@ Result = TypeVar("Result")
 
 #: Makes the names of groups unique in this process, whatever supervisor they have.
 _numbers = itertools.count()
-
-#: The number of pytest among the sides of a transfer; ranks have their own.
-PYTEST_SIDE = -1
 
 STOP = ("stop", None)
 
@@ -96,8 +92,6 @@ class RankGroup:
     ) -> None:
         self.plan = plan
         self.alive: bool = True
-        #: What an earlier test has left or changed in the ranks that these replace.
-        self.leftovers: list[str] = []
         self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = {name: hosts[name] for name in plan.hosts}
@@ -110,9 +104,7 @@ class RankGroup:
                     environment = inherited_environment() if environment is None else environment
                     self._start(descriptors, environment, limit)
                 except OSError as error:
-                    failed = WorkerError(f"the ranks cannot be started: {error}")
-                    failed.is_transient = True
-                    raise failed from error
+                    raise WorkerError(f"the ranks cannot be started: {error}") from error
                 self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._collect_answers(limit))
         except BaseException:
             self.kill()
@@ -161,7 +153,7 @@ class RankGroup:
             raise WorkerError("these ranks are at work for another thread")
         try:
             limit = limit if isinstance(limit, TimeLimit) else TimeLimit(limit)
-            with limit.counting(), self._sending(limit) as send:
+            with limit.counting(), self._sending() as send:
                 for rank, payload in zip(self._ranks, payloads, strict=True):
                     rank.log.mark()
                     send(rank, verb, payload)
@@ -231,10 +223,9 @@ class RankGroup:
             )
 
     @contextmanager
-    def _sending(self, limit: TimeLimit) -> Iterator[Callable[[_Rank, str, Any], None]]:
+    def _sending(self) -> Iterator[Callable[[_Rank, str, Any], None]]:
         """Yield a function that sends a request to a rank. Files of messages are removed at the end."""
         messages: dict[tuple[int, Path], Spooled] = {}
-        note = partial(limit.note_transfer, PYTEST_SIDE)
 
         def send(rank: _Rank, verb: str, payload: Any) -> None:
             # Payloads live as long as the request, so that their ids are unique.
@@ -242,8 +233,8 @@ class RankGroup:
             # If the rank is gone, the request will report it.
             with suppress(BrokenPipeError, ConnectionResetError):
                 if key not in messages:
-                    messages[key] = rank.channel.encode((verb, payload), note)
-                rank.channel.send(messages[key], note)
+                    messages[key] = rank.channel.encode((verb, payload))
+                rank.channel.send(messages[key])
 
         try:
             yield send
@@ -370,10 +361,7 @@ class RankGroup:
                 failures.append(rank.make_failure(failure.describe_death(rank.host, self._name, rank.pid)))
             ready = [rank for connection, rank in waiting.items() if connection in readable]
             for rank in ready:
-                state, value = self._receive(rank, limit)
-                if state in (MOVING, MOVED):
-                    limit.note_transfer(rank.plan.rank, value, state == MOVING)
-                    continue
+                state, value = self._receive(rank)
                 del waiting[rank.channel.connection]
                 if state == "ok":
                     answers[rank.plan.rank] = value
@@ -407,9 +395,9 @@ class RankGroup:
             return timeouts.OTHER_HOSTS_TIMEOUT_S
         return timeouts.OTHER_RANKS_TIMEOUT_S
 
-    def _receive(self, rank: _Rank, limit: TimeLimit) -> tuple[str, Any]:
+    def _receive(self, rank: _Rank) -> tuple[str, Any]:
         try:
-            state, value = rank.channel.receive(partial(limit.note_transfer, PYTEST_SIDE), remove=True)
+            state, value = rank.channel.receive(remove=True)
         except WorkerError as error:
             # This process has no room for the message.
             return "error", {"time_ns": time.monotonic_ns(), "message": str(error)}

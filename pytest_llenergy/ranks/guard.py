@@ -37,41 +37,32 @@ main(*sys.argv[2:])
 """
 
 
-def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
+def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> None:
     """Continue in a child process; the calling process becomes its guard, and ends as the child does.
 
-    The child is killed with all its descendants, and ``directory`` removed, when the guard is asked to end
-    or ``parent_pid`` is gone.
+    When the guard is asked to end or ``parent_pid`` is gone, the child gets SIGTERM, and after a while
+    everything is killed. Whatever the child leaves behind is killed, and ``directory`` removed if the parent
+    is gone.
 
     Args:
         parent_pid: The process whose end ends the child.
         directory: Removed if the parent is gone, since the parent cannot.
         descriptor: An open file that only the child keeps.
-
-    Returns:
-        In the child, a descriptor. After the child has written to it, the guard sends SIGTERM and waits
-        before it kills the child.
     """
     proctree.become_subreaper()
     pid = os.getpid()
-    read, write = os.pipe()
     child = os.fork()
     if child != 0:
-        os.close(write)
         os.close(descriptor)
-        _Guard(parent_pid, directory, child, read).run()
-    os.close(read)
+        _Guard(parent_pid, directory, child).run()
     die_with_parent(pid)
-    return write
 
 
 class _Guard:
-    def __init__(self, parent_pid: int, directory: str, child: int, handles_sigterm: int) -> None:
+    def __init__(self, parent_pid: int, directory: str, child: int) -> None:
         self._parent_pid = parent_pid
         self._directory = directory
         self._child = child
-        #: Readable once the child handles SIGTERM.
-        self._handles_sigterm = handles_sigterm
         self._status: int | None = None
         self._must_end = False
         self._signal_pipe, wake = os.pipe()
@@ -98,9 +89,8 @@ class _Guard:
                 if self._parent_pidfd is not None:
                     # The descriptor stays readable, so that poll would return at once every time.
                     poll.unregister(self._parent_pidfd)
-                self._stop_child()
-                continue
-            if deadline_s is not None and time.monotonic() > deadline_s:
+                os.kill(self._child, signal.SIGTERM)
+            elif deadline_s is not None and time.monotonic() > deadline_s:
                 # The child is stopped or hangs.
                 proctree.kill_tree({self._child, *self._children()}, but_restorers=True)
             polls = self._parent_pidfd is None or deadline_s is not None
@@ -128,13 +118,6 @@ class _Guard:
                 if pid == self._child:
                     self._status = status
         return self._status is not None
-
-    def _stop_child(self) -> None:
-        readable, _, _ = select.select([self._handles_sigterm], [], [], 0)
-        if readable and os.read(self._handles_sigterm, 1):
-            os.kill(self._child, signal.SIGTERM)
-        else:
-            proctree.kill_tree({self._child, *self._children()}, but_restorers=True)
 
     def _kill_rest(self) -> None:
         pause_s = timeouts.KILL_POLL_S

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
-import select
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -73,7 +69,7 @@ class SupervisorClient:
         self._scratch = ScratchDirectory(on_stale=end_leftovers)
         self.directory: Path = self._scratch.path
         self._log = self.directory / "supervisor.log"
-        self._socket, theirs = socket.socketpair()
+        self._socket, theirs = transport.socket_pair()
         # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         lock = self._scratch.descriptor
@@ -96,7 +92,7 @@ class SupervisorClient:
             self._socket.close()
             self._scratch.remove()
             if isinstance(error, OSError):
-                raise _explain_start_failure(error, environment) from error
+                raise WorkerError(f"the supervisor of the ranks cannot be started: {error}") from error
             raise
         try:
             boot = {
@@ -137,7 +133,7 @@ class SupervisorClient:
         try:
             # Do not wait for a supervisor that is still importing, or that has failed to answer before.
             listens = self._booted and not self._silent
-            self._await_end(timeouts.SUPERVISOR_STOP_TIMEOUT_S if listens else 0.0)
+            self._popen.wait(timeouts.SUPERVISOR_STOP_TIMEOUT_S if listens else 0.0)
         except subprocess.TimeoutExpired:
             proctree.kill_tree({self._popen.pid})
             self._popen.kill()
@@ -156,21 +152,14 @@ class SupervisorClient:
         self._socket.settimeout(timeout_s)
         try:
             transport.send_message(self._socket, request, descriptors)
-            self._await_answer(timeout_s)
             answer, _ = transport.receive_message(self._socket)
         except TimeoutError:
             self._broken = self._silent = True
-            why = (
-                rank_log.PROCESS_STATES["T"]
-                if rank_log.is_stopped(self.pid)
-                else f"did not answer within {timeout_s:.3g} s"
-            )
+            why = f"did not answer within {timeout_s:.3g} s"
             raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
         except (EOFError, OSError):
             self._broken = True
-            ended = WorkerError(self._explain_end())
-            ended.is_transient = True
-            raise ended from None
+            raise WorkerError(self._explain_end()) from None
         except BaseException:
             # After Ctrl-C, for example, the late answer would be mistaken for that to the next request.
             self._broken = True
@@ -179,34 +168,6 @@ class SupervisorClient:
         if "error" in answer:
             raise WorkerError(answer["error"], answer.get("details", ""))
         return answer["ok"]
-
-    def _await_end(self, timeout_s: float) -> None:
-        """Raise ``TimeoutExpired`` if the supervisor does not end, early if it or its guard is stopped."""
-        deadline, stopped = time.monotonic() + timeout_s, 0
-        while True:
-            try:
-                self._popen.wait(max(0.0, min(timeouts.STOPPED_POLL_S, deadline - time.monotonic())))
-                return
-            except subprocess.TimeoutExpired:
-                stopped = stopped + 1 if any(map(rank_log.is_stopped, {self.pid, self._popen.pid})) else 0
-                if stopped >= timeouts.STOPPED_POLLS or time.monotonic() >= deadline:
-                    raise
-
-    def _await_answer(self, timeout_s: float) -> None:
-        """Raise ``TimeoutError`` if no answer begins, early if the supervisor is stopped.
-
-        Raises:
-            EOFError: If the guard has ended; what the supervisor has started may keep its socket open.
-        """
-        deadline, stopped = time.monotonic() + timeout_s, 0
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        while not poll.poll(timeouts.STOPPED_POLL_S * 1e3):
-            if self._popen.poll() is not None and not poll.poll(0):
-                raise EOFError
-            stopped = stopped + 1 if rank_log.is_stopped(self.pid) else 0
-            if stopped >= timeouts.STOPPED_POLLS or time.monotonic() > deadline:
-                raise TimeoutError
 
     def _explain_end(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -219,19 +180,6 @@ class SupervisorClient:
         else:
             how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
-
-
-def _explain_start_failure(error: OSError, environment: Mapping[str, str]) -> WorkerError:
-    """Return the error, which names the largest variable if the environment is too large."""
-    message = f"the supervisor of the ranks cannot be started: {error.strerror or error}"
-    if error.errno != errno.E2BIG or not environment:
-        return WorkerError(message)
-    sizes = {name: len(os.fsencode(value)) for name, value in environment.items()}
-    largest = max(sizes, key=lambda name: sizes[name])
-    return WorkerError(
-        f"{message}; the environment has {sum(sizes.values())} bytes, {sizes[largest]} of them in {largest}: "
-        "unset variables that are not needed"
-    )
 
 
 class LocalHost:
@@ -324,9 +272,7 @@ class LocalHost:
         """See ``Host``."""
         self._end_meeting(group)
         supervisor, log = self._supervisor_of[group], self._log(group, rank)
-        ours, theirs = socket.socketpair()
-        limit = struct.pack("ll", timeouts.PARTIAL_MESSAGE_TIMEOUT_S, 0)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        ours, theirs = transport.socket_pair()
         # Opened for appending, so that it can be truncated while the rank writes.
         with theirs, log.path.open("ab") as file:
             directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
@@ -404,16 +350,7 @@ class LocalHost:
         if self._logs is None:
             return LogFile(self.directory(group) / f"rank{rank}.log", kept=False)
         if group not in self._logs_of:
-            self._logs_of[group] = _make_new_directory(self._logs, group)
+            # In a container each run of pytest may have the same pid.
+            self._logs_of[group] = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
+            self._logs_of[group].mkdir(parents=True, exist_ok=True)
         return LogFile(self._logs_of[group] / f"rank{rank}.log", kept=True)
-
-
-def _make_new_directory(parent: Path, name: str) -> Path:
-    """Make ``name``, ``name.2`` or so on: in a container each run of pytest may have the same pid."""
-    parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        directory = parent / (name if number == 1 else f"{name}.{number}")
-        with suppress(FileExistsError):
-            directory.mkdir()
-            break
-    return directory

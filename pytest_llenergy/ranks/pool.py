@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm ranks: one group at a time, which stays for the next tests as long as they can share it."""
+"""Warm ranks: one group at a time, which stays for the next tests as long as they can share it.
+
+Ranks that ran only tasks of a backend serve the whole run. Ranks that ran functions of a test serve the tests
+of its file until one fails: what its own functions leave behind there is the file's own.
+"""
 
 from __future__ import annotations
 
 import copy
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,9 +23,9 @@ from pytest_llenergy.backends.convert import convert_draft_model, convert_in_sub
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyError, WorkerError, warn_caller
 from pytest_llenergy.ranks import timeouts
+from pytest_llenergy.ranks.failure import OutcomeInRank
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.host import Host
-from pytest_llenergy.ranks.isolation import Isolation, has_grown
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import (
     LOCALHOST,
@@ -32,7 +37,9 @@ from pytest_llenergy.ranks.plan import (
 )
 from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.record.record import BackendInfo
-from pytest_llenergy.record.text import one_line
+
+#: Which tests share ranks: none; those that the rule above allows; all, which then replace the model.
+Isolation = Literal["test", "module", "run"]
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,6 @@ class Load:
         }
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """A start of ranks, or a load in ranks: equal ones fail alike."""
-
-    plan: ProcessPlan
-    surroundings: Surroundings
-    load: Load | None = None
-
-
 @dataclass
 class _WarmGroup:
     """A group of ranks, and the requirements of a test that can share it."""
@@ -88,41 +86,9 @@ class _WarmGroup:
     surroundings: Surroundings
     load: Load | None = None
     info: BackendInfo | None = None
-    #: Memory of each rank after its first test (bytes).
-    memory_bytes: tuple[int | None, ...] | None = None
-
-
-class _FailedAttempts:
-    """Starts and loads that failed in this run, which would only fail again and may cost minutes."""
-
-    def __init__(self) -> None:
-        self._failed: list[tuple[_Attempt, LLEnergyError]] = []
-        #: Those that may succeed the next time.
-        self._once: list[_Attempt] = []
-
-    def check(self, attempt: _Attempt) -> None:
-        """Raise the error of an equal attempt again, as one line."""
-        for each, error in self._failed:
-            if each == attempt:
-                again = copy.copy(error)
-                verb = "started" if attempt.load is None else "loaded"
-                again.args = (f"not {verb} again: {error.args[0]}",)
-                if isinstance(again, WorkerError):
-                    again.details, again.sections = "", ()
-                raise again
-
-    def add(self, attempt: _Attempt, error: LLEnergyError) -> None:
-        """Remember a failure, a transient one only if it is the second in succession."""
-        if getattr(error, "is_transient", False) and attempt not in self._once:
-            self._once.append(attempt)
-        else:
-            # A copy without its traceback, which would keep the test alive.
-            self._failed.append((attempt, copy.copy(error)))
-
-    def remove(self, attempt: _Attempt) -> None:
-        """Forget the first failure of an attempt that has now succeeded."""
-        if attempt in self._once:
-            self._once.remove(attempt)
+    #: Whether they ran functions of tests, and whether one of these tests has failed.
+    ran_functions: bool = False
+    spent: bool = False
 
 
 def _allow() -> None:
@@ -154,10 +120,11 @@ class RankPool:
         self._localhost = LocalHost(start_method, logs)
         self._hosts: dict[str, Host] = {LOCALHOST: self._localhost}
         self._shared: _WarmGroup | None = None
-        self._failed = _FailedAttempts()
+        #: Starts and loads that failed after long: the plan, surroundings and load of each.
+        self._failed: list[tuple[object, LLEnergyError]] = []
         self._warned: set[str] = set()
         self._lock = threading.RLock()
-        self._leftovers: list[str] = []
+        self._file = ""
         self.descriptors: tuple[int, ...] = ()
 
     @property
@@ -192,11 +159,30 @@ class RankPool:
                 self._close_group()
             self._hosts = named
 
+    def begin_test(self, file: str) -> None:
+        """Close ranks that the next test does not share: they must not run beside it either.
+
+        Args:
+            file: The file of the test.
+        """
+        with self._lock:
+            shared, leaves_file = self._shared, self._isolation == "module" and file != self._file
+            self._file = file
+            if shared is not None and shared.ran_functions and (shared.spent or leaves_file):
+                self._close_group()
+
+    def note_failure(self) -> None:
+        """Let no later test share ranks that ran functions of the present one, which has failed."""
+        if (shared := self._shared) is not None:
+            shared.spent = shared.ran_functions
+
     def get_ranks(self, plan: ProcessPlan, check: Callable[[], None] = _allow) -> RankGroup:
-        """Return ranks without a backend. ``check`` raises if the caller may no longer use ranks."""
+        """Return ranks for functions. ``check`` raises if the caller may no longer use ranks."""
         with self._lock:
             check()
-            return self._share_or_start(plan, None).group
+            shared = self._share_or_start(plan, None)
+            shared.ran_functions = True
+            return shared.group
 
     def get_loaded(
         self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _allow
@@ -210,34 +196,28 @@ class RankPool:
         """
         with self._lock:
             check()
-            attempt = _Attempt(plan, current_surroundings(), load)
-            self._failed.check(attempt)
-            shared = self._share_or_start(plan, load)
-            if shared.load != load:
-                start_s = time.monotonic()
-                try:
+            with self._unless_in_vain("loaded", plan, current_surroundings(), load):
+                shared = self._share_or_start(plan, load)
+                if shared.load != load:
                     shared.info, shared.load = self._load(shared.group, load), load
-                except LLEnergyError as error:
-                    if time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
-                        self._failed.add(attempt, error)
-                    raise
-                self._failed.remove(attempt)
-                shared.memory_bytes = None
             assert shared.info is not None
             return shared.group, shared.info
 
     def finish_test(self) -> None:
-        """Keep the ranks for the next test if they are clean; otherwise close them."""
+        """Keep the ranks for the next test, or close them if no other test may share them."""
         with self._lock:
             shared = self._shared
             if shared is None:
                 return
-            self._leftovers = [] if self._isolation == "test" else self._find_leftovers(shared)
-            if self._isolation == "test" or self._leftovers or not shared.group.alive:
+            if self._isolation != "test" and not shared.spent and shared.group.alive:
+                # Whatever the reason, ranks that fail now are not used again: the request kills them.
+                with suppress(LLEnergyError, OutcomeInRank):
+                    shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
+            if self._isolation == "test" or shared.spent or not shared.group.alive:
                 self._close_group()
                 return
             # The next test will not have waited for start and load.
-            shared.group.start_s, shared.group.leftovers = 0.0, []
+            shared.group.start_s = 0.0
             if shared.info is not None:
                 shared.info = msgspec.structs.replace(shared.info, load_s=0.0)
 
@@ -271,18 +251,30 @@ class RankPool:
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._close_group()
-        attempt = _Attempt(plan, now)
-        self._failed.check(attempt)
         self._warn_of_hazards()
-        try:
+        with self._unless_in_vain("started", plan, now):
             group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
-        except WorkerError as error:
-            self._failed.add(attempt, error)
-            raise
-        self._failed.remove(attempt)
-        group.leftovers, self._leftovers = self._leftovers, []
         self._shared = _WarmGroup(group, plan, now)
         return self._shared
+
+    @contextmanager
+    def _unless_in_vain(self, verb: str, *attempt: object) -> Iterator[None]:
+        """Raise the error of an equal attempt that failed after long: it would only fail again."""
+        for each, error in self._failed:
+            if each == attempt:
+                again = copy.copy(error)
+                again.args = (f"not {verb} again: {error.args[0]}",)
+                if isinstance(again, WorkerError):
+                    again.details, again.sections = "", ()
+                raise again
+        start_s = time.monotonic()
+        try:
+            yield
+        except LLEnergyError as error:
+            if time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
+                # A copy without its traceback, which would keep the test alive.
+                self._failed.append((attempt, copy.copy(error)))
+            raise
 
     def _load(self, group: RankGroup, load: Load) -> BackendInfo:
         try:
@@ -297,24 +289,6 @@ class RankPool:
             group.kill()
             raise
         return msgspec.json.decode(answers[0][0], type=BackendInfo)
-
-    def _find_leftovers(self, shared: _WarmGroup) -> list[str]:
-        """Clean up the ranks. Return what then still differs from their state before the test."""
-        if not shared.group.alive:
-            return []
-        try:
-            answers = shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
-        except Exception as error:
-            # Whatever the reason, these ranks are not used again.
-            return [f"a state that cannot be cleaned up ({one_line(str(error))})"]
-        memory = tuple(each for each, _ in answers)
-        left = dict.fromkeys(description for _, found in answers for description in found)
-        if not left and shared.memory_bytes is None:
-            shared.memory_bytes = memory
-        grown = [
-            has_grown(now, first) for now, first in zip(memory, shared.memory_bytes or memory, strict=True)
-        ]
-        return [*left, *(["more memory in use"] if any(grown) else [])]
 
     def _close_group(self) -> None:
         if self._shared is not None:

@@ -42,9 +42,9 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     from pathlib import Path
 
     from pytest_llenergy.ranks.server import ForkServer
-    from pytest_llenergy.ranks.transport import RankChannel
+    from pytest_llenergy.ranks.transport import Channel
 
-    server = ForkServer(RankChannel(connection, Path(boot["directory"])), boot)
+    server = ForkServer(Channel(connection, Path(boot["directory"])), boot)
     connection.send(("ok", facts))
     server.run()
     # Finalising an interpreter with torch takes a second, for nothing.

@@ -28,11 +28,6 @@ STACKS_SIGNAL = signal.SIGUSR2
 #: a rank may be busy printing.
 STACKS_TITLE, STACKS_SEARCH_BYTES = b"(most recent call first):", 1 << 20
 
-#: Fields of a process's status with a mask of signals that it does not answer (proc_pid_status(5)).
-SIGNAL_MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
-#: The field with the signals that it is yet to handle.
-PENDING = "ShdPnd"
-
 #: States in which a process does not answer signals (proc_pid_stat(5)).
 PROCESS_STATES = {
     "T": "is stopped, by SIGSTOP or the like",
@@ -107,10 +102,7 @@ class LoggedRank:
 
 
 def write_stacks(ranks: Sequence[LoggedRank], ask: Callable[[], None]) -> dict[int, str]:
-    """Let ranks write the stacks of their threads into their logs.
-
-    A hanging rank cannot report when it has written them, so wait until none is about to write and the logs
-    stop growing.
+    """Let ranks write the stacks of their threads into their logs; wait until all have and the logs rest.
 
     Args:
         ranks: All running ranks of a group on this host.
@@ -123,61 +115,26 @@ def write_stacks(ranks: Sequence[LoggedRank], ask: Callable[[], None]) -> dict[i
     ask()
     deadline = time.monotonic() + timeouts.STACKS_TIMEOUT_S
     sizes: list[int] = []
+    missing = list(ranks)
     while time.monotonic() < deadline:
         before, sizes = sizes, [each.log.size() for each in ranks]
-        owed = any(_may_write_stacks(each.pid, each.log.has_stacks(starts[each])) for each in ranks)
-        if sizes == before and not owed:
+        missing = [each for each in missing if not each.log.has_stacks(starts[each])]
+        # A process mostly waits in the kernel (D) for a moment only.
+        if sizes == before and all(_read_state(each.pid) in ("T", "t", "Z") for each in missing):
             break
         time.sleep(timeouts.STACKS_POLL_S)
-    missing = [each for each in ranks if not each.log.has_stacks(starts[each])]
     return {each.rank: _explain_missing_stacks(each.pid) for each in missing}
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by SIGSTOP or the like."""
-    return _read_status(pid).get("State", " ")[0] == "T"
-
-
-def _may_write_stacks(pid: int, has_begun: bool) -> bool:
-    """Return whether a process is yet to write all stacks; ``has_begun`` is whether it has written some."""
-    status = _read_status(pid)
-    if not status:
-        return not PROC.is_dir() and not has_begun
-    # A process mostly waits in the kernel (D) for a moment only.
-    if status["State"][0] in "TtZ" or _has_signal(status, "SigIgn"):
-        return False
-    is_pending = _has_signal(status, PENDING)
-    if _has_signal(status, "SigBlk"):
-        # The signal is blocked while its handler runs, too, but then it is not pending any more.
-        return not is_pending
-    return is_pending or not has_begun
-
-
 def _explain_missing_stacks(pid: int) -> str:
-    unknown = "it was asked for its stacks but wrote none"
-    if not PROC.is_dir():
-        return unknown
-    status = _read_status(pid)
-    if not status:
-        return "no stacks: the process is gone"
-    state = status["State"]
-    if state[0] in PROCESS_STATES:
-        return f"no stacks: the process {PROCESS_STATES[state[0]]}; state {state[0]}"
-    for field, verb in SIGNAL_MASKS:
-        if _has_signal(status, field):
-            return f"no stacks: the process {verb} {STACKS_SIGNAL.name}, on which it would write them"
-    return f"{unknown}; state {state[0]}"
+    state = _read_state(pid)
+    if state in PROCESS_STATES:
+        return f"no stacks: the process {PROCESS_STATES[state]}; state {state}"
+    return f"it was asked for its stacks but wrote none; state {state}"
 
 
-def _read_status(pid: int) -> dict[str, str]:
-    """Return the fields of a process's status; empty if it is gone. psutil has no signal masks."""
-    try:
-        # Name and value, one a line (proc_pid_status(5)).
-        text = (PROC / str(pid) / "status").read_text()
-    except OSError:
-        return {}
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-
-
-def _has_signal(status: dict[str, str], field: str) -> bool:
-    return bool(int(status[field], 16) >> (STACKS_SIGNAL - 1) & 1)
+def _read_state(pid: int) -> str:
+    """Return the state of a process as a letter; a question mark where it is unknown."""
+    with suppress(OSError):
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return "?"

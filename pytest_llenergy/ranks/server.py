@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request loop of a rank: load a backend, run jobs round by round, clean up after each test."""
+"""The request loop of a rank: load a backend, run jobs round by round, forget them after each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from datetime import timedelta
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,17 +23,14 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import SERVE, TASKS
 from pytest_llenergy.backends.traffic.texts import write_texts
 from pytest_llenergy.errors import BackendError, PlanError
-from pytest_llenergy.ranks import call_tokens, timeouts, transport
+from pytest_llenergy.ranks import call_tokens, transport
 from pytest_llenergy.ranks.call_tokens import TokensPerCall
 from pytest_llenergy.ranks.follower import FollowerJob, WorkerWatch
-from pytest_llenergy.ranks.isolation import Leftovers
 from pytest_llenergy.ranks.pickling import check_finished, dump_result, load_call
-from pytest_llenergy.ranks.process_state import RestorableState
-from pytest_llenergy.ranks.transport import Note, RankChannel, Spooled, spool
+from pytest_llenergy.ranks.transport import Channel, Spooled, spool
 from pytest_llenergy.ranks.usage import (
     BackendProcesses,
     cpu_time_used_s,
-    memory_bytes,
     peak_memory_bytes,
     reset_peak_memory,
 )
@@ -72,8 +68,8 @@ def check_accelerate_world() -> None:
 class CallJob:
     """Any function as the measured work; ``call`` is pickled."""
 
-    def __init__(self, call: Spooled, note: Note) -> None:
-        with call.open(note) as file:
+    def __init__(self, call: Spooled) -> None:
+        with call.open() as file:
             function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(file)
         counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
         self._function = counter.counting(resolve_name(function) if isinstance(function, str) else function)
@@ -89,7 +85,7 @@ class CallJob:
 class ForkServer:
     """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
 
-    def __init__(self, channel: RankChannel, boot: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
         self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
@@ -101,11 +97,12 @@ class ForkServer:
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
         self._pid = os.getpid()
+        self._environment = dict(os.environ)
+        # Kept open, so that it can be restored even if it is renamed.
+        self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         # Context variables that a test sets do not reach the next test.
         self._clean_context = copy_context()
         self._context = self._clean_context.copy()
-        self._initial, self._restorable = RestorableState(), RestorableState()
-        self._leftovers = Leftovers()
         # Garbage collections need not examine the modules that are loaded by now.
         gc.collect()
         gc.freeze()
@@ -125,7 +122,7 @@ class ForkServer:
         }
         while True:
             try:
-                verb, payload = self._channel.receive_request()
+                verb, payload = self._channel.receive(remove=False)
             except (EOFError, OSError):
                 return
             if verb == "stop":
@@ -144,12 +141,12 @@ class ForkServer:
             with suppress(Exception):
                 sys.stderr.flush()
             try:
-                self._channel.answer(answer)
+                self._channel.send(self._channel.encode(answer))
             except ConnectionError:
                 return
             except Exception as error:
                 # Such as no disk space for a large result.
-                self._channel.answer(("error", _describe(error)))
+                self._channel.send(self._channel.encode(("error", _describe(error))))
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
@@ -167,8 +164,7 @@ class ForkServer:
             master=self._find_master(),
         )
         self._unload()
-        # What the backend before set for itself.
-        self._initial.restore()
+        self._restore()
         backend = create_backend(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
@@ -181,9 +177,6 @@ class ForkServer:
         workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
         if self._follows:
             self._watch = WorkerWatch(workers)
-        # Processes and settings of the backend do not count as leftovers of a test.
-        self._restorable, self._leftovers = RestorableState(), Leftovers()
-        self._clean_context = copy_context()
         load_s = time.monotonic() - start
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
@@ -216,7 +209,7 @@ class ForkServer:
             )
 
     def _prepare_call(self, call: Spooled) -> None:
-        self._job = CallJob(call, self._channel.report_transfer)
+        self._job = CallJob(call)
 
     def _prepare_round(self, _payload: None) -> None:
         _seed()
@@ -290,8 +283,7 @@ class ForkServer:
     def _result(self, _payload: None) -> Spooled:
         assert self._job is not None
         result = self._job.result(self._iterations[-1][2])
-        channel = self._channel
-        return spool(lambda file: dump_result(file, result), channel.directory, channel.report_transfer)
+        return spool(lambda file: dump_result(file, result), self._channel.directory)
 
     def _flops(self, _payload: None) -> bytes:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""
@@ -306,25 +298,21 @@ class ForkServer:
             flops = count(self._job, self._job.result(self._iterations[-1][2]))
         return msgspec.json.encode(flops)
 
-    def _clean_up(self, _payload: None) -> tuple[int | None, list[str]]:
-        """Undo what the test has changed, as far as possible.
-
-        Returns:
-            The memory that is still in use (bytes), and descriptions of what was left or changed.
-        """
+    def _clean_up(self, _payload: None) -> None:
+        """Forget the work of a test. What its functions have changed elsewhere is their file's own."""
         self._job = None
         self._iterations = []
-        unmatched = _find_unmatched_collectives()
-        self._restorable.restore()
+        if self._backend is None:
+            self._restore()
+            self._context = self._clean_context.copy()
         gc.collect()
-        left = [*unmatched, *self._leftovers.find()]
-        if left:
-            with suppress(Exception):
-                sys.stdout.write(
-                    f"not reused for another test, because this one left behind: {', '.join(left)}\n"
-                )
-        self._context = self._clean_context.copy()
-        return memory_bytes(), left
+
+    def _restore(self) -> None:
+        """Restore environment and directory as they were before any test or backend."""
+        if os.environ != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        os.fchdir(self._directory)
 
     def _unload(self) -> None:
         if self._backend is None:
@@ -366,22 +354,6 @@ def _barrier() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.barrier()
-
-
-def _find_unmatched_collectives() -> list[str]:
-    """Return a description if not all ranks have called the same collective operations of gloo.
-
-    Those of NCCL end with the work, when the GPU is synchronized.
-    """
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return []
-    if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
-        try:
-            dist.barrier(async_op=True).wait(timedelta(seconds=timeouts.COLLECTIVES_TIMEOUT_S))
-        except RuntimeError:
-            return ["a collective operation that some ranks have not called"]
-    return []
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
@@ -440,9 +412,7 @@ def _users_traceback(error: BaseException) -> str:
         return _plain_text("".join(traceback.format_exception(type(error), error, found)))
     except BaseException as another:
         # Formatting runs code of loaders, of the error and of its causes.
-        calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
-        frames = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
-        return _plain_text("".join([*frames, f"(the rest cannot be formatted: {type(another).__name__})"]))
+        return f"(its traceback cannot be formatted: {type(another).__name__})"
 
 
 def _is_of_collective(error: BaseException, text: str) -> bool:

@@ -50,16 +50,12 @@ class Supervisor:
         client: The socket to pytest.
         client_pid: pytest's process. A fork of pytest may keep the other end of the socket open.
         directory: Removed at the end.
-        handles_sigterm: The descriptor through which the guard learns that SIGTERM is handled.
         lock: The descriptor that locks the directory; ranks do not get it.
     """
 
-    def __init__(
-        self, client: socket.socket, client_pid: int, directory: str, handles_sigterm: int, lock: int
-    ) -> None:
+    def __init__(self, client: socket.socket, client_pid: int, directory: str, lock: int) -> None:
         self._client = client
         self._client_pid = client_pid
-        self._handles_sigterm = handles_sigterm
         self._guard_pid = os.getppid()
         self._pid = os.getpid()
         self._groups: dict[str, Group] = {}
@@ -102,8 +98,6 @@ class Supervisor:
             signal.signal(number, self._on_ending_signal)
         # Supervisor and guard each clean up after the other if that is killed.
         die_with_parent(self._guard_pid, signal.SIGTERM)
-        os.write(self._handles_sigterm, b"1")
-        os.close(self._handles_sigterm)
 
     def _on_ending_signal(self, number: int, _frame: object) -> None:
         self._ended_by = number
@@ -120,8 +114,7 @@ class Supervisor:
             if source is not None:
                 poll.register(source, select.POLLIN)
         while self._ended_by is None:
-            stuck = any(group.ending for group in self._groups.values())
-            readable = {source for source, _ in poll.poll(timeouts.STUCK_POLL_S * 1e3 if stuck else None)}
+            readable = {source for source, _ in poll.poll()}
             if self._client_pidfd in readable:
                 return
             if self._signal_socket.fileno() in readable:
@@ -287,11 +280,11 @@ def main(descriptor: int, client_pid: int, directory: str, lock: int) -> None:
         directory: Directory to remove at the end.
         lock: Descriptor that locks the directory.
     """
-    handles_sigterm = guard.fork_under_guard(client_pid, directory, descriptor)
+    guard.fork_under_guard(client_pid, directory, descriptor)
     # A preloaded module may kill its whole process group, and must not hit the guard.
     os.setsid()
     for each in (descriptor, lock):
         os.set_inheritable(each, False)
-    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, handles_sigterm, lock).run()
+    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, lock).run()
     # Skips the exit handlers of preloaded modules.
     os._exit(0)

@@ -21,8 +21,8 @@ LOOPBACK_TIMEOUT_S = 1.0
 #: Time limit for a connection to an address of another host, which a firewall may drop, and for further ones
 #: once one address has answered.
 ROUTE_TIMEOUT_S, OTHER_ROUTES_TIMEOUT_S = 5.0, 0.2
-#: A load that failed is not tried again in the same run if it took at least this long. A shorter one is tried
-#: again: that costs little, and the cause may have been a lost connection.
+#: A start or a load that failed is not tried again in the same run if it took at least this long. A shorter
+#: one is: that costs little, and the cause may have been a lost connection.
 SLOW_LOAD_S = 10.0
 
 # Requests
@@ -31,12 +31,6 @@ SLOW_LOAD_S = 10.0
 SUPERVISOR_ANSWER_TIMEOUT_S = 30.0
 #: Time limit for the rest of a message that a rank has begun to send. It must be a whole number.
 PARTIAL_MESSAGE_TIMEOUT_S = 10
-#: Size of the parts in which a large message is written and read (bytes), interval at which a rank reports
-#: that parts move, and how long it may report nothing. Disks pause for seconds while they write a cache.
-TRANSFER_PART_BYTES, TRANSFER_REPORT_S, TRANSFER_STUCK_S = 1 << 20, 0.1, 10.0
-#: Interval of the checks whether a supervisor that does not answer is stopped (SIGSTOP), and the number of
-#: checks in a row that must find it stopped before it is given up.
-STOPPED_POLL_S, STOPPED_POLLS = 0.5, 4
 #: The longest wait that poll(2) accepts, which takes milliseconds as an int.
 LONGEST_POLL_S = 2e6
 
@@ -58,11 +52,6 @@ STACKS_TIMEOUT_S, STACKS_POLL_S = 1.0, 0.05
 
 #: Time limit for ranks to clean up after a test.
 CLEANUP_TIMEOUT_S = 30.0
-#: Time limit and polling interval for threads and processes of a test that are about to end. Waiting costs
-#: less than starting new ranks.
-LEFTOVERS_TIMEOUT_S, LEFTOVERS_POLL_S = 0.2, 0.005
-#: Time limit for collective operations that a test has left open, and for all ranks to clean up.
-COLLECTIVES_TIMEOUT_S = 2.0
 #: Interval of the checks whether another process queues for the devices of idle ranks.
 QUEUE_POLL_S = 0.2
 
@@ -94,9 +83,7 @@ ORPHAN_POLL_S = 0.2
 
 
 class TimeLimit:
-    """A time limit that the requests of one call share.
-
-    Only the time in requests counts, without the time in which large messages move: no rank is silent then.
+    """A time limit that the requests of one call share; only the time in requests counts.
 
     Args:
         seconds: The limit; ``None`` for no limit.
@@ -106,41 +93,19 @@ class TimeLimit:
         self.seconds = seconds
         self._used_s = 0.0
         self._begin_s = 0.0
-        #: How long each side has moved messages (seconds), and when it last reported that it still does.
-        self._moved_s: dict[int, float] = {}
-        self._moving: dict[int, float] = {}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the time of the block."""
         self._begin_s = time.monotonic()
-        self._moved_s, self._moving = {}, {}
         try:
             yield
         finally:
-            self._used_s += time.monotonic() - self._begin_s - max(self._moved_s.values(), default=0.0)
-
-    def note_transfer(self, side: int, seconds: float, goes_on: bool) -> None:
-        """Note that a message has moved for some seconds.
-
-        Args:
-            side: Number of a rank, or -1 for pytest.
-            seconds: Time since the last note.
-            goes_on: Whether there is more of the message.
-        """
-        self._moved_s[side] = self._moved_s.get(side, 0.0) + seconds
-        if goes_on:
-            self._moving[side] = time.monotonic()
-        else:
-            self._moving.pop(side, None)
+            self._used_s += time.monotonic() - self._begin_s
 
     def left_s(self) -> float:
         """Return the seconds that are left within ``counting``, at most the longest possible wait."""
         if self.seconds is None:
             return LONGEST_POLL_S
-        now_s = time.monotonic()
-        counted_s = now_s - self._begin_s - max(self._moved_s.values(), default=0.0)
-        left_s = self.seconds - self._used_s - counted_s
-        if self._moving:
-            left_s = max(left_s, max(self._moving.values()) + TRANSFER_STUCK_S - now_s)
+        left_s = self.seconds - self._used_s - (time.monotonic() - self._begin_s)
         return min(max(0.0, left_s), LONGEST_POLL_S)

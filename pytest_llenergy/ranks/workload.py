@@ -18,7 +18,7 @@ from pytest_llenergy.ranks.call_tokens import UNCOUNTED, TokensPerCall
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
 from pytest_llenergy.ranks.timeouts import TimeLimit
-from pytest_llenergy.ranks.transport import Spooled, ignore_note, spool
+from pytest_llenergy.ranks.transport import Spooled, spool
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
 
@@ -191,7 +191,6 @@ def call_workload(
     call = spool(
         lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens),
         group.directory,
-        ignore_note,
     )
     try:
         group.request_all("prepare_call", call, limit)
@@ -296,7 +295,7 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
 
 def _unpickle(result: Spooled, rank: int) -> Any:
     try:
-        with result.open(ignore_note) as file:
+        with result.open() as file:
             return load_result(file)
     except KeyboardInterrupt:
         raise

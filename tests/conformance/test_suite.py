@@ -310,7 +310,7 @@ WRONG = {
     "leaves-a-process": (
         {"code": LEAVES_A_PROCESS},
         "test_nothing_runs_after_close",
-        "(sleep 600 )",
+        "(sleep 600)",
     ),
     "crashes-on-a-broken-model": (
         {"code": LOADS.replace("REFUSAL", "os.kill(os.getpid(), signal.SIGSEGV)"), "spec": ANY_MODEL},

@@ -249,14 +249,23 @@ class TestCase(unittest.TestCase):
             print("what the rank printed")
             raise LookupError("no such layer")
         self.workers.run(work)
+
+    def test_skips(self):
+        self.workers.run(pytest.skip, "no such kernel")
+
+    def test_xfails(self):
+        self.workers.run(pytest.xfail, "not yet")
+
+    def test_passes(self):
+        assert self.workers.run(max, 1, 2) == [2]
 """
 
 
-@fault("in a unittest.TestCase, a failed rank shows the plugin's source and not the rank's output")
 def test_a_failure_in_a_unittest_case_is_as_short_as_in_a_function(project: Project) -> None:
     project.without_torch()
     project.write("test_u.py", UNITTEST)
     ended = project.pytest()
+    ended.check(failed=1, skipped=1, xfailed=1, passed=1)
     assert "LookupError" in ended.out
     assert len(ended.lines) < 60
     assert "what the rank printed" in ended.out
@@ -277,7 +286,6 @@ def pytest_runtest_setup(item):
 """
 
 
-@fault("one rank needs a socket, so that it fails under --disable-socket")
 def test_one_rank_works_where_sockets_are_forbidden(project: Project) -> None:
     project.without_torch()
     project.write("conftest.py", NO_SOCKETS)

@@ -48,7 +48,7 @@ class Hosts:
     def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Launcher]:
         options = replace(GangOptions(30.0, 1.0, "spawn", None), **changes)
         cluster = Launcher({name: {"environment": self.environments[name]} for name in names})
-        pool = RankPool(60.0, "spawn", "backend")
+        pool = RankPool(60.0, "spawn", "module")
         keeper = GangKeeper(cluster, pool, options, keeps=True)
         self._end.callback(pool.close)
         self._end.callback(keeper.close)

@@ -153,7 +153,7 @@ def test_a_killed_agent_is_one_failure_that_names_the_host(own_gang: tuple[Gang,
 
 def test_ranks_of_a_gang_that_was_closed_are_not_used_again(own_gang: tuple[Gang, str]) -> None:
     gang, mark = own_gang
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     pool.use_hosts(gang.hosts)
     group = pool.get_ranks(plan())
     close_all(gang.clients)

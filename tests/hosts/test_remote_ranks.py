@@ -53,7 +53,7 @@ def die_while_others_wait() -> None:
 
 
 def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: Gang) -> None:
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     try:
         pool.use_hosts(gang.hosts)
         group = pool.get_ranks(plan(TORCH))

@@ -44,7 +44,7 @@ def plan(degrees: Parallel, each: int = 1) -> ProcessPlan:
 @contextmanager
 def loaded(gang: Gang, degrees: Parallel, each: int = 1, **options: float) -> Iterator[RankGroup]:
     """Load the engine on both hosts."""
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     try:
         pool.use_hosts(gang.hosts)
         load = Load.from_options(spread_engine.SPEC, ModelSource("hub", "owner/name"), options)

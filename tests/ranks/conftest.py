@@ -12,7 +12,7 @@ from pytest_llenergy.ranks.host import Host
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST
 
-from .groups import METHODS, plan
+from .groups import plan
 from .survivors import marked
 
 
@@ -28,10 +28,10 @@ def mark() -> Iterator[str]:
         yield mark
 
 
-@pytest.fixture(params=METHODS)
-def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
-    """A host with each start method."""
-    host = LocalHost(request.param)
+@pytest.fixture
+def host(mark: str) -> Iterator[LocalHost]:
+    """A host whose ranks are forks; with ``spawn`` they have the same supervisor."""
+    host = LocalHost("forkserver")
     yield host
     host.close()
 

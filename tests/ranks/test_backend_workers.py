@@ -52,7 +52,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
 
 @pytest.fixture
 def pool() -> Iterator[RankPool]:
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     yield pool
     pool.close()
 

@@ -87,7 +87,7 @@ def plan(python: Path | None) -> ProcessPlan:
 
 @pytest.fixture
 def pool() -> Iterator[RankPool]:
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     yield pool
     pool.close()
 
@@ -208,10 +208,6 @@ class TestRuns:
             (
                 "--energy-python=toi=/bin/sh",
                 "--energy-python: unknown backend 'toi'; known: transformers, openvino, ",
-            ),
-            (
-                "--energy-python=toy=none",
-                "--energy-python: the Python of toy, {}/none, does not exist; name a",
             ),
             (
                 "--energy-python=toy=.",

@@ -26,7 +26,7 @@ class Session:
     """One pytest process: its pool and its keeper, with tests that use ranks or do not."""
 
     def __init__(self) -> None:
-        self.pool = RankPool(60.0, "spawn", "backend")
+        self.pool = RankPool(60.0, "spawn", "module")
         self.keeper = LeaseKeeper(self.pool)
 
     def ranks(self, lease: Lease) -> list[int]:

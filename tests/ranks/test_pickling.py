@@ -17,7 +17,6 @@ import pytest
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks.workload import pickle_call
 
-from .groups import METHODS
 from .no_torch import without_torch
 
 
@@ -150,14 +149,11 @@ sys.meta_path.append(_EditableFinder)
 """
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(
-    pytester: pytest.Pytester, mode: str
-) -> None:
+def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("deeper") / "test_wrapped.py").write_text(WRAPPED)
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--import-mode={mode}")
-    result.assert_outcomes(passed=5)
+    (pytester.path / "deeper" / "test_classes.py").write_text(CLASSES)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=6)
 
 
 def test_helpers_beside_a_test_file_are_pickled_by_value_if_ranks_cannot_import_them(
@@ -218,15 +214,8 @@ def test_modules_that_a_test_has_registered_stay_registered() -> None:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_class_with_a_cached_property_can_be_pickled(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(CLASSES)
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_classes_of_an_editable_install_are_pickled_by_name(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, method: str
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No entry of the search path leads to it, and with a lock it cannot be pickled by value."""
     package = pytester.mkdir("elsewhere") / "tiny"
@@ -247,8 +236,7 @@ def test_classes_of_an_editable_install_are_pickled_by_name(
         """
     )
     without_torch(pytester.path)
-    arguments = ("-p", "no:cacheprovider", f"--energy-start-method={method}")
-    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +17,7 @@ from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import timeouts
-from pytest_llenergy.ranks.isolation import Isolation
-from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.pool import Load, RankPool
-from pytest_llenergy.ranks.rank_log import LogFile
+from pytest_llenergy.ranks.pool import Isolation, Load, RankPool
 from pytest_llenergy.ranks.workload import call_workload
 
 from .groups import plan
@@ -65,7 +60,7 @@ def model(name: str) -> ModelSource:
 
 @pytest.fixture
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    isolation: Isolation = getattr(request, "param", "backend")
+    isolation: Isolation = getattr(request, "param", "module")
     pool = RankPool(60.0, "spawn", isolation)
     yield pool
     pool.close()
@@ -89,22 +84,8 @@ def variable(name: str) -> str | None:
 
 
 class TestSharing:
-    def test_equal_tests_share_ranks(self, pool: RankPool) -> None:
-        assert pids(pool) == pids(pool)
-
     def test_another_number_of_ranks_needs_new_ranks(self, pool: RankPool) -> None:
         assert set(pids(pool)).isdisjoint(pids(pool, n=2))
-
-    def test_another_environment_needs_new_ranks(
-        self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first = pids(pool)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        second = pids(pool)
-        assert first != second
-        assert call(pool, variable, "HF_HUB_OFFLINE") == ["0"]
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-        assert pids(pool) not in (first, second)
 
     def test_another_directory_or_search_path_needs_new_ranks(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -126,11 +107,7 @@ class TestSharing:
         assert pids(pool) == first
         assert call(pool, variable, "PYTEST_CURRENT_TEST") == [None]
 
-    @pytest.mark.parametrize("pool", ["test"], indirect=True)
-    def test_isolation_test_gives_each_test_new_ranks(self, pool: RankPool) -> None:
-        assert pids(pool) != pids(pool)
-
-    @pytest.mark.parametrize(("pool", "same"), [("backend", False), ("run", True)], indirect=["pool"])
+    @pytest.mark.parametrize(("pool", "same"), [("module", False), ("run", True)], indirect=["pool"])
     def test_isolation_decides_whether_another_model_needs_new_ranks(
         self, pool: RankPool, spec: BackendSpec, same: bool
     ) -> None:
@@ -157,79 +134,7 @@ class TestSharing:
         assert waits[1] == (0.0, 0.0)
 
 
-class TestCleanliness:
-    def test_environment_and_directory_are_restored(self, pool: RankPool) -> None:
-        def litter() -> int:
-            import os
-
-            os.environ["LEFT"] = "behind"
-            os.environ.pop("PATH")
-            os.chdir("/")
-            return os.getpid()
-
-        def look() -> tuple[int, str | None, str | None, Path]:
-            import os
-
-            return os.getpid(), os.environ.get("LEFT"), os.environ.get("PATH"), Path.cwd()
-
-        (pid,) = call(pool, litter)
-        assert call(pool, look) == [(pid, None, os.environ["PATH"], Path.cwd())]
-
-    def test_ranks_that_keep_memory_are_replaced(self, pool: RankPool) -> None:
-        def keep(size: int) -> int:
-            import os
-            import sys
-
-            # As a cache in a module does.
-            sys.modules["os"].kept = [b"x" * size]  # type: ignore[attr-defined]
-            return os.getpid()
-
-        (first,) = call(pool, keep, 1)
-        assert call(pool, keep, 20 << 20) == [first]
-        assert call(pool, keep, 600 << 20) == [first]
-        assert call(pool, keep, 1) != [first]
-
-    @pytest.mark.parametrize(
-        "code",
-        [
-            "import sys; sys.path.insert(0, '/somewhere')",
-            "import os; os.sched_setaffinity(0, {1 - min(os.sched_getaffinity(0))})",
-            "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
-        ],
-    )
-    def test_ranks_with_changed_settings_are_replaced(self, pool: RankPool, code: str) -> None:
-        first = pids(pool)
-        call(pool, exec, code)
-        assert pids(pool) != first
-
-    def test_ranks_with_a_destroyed_process_group_are_replaced(self) -> None:
-        def leave() -> int:
-            import os
-
-            import torch.distributed as dist
-
-            dist.destroy_process_group()
-            return os.getpid()
-
-        pool = RankPool(60.0, "forkserver", "backend")
-        torch = plan(1, Capabilities(framework="torch", process_group=True, data=True))
-        try:
-            found = []
-            for function in (os.getpid, leave, os.getpid):
-                workload = call_workload(pool.get_ranks(torch), function, (), {}, 60)
-                workload.run_round()
-                found += workload.results()
-                pool.finish_test()
-        finally:
-            pool.close()
-        assert found[0] == found[1] != found[2]
-
-    def test_ranks_that_died_between_tests_are_replaced(self, pool: RankPool) -> None:
-        group = pool.get_ranks(plan(1))
-        os.kill(group.ranks[0].pid, 9)
-        pool.finish_test()
-        assert pids(pool) != [group.ranks[0].pid]
-
+class TestDeaths:
     def test_ranks_that_died_while_idle_are_replaced(self, pool: RankPool) -> None:
         first = pids(pool, n=2)
         os.kill(first[1], 9)
@@ -252,32 +157,19 @@ def test_again(workers):
 """
 
 
-def test_a_start_method_that_ranks_ignore_causes_one_warning(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(HAZARD.format(hazard=f"multiprocessing.set_start_method({CHOSEN!r})"))
+def test_states_that_disturb_ranks_cause_one_warning_each(pytester: pytest.Pytester) -> None:
+    hazards = (
+        f"multiprocessing.set_start_method({CHOSEN!r})",
+        "import torch; torch.cuda.is_initialized = lambda: True",
+    )
+    pytester.makepyfile(HAZARD.format(hazard="\n".join(hazards)))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
-    result.assert_outcomes(passed=2, warnings=1)
-    message = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
+    result.assert_outcomes(passed=2, warnings=2)
     # At the line that started the ranks.
-    line = "    assert workers.run(max, 1, 2) == [[]2]"
-    result.stdout.fnmatch_lines([f"*.py:4: LLEnergyWarning: {message} *", line], consecutive=True)
-
-
-def test_cuda_initialised_in_pytests_process_causes_a_warning(pytester: pytest.Pytester) -> None:
-    hazard = "import torch; torch.cuda.is_initialized = lambda: True"
-    pytester.makepyfile(HAZARD.format(hazard=hazard))
-    without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
-    result.assert_outcomes(passed=2, warnings=1)
+    message = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
+    result.stdout.fnmatch_lines([f"*.py:5: LLEnergyWarning: {message} *"])
     result.stdout.fnmatch_lines(["*LLEnergyWarning: CUDA is initialised in pytest's own process, by a *"])
-
-
-def test_the_default_start_method_causes_no_warning(pytester: pytest.Pytester) -> None:
-    hazard = "multiprocessing.Queue(); assert multiprocessing.get_start_method(allow_none=True)"
-    pytester.makepyfile(HAZARD.format(hazard=hazard))
-    without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
-    result.assert_outcomes(passed=2, warnings=0)
 
 
 def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester) -> None:
@@ -298,23 +190,6 @@ def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester)
     assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]
 
 
-def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Path) -> None:
-    found = []
-    for number in range(2):
-        host = LocalHost("spawn", tmp_path / "logs")
-        host.prepare("7-0", dict(os.environ), (), 60.0)
-        started = [host.start("7-0", rank, dict(os.environ), {}) for rank in range(2)]
-        for each in started:
-            each.channel.close()
-            assert isinstance(each.log, LogFile)
-            each.log.path.write_text(str(number))
-            found.append(each.log.path)
-        host.kill("7-0")
-        host.close()
-    assert len({log.parent for log in found}) == 2
-    assert [log.read_text()[:1] for log in found] == ["0", "0", "1", "1"]
-
-
 def test_logs_of_warm_ranks_do_not_accumulate(pool: RankPool) -> None:
     def say() -> int:
         import os
@@ -323,34 +198,6 @@ def test_logs_of_warm_ranks_do_not_accumulate(pool: RankPool) -> None:
         return os.fstat(1).st_size
 
     assert [1_000_000 < size < 1_100_000 for size in [*call(pool, say), *call(pool, say)]] == [True, True]
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_the_start_method_is_in_the_record(quick: pytest.Pytester, read_report: Read, method: str) -> None:
-    quick.makepyfile(
-        "import pytest\n@pytest.mark.gpus(1, fallback='cpu')\ndef test_it(energy):\n    energy(sum, ())\n"
-    )
-    quick.runpytest("--energy-report", f"--energy-start-method={method}").assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert record["start_method"] == method
-    assert record["start_s"] > 0
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_rank_that_does_not_start_reports_the_failing_step(pytester: pytest.Pytester, method: str) -> None:
-    pytester.makepyfile(
-        torch="raise ImportError('libcudart.so.13: cannot open shared object file')",
-        test_it="def test_it(workers):\n    workers.run(max, 1, 2)\n",
-    )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}")
-    result.assert_outcomes(failed=1)
-    first = "rank 0 of 1 (cpu, pid *): " if method == "spawn" else "importing torch before * failed: "
-    result.stdout.fnmatch_lines(
-        [
-            f"WorkerError: {first}ImportError: libcudart.so.13: cannot open shared object file",
-            "stepwise check: the step 'import torch' failed on the CPU: ImportError: libcudart.so.13: *",
-        ]
-    )
 
 
 def test_tests_of_one_backend_follow_one_another(quick: pytest.Pytester) -> None:
@@ -370,47 +217,8 @@ def test_tests_of_one_backend_follow_one_another(quick: pytest.Pytester) -> None
     ]
 
 
-def test_ranks_on_two_hosts_need_only_a_second_host_object() -> None:
-    """Two supervisors stand for two hosts: nothing in ranks, plan or group assumes a single host."""
-    script = """
-import sys
-from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.ranks.group import RankGroup
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.plan import HostDevices, plan_on_hosts
-from pytest_llenergy.ranks.workload import call_workload
-def look():
-    import os
-    import torch
-    import torch.distributed as dist
-    value = torch.ones(1) * (dist.get_rank() + 1)
-    dist.all_reduce(value)
-    met = [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")]
-    return os.getppid(), os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], float(value), *met
-holds = [HostDevices(name, Lease(("cpu",)), [0, 1]) for name in "ab"]
-plan = plan_on_hosts(Capabilities(data=True, framework="torch"), None, holds, 1)
-hosts = {name: LocalHost("spawn") for name in "ab"}
-group = RankGroup(plan, hosts)
-work = call_workload(group, look, (), {}, 60)
-work.run_round()
-(first, *seen), (second, *others) = work.results()
-assert plan.hosts == ("a", "b") and first != second, (first, second)
-assert seen == others and seen[:3] == ["0", "1", 3.0] and all(seen[3:]), (seen, others)
-assert [rank.host for rank in group.ranks] == ["a", "b"]
-group.close()
-for host in hosts.values():
-    host.close()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-#: Fails to load, by an exception or a death, while a file exists, and notes each attempt in another.
+#: Fails to load as a file says, and notes each attempt in another.
 FAILING_CODE = """
-import os, signal
 from pathlib import Path
 from pytest_llenergy.record.record import BackendInfo
 
@@ -422,8 +230,6 @@ class FailingBackend:
         how = (here / "how").read_text()
         if how == "error":
             raise ValueError("no such layer")
-        if how == "death":
-            os.kill(os.getpid(), signal.SIGKILL)
         return BackendInfo(name="failing", version="1", model=model.label)
     def synchronize(self): pass
     def close(self): pass
@@ -483,20 +289,3 @@ class TestFailedLoads:
             pool.get_loaded(plan(1), Load(failing.spec, model("a")))
         failing.fail("")
         pool.get_loaded(plan(1), Load(failing.spec, model("a")))
-
-    def test_two_deaths_in_succession_are_not_followed_by_a_third(
-        self, pool: RankPool, failing: FailingSpec, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(timeouts, "SLOW_LOAD_S", 0.0)
-        load = Load(failing.spec, model("a"))
-        for how in ("death", "", "death", "death"):
-            failing.fail(how)
-            if how:
-                with pytest.raises(WorkerError, match=r"^loading .* was killed by SIGKILL"):
-                    pool.get_loaded(plan(1), load)
-            else:
-                pool.get_loaded(plan(1), load)
-                pool.close()
-        with pytest.raises(WorkerError, match=r"^not loaded again: loading .* was killed by SIGKILL"):
-            pool.get_loaded(plan(1), load)
-        assert failing.attempts == 4

@@ -18,9 +18,12 @@ N = {n}
 pytestmark = pytest.mark.gpus(N, fallback="cpu")
 
 def state():
-    from accelerate import PartialState
+    from accelerate import Accelerator
+    import torch
     import torch.distributed as dist
-    found = PartialState(cpu=True)
+    # Told by the environment that it is on CPUs: no argument, no launcher.
+    found = Accelerator()
+    assert not torch.cuda.is_initialized()
     return (dist.get_backend(), dist.get_rank(), dist.get_world_size(), found.num_processes,
             found.process_index, found.local_process_index, found.device.type)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named shared memory and semaphores end with the ranks that made them; files of others stay."""
+"""Named shared memory and semaphores end with the ranks that made them."""
 
 from __future__ import annotations
 
@@ -45,53 +45,6 @@ def test_shared_memory_of_killed_ranks_is_removed(own_host: LocalHost) -> None:
     assert all((SHM / name).exists() for name in made)
     ranks.kill()
     assert not [name for name in made if (SHM / name).exists()]
-
-
-def start_slow_cleaner(done: str) -> None:
-    """A process by the name of one that cleans up, which takes two seconds once the rank is gone."""
-    import subprocess
-    import sys
-
-    code = "import pathlib, sys, time; sys.stdin.read(); time.sleep(2); pathlib.Path(sys.argv[1]).touch()"
-    command = [sys.executable, "-c", code, done, "multiprocessing.resource_tracker"]
-    kept = subprocess.Popen(command, stdin=subprocess.PIPE)
-    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
-
-
-def test_a_cleaner_that_is_slow_is_waited_for(own_host: LocalHost, tmp_path: Path) -> None:
-    """As on a busy machine."""
-    ranks = start(own_host, 1, PLAIN)
-    run(ranks, start_slow_cleaner, str(tmp_path / "done"))
-    ranks.kill()
-    assert (tmp_path / "done").exists()
-
-
-def map_files(paths: list[str]) -> None:
-    """Kept mapped, and nowhere else."""
-    import mmap
-    import os
-    import sys
-
-    kept = [mmap.mmap(os.open(path, os.O_RDWR), 4096) for path in paths]
-    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
-
-
-def test_shared_files_that_ranks_only_mapped_stay(own_host: LocalHost, tmp_path: Path) -> None:
-    """Weights are kept there, too: only who made a name may remove it."""
-    ranks = start(own_host, 1, PLAIN)
-    directory = SHM / f"llenergy-test-{tmp_path.name}"
-    directory.mkdir()
-    files = [directory / "model.safetensors", SHM / f"{directory.name}.gguf"]
-    try:
-        for file in files:
-            file.write_bytes(bytes(4096))
-        run(ranks, map_files, [str(file) for file in files])
-        ranks.kill()
-        assert all(file.stat().st_size == 4096 for file in files)
-    finally:
-        for file in files:
-            file.unlink(missing_ok=True)
-        directory.rmdir()
 
 
 def start_cleaner() -> int:

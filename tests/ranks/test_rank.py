@@ -22,7 +22,6 @@ from .groups import (
     plan,
     run,
 )
-from .survivors import alive
 
 
 class TestEntry:
@@ -107,49 +106,6 @@ class TestEntry:
         facts = [{"pid": 1, "devices": ["GPU-b"], "world_size": 2}, {"pid": 2, "devices": ["GPU-a"]}]
         with pytest.raises(WorkerPlacementError, match="rank 0: planned on GPU-a, found on GPU-b"):
             check_placement(swapped, facts)
-
-    def test_two_ranks_form_a_gloo_group(self, hosts: dict[str, Host]) -> None:
-        ranks = RankGroup(plan(2, TORCH), hosts)
-
-        def reduce() -> tuple[int, int, str, float, bool]:
-            import torch
-            import torch.distributed as dist
-
-            value = torch.ones(4) * (dist.get_rank() + 1)
-            dist.all_reduce(value)
-            backend = dist.get_backend()
-            return (
-                dist.get_rank(),
-                dist.get_world_size(),
-                backend,
-                float(value[0]),
-                torch.cuda.is_initialized(),
-            )
-
-        try:
-            assert run(ranks, reduce) == [(0, 2, "gloo", 3.0, False), (1, 2, "gloo", 3.0, False)]
-        finally:
-            ranks.close()
-        assert not any(alive(rank.pid) for rank in ranks.ranks)
-
-    def test_accelerate_finds_the_process_group(self, hosts: dict[str, Host]) -> None:
-        ranks = RankGroup(plan(2, TORCH), hosts)
-
-        def look() -> tuple[int, int, str, list[str]]:
-            from accelerate import Accelerator
-
-            # Told by the environment that it is on CPUs: no argument, no launcher.
-            state = Accelerator()
-            with state.split_between_processes(list("abcdefg")) as mine:
-                return state.num_processes, state.process_index, state.device.type, list(mine)
-
-        try:
-            assert run(ranks, look) == [
-                (2, 0, "cpu", ["a", "b", "c", "d"]),
-                (2, 1, "cpu", ["e", "f", "g"]),
-            ]
-        finally:
-            ranks.close()
 
 
 def test_pytest_uses_no_cpu_while_ranks_work(pair: RankGroup) -> None:

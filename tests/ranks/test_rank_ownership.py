@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from .no_torch import without_torch
@@ -37,85 +40,73 @@ SPEC = BackendSpec("stuck", "stuck:Stuck", (), "", Capabilities(data=True))
 """
 
 
-def test_workers_of_an_ended_test_cannot_run(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        kept = []
-        def test_one(workers):
-            kept.append(workers)
-            assert workers.run(max, 1, 2) == [2]
-        def test_two():
-            kept[0].run(max, 1, 2)
-        """
-    )
-    without_torch(pytester.path)
-    result = pytester.runpytest("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=1)
+TURNS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+kept = []
+
+def test_threads_take_turns(workers):
+    kept.append(workers)
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda i: workers.run(pow, i, 2), range(40)))
+    assert results == [[i * i] for i in range(40)]
+
+def test_workers_of_an_ended_test_cannot_run():
+    kept[0].run(max, 1, 2)
+
+def test_a_measurement_has_the_ranks_to_itself(energy, workers):
+    workers.run(max, 1, 2)
+    over, others = threading.Event(), []
+    def go():
+        while not over.is_set():
+            others.append(workers.run(lambda: "other"))
+    thread = threading.Thread(target=go)
+    thread.start()
+    while not others:
+        time.sleep(0.01)
+    try:
+        assert energy(workers.call(lambda: "measured")).result == "measured"
+    finally:
+        over.set()
+        thread.join()
+    assert all(each == ["other"] for each in others)
+
+def test_a_function_measured_in_this_process_may_use_ranks(energy, workers):
+    # From threads that it waits for.
+    def work():
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda i: workers.run(pow, i, 2), range(4)))
+    assert energy(work).result == [[0], [1], [4], [9]]
+
+def test_a_record_of_this_process_has_no_ranks(energy, workers):
+    workers.run(max, 1, 2)
+    energy(lambda: time.sleep(0.1))
+    workers.run(max, 1, 2)
+"""
+
+
+def test_threads_of_a_test_take_turns_and_a_measurement_is_one(
+    quick: pytest.Pytester, read_report: Callable[[], Any]
+) -> None:
+    quick.makepyfile(TURNS)
+    without_torch(quick.path)
+    result = quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-report")
+    result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(
         ["PlanError: the test of these workers has ended; use the fixtures in the test *"]
     )
+    record = read_report()["records"][-1]
+    assert (record["ranks"], record["launch"], record["start_method"], record["start_s"]) == (
+        [],
+        None,
+        None,
+        None,
+    )
 
 
-def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
+def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        from concurrent.futures import ThreadPoolExecutor
-        def test_it(workers):
-            with ThreadPoolExecutor(8) as threads:
-                results = list(threads.map(lambda i: workers.run(pow, i, 2), range(40)))
-            assert results == [[i * i] for i in range(40)]
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_a_measurement_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        import threading, time
-        def test_it(energy, workers):
-            workers.run(max, 1, 2)
-            over, others = threading.Event(), []
-            def go():
-                while not over.is_set():
-                    others.append(workers.run(lambda: "other"))
-            thread = threading.Thread(target=go)
-            thread.start()
-            while not others:
-                time.sleep(0.01)
-            try:
-                assert energy(workers.call(lambda: "measured")).result == "measured"
-            finally:
-                over.set()
-                thread.join()
-            assert all(each == ["other"] for each in others)
-        """
-    )
-    without_torch(quick.path)
-    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_a_function_measured_in_this_process_may_use_ranks(quick: pytest.Pytester) -> None:
-    """Measured here, it may have ranks at work from threads that it waits for."""
-    quick.makepyfile(
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        def test_it(energy, workers):
-            def work():
-                with ThreadPoolExecutor(2) as threads:
-                    return list(threads.map(lambda i: workers.run(pow, i, 2), range(4)))
-            assert energy(work).result == [[0], [1], [4], [9]]
-        """
-    )
-    without_torch(quick.path)
-    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize("ready", [True, False], ids=["at work", "starting"])
-def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
-    pytester.makepyfile(
-        f"""
         import os, threading, time
         from pathlib import Path
         import psutil
@@ -129,16 +120,14 @@ def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready:
                     outcomes.append(workers.run(slow))
                 except Exception as error:
                     outcomes.append(str(error))
-            if {ready}:
-                workers.run(max, 1, 2)
+            workers.run(max, 1, 2)
             threads.append(threading.Thread(target=go))
             threads[0].start()
-            while {ready} and not (Path("begun").exists() and Path("begun").read_text()):
+            while not (Path("begun").exists() and Path("begun").read_text()):
                 time.sleep(0.01)
         def test_after(workers):
             # The lease was given back meanwhile.
-            if {ready}:
-                assert not psutil.pid_exists(int(Path("begun").read_text()))
+            assert not psutil.pid_exists(int(Path("begun").read_text()))
             threads[0].join(60)
             (outcome,) = outcomes
             assert "ended" in outcome, outcome

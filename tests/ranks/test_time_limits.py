@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call has one time limit for all its requests. The transfer of large data does not count."""
+"""A call has one time limit for all its requests."""
 
 from __future__ import annotations
 
@@ -61,56 +61,15 @@ def test_arguments_and_work_share_the_limit(pair: RankGroup) -> None:
 
 
 def test_each_round_has_the_whole_limit(pair: RankGroup) -> None:
-    workload = call_workload(pair, time.sleep, (2.0,), {}, 7.0)
+    workload = call_workload(pair, time.sleep, (1.0,), {}, 3.5)
     for _ in range(4):
         workload.run_round()
         # Such as the meters' waits between rounds.
         time.sleep(0.1)
 
 
-def slow_down_files(part_s: float) -> None:
-    """Let files of messages move in parts of 32 KiB, each in ``part_s`` seconds."""
-    import io
-    import time
-
-    from pytest_llenergy.ranks import timeouts, transport
-
-    class SlowFile(io.FileIO):
-        def write(self, data: Any) -> int:
-            time.sleep(part_s)
-            return super().write(data)
-
-        def readinto(self, data: Any) -> int:
-            time.sleep(part_s)
-            return super().readinto(data)
-
-    class SlowParts(transport._Parts):
-        def __init__(self, file: Any, progress: Any) -> None:
-            super().__init__(SlowFile(file.fileno(), closefd=False), progress)
-
-    timeouts.TRANSFER_PART_BYTES = 1 << 15
-    vars(transport).update(FileIO=SlowFile, _Parts=SlowParts)
-
-
-#: 32 parts.
+#: Goes by file.
 LARGE = 1 << 20
-
-
-def test_large_results_move_longer_than_the_limit(pair: RankGroup) -> None:
-    run(pair, slow_down_files, 0.2)
-    assert run(pair, bytes, LARGE, timeout_s=6) == [bytes(LARGE)] * 2
-
-
-def test_large_arguments_move_longer_than_the_limit(pair: RankGroup) -> None:
-    run(pair, slow_down_files, 0.2)
-    assert run(pair, len, bytes(LARGE), timeout_s=6) == [LARGE] * 2
-
-
-def test_a_transfer_that_is_stuck_ends_at_the_limit(pair: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "TRANSFER_STUCK_S", 0.5)
-    run(pair, slow_down_files, 60)
-    with pytest.raises(WorkerError, match="did not answer within 1 s"):
-        run(pair, bytes, LARGE, timeout_s=1)
 
 
 def test_no_file_of_a_large_argument_stays(pair: RankGroup) -> None:

@@ -14,10 +14,7 @@ from .no_torch import without_torch
 Read = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_functions_of_the_test_file_run_on_every_rank(
-    quick: pytest.Pytester, read_report: Read, mode: str
-) -> None:
+def test_functions_of_the_test_file_run_on_every_rank(quick: pytest.Pytester, read_report: Read) -> None:
     without_torch(quick.path)
     quick.syspathinsert()
     quick.makepyfile(
@@ -49,7 +46,7 @@ def test_functions_of_the_test_file_run_on_every_rank(
             assert run.result == [0, 6]
         """
     )
-    result = quick.runpytest("--energy-report", f"--import-mode={mode}")
+    result = quick.runpytest("--energy-report", "--import-mode=importlib")
     result.assert_outcomes(passed=4)
     records = read_report()["records"]
     for record in records:
@@ -61,35 +58,6 @@ def test_functions_of_the_test_file_run_on_every_rank(
         assert [(rank["rank"], rank["local_rank"]) for rank in record["ranks"]] == [(0, 0), (1, 1)]
         assert {rank["host"] for rank in record["ranks"]} == {"localhost"}
     assert len({rank["pid"] for record in records for rank in record["ranks"]}) == 2
-
-
-def test_failures_and_skips_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_report: Read) -> None:
-    without_torch(quick.path)
-    quick.makepyfile(
-        """
-        import pytest
-        def check():
-            left, right = 3, 4
-            assert left == right
-        def test_assert(workers):
-            workers.run(check)
-        def test_skip(workers):
-            workers.run(pytest.skip, "no such kernel")
-        def test_again(workers):
-            assert workers.run(max, 1, 2) == [2]
-        def test_arguments(energy, workers):
-            energy(workers.call(max, 1, 2), 3)
-        """
-    )
-    result = quick.runpytest("--energy-report", "-rs")
-    result.assert_outcomes(failed=2, skipped=1, passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "WorkerError: rank 0 of 1 (cpu, pid *): AssertionError: assert 3 == 4",
-            "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",
-            "SKIPPED*no such kernel",
-        ]
-    )
 
 
 def test_the_record_names_the_measured_ranks(quick: pytest.Pytester, read_report: Read) -> None:
@@ -118,17 +86,15 @@ def test_ranks_have_the_interpreter_flags_of_pytest(pytester: pytest.Pytester) -
         """
         import sys
         def look():
-            return sys.flags.dont_write_bytecode, sys.flags.optimize, sys._xoptions, sys.warnoptions
+            return sys.flags.dont_write_bytecode, sys._xoptions, sys.warnoptions
         def test_it(workers):
-            assert workers.run(look) == [(1, 1, {"utf8": True}, ["ignore::UserWarning"])] == [look()]
+            assert workers.run(look) == [(1, {"utf8": True}, ["ignore::UserWarning"])] == [look()]
         """
     )
     without_torch(pytester.path)
-    flags = ("-B", "-O", "-X", "utf8", "-W", "ignore::UserWarning")
-    for method in ("spawn", "forkserver"):
-        arguments = ("-p", "no:cacheprovider", "--assert=rewrite", f"--energy-start-method={method}")
-        result = pytester.run(sys.executable, *flags, "-m", "pytest", *arguments)
-        result.assert_outcomes(passed=1)
+    flags = ("-B", "-X", "utf8", "-W", "ignore::UserWarning")
+    arguments = ("-p", "no:cacheprovider", "--assert=rewrite")
+    pytester.run(sys.executable, *flags, "-m", "pytest", *arguments).assert_outcomes(passed=1)
 
 
 def test_a_full_disk_is_reported_with_its_rank(pytester: pytest.Pytester) -> None:
@@ -174,26 +140,6 @@ def test_a_full_disk_is_reported_with_its_rank(pytester: pytest.Pytester) -> Non
     )
 
 
-def test_ranks_start_in_a_removed_working_directory(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import os
-        def test_it(workers, tmp_path, monkeypatch):
-            gone = tmp_path / "gone"
-            gone.mkdir()
-            before = os.getcwd()
-            os.chdir(gone)
-            gone.rmdir()
-            try:
-                assert workers.run(max, 1, 2) == [2]
-            finally:
-                os.chdir(before)
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
 def test_the_debugger_opens_in_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -210,8 +156,9 @@ def test_the_debugger_opens_in_the_test(pytester: pytest.Pytester) -> None:
 
 
 def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Pytester) -> None:
+    """The second file: ranks start in a working directory that was removed."""
     pytester.makepyfile(
-        """
+        test_classes="""
         import sys
         from dataclasses import dataclass
         LIMIT = 1
@@ -232,65 +179,23 @@ def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Py
         def test_after(monkeypatch):
             monkeypatch.setattr(sys.modules[__name__], "LIMIT", 0)
             assert not Stats(0.5).ok()
-        """
+        """,
+        test_removed_working_directory="""
+        import os
+        def test_it(workers, tmp_path, monkeypatch):
+            gone = tmp_path / "gone"
+            gone.mkdir()
+            before = os.getcwd()
+            os.chdir(gone)
+            gone.rmdir()
+            try:
+                assert workers.run(max, 1, 2) == [2]
+            finally:
+                os.chdir(before)
+        """,
     )
     without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-
-
-def test_a_record_of_this_process_has_no_ranks(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        """
-        import time
-        def test_it(energy, workers):
-            workers.run(max, 1, 2)
-            energy(lambda: time.sleep(0.1))
-            workers.run(max, 1, 2)
-        """
-    )
-    without_torch(quick.path)
-    quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-report").assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert (record["ranks"], record["launch"], record["start_method"], record["start_s"]) == (
-        [],
-        None,
-        None,
-        None,
-    )
-
-
-def test_the_exit_code_of_a_run_that_a_rank_ends(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-        def test_it(workers):
-            workers.run(pytest.exit, "enough of it", 7)
-        """
-    )
-    without_torch(pytester.path)
-    assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 7
-
-
-def test_a_skip_in_a_rank_has_the_line_of_its_test(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        test_places="""
-        import pytest
-        def test_one(workers):
-            workers.run(pytest.skip, "no such kernel")
-
-        def test_two(workers):
-            workers.run(pytest.skip, "no such kernel")
-        """
-    )
-    without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
-    result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(
-        [
-            "SKIPPED [[]1[]] test_places.py:2: no such kernel",
-            "SKIPPED [[]1[]] test_places.py:5: no such kernel",
-        ]
-    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
 
 
 def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytest.Pytester) -> None:
@@ -336,6 +241,8 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             workers.run(mute)
         def test_signal(workers):
             workers.run(lambda: os.kill(os.getpid(), 40))
+        def test_arguments(energy, workers):
+            energy(workers.call(max, 1, 2), 3)
         def test_closed(workers):
             workers.run(lambda: sys.stdout.close())
         def test_long(workers):
@@ -354,8 +261,10 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
     without_torch(pytester.path)
     # One of them is measured, by default for twenty seconds.
     short = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *short)
-    result.assert_outcomes(failed=13, passed=3, skipped=1)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *short)
+    result.assert_outcomes(failed=14, passed=3, skipped=1)
+    # At the line of the test.
+    result.stdout.fnmatch_lines(["SKIPPED [[]1[]] test_odd.py:49: by unittest"])
     assert "never awaited" not in result.stdout.str()
     result.stdout.fnmatch_lines(
         [
@@ -369,5 +278,6 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "WorkerError: workers: test_global* (TypeError: *): create variable 'LOCK' *",
             "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its message cannot be formatted: RuntimeError)",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
+            "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",
         ]
     )

@@ -63,7 +63,7 @@ def count_flops(name: str, prompts: list[str], parallel: Parallel) -> Flops:
     """Return the operations that four ranks report for a batch."""
     row = Capabilities(data=True, tensor=True)
     spec = BackendSpec("counted", f"counted:{name}", (), "", row)
-    pool = RankPool(60.0, "spawn", "backend")
+    pool = RankPool(60.0, "spawn", "module")
     try:
         ranks = plan_processes(row, parallel, Lease(devices=("cpu",) * 4), [0, 1], 1)
         group, _ = pool.get_loaded(ranks, Load.from_options(spec, ModelSource("directory", "/a"), {}))
