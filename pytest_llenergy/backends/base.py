@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -33,9 +33,6 @@ from pytest_llenergy.record.timeline import Flops
 #: Kinds of parallelism, named like the fields of ``Parallel``.
 Degree = Literal["data", "tensor", "pipeline", "placement"]
 DEGREES: tuple[Degree, ...] = ("data", "tensor", "pipeline", "placement")
-
-#: Values of the load option ``dtype`` of backends that take torch's names.
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -58,21 +55,10 @@ class Capabilities:
             turn.
         tasks: Names in ``backends.tasks.TASKS``.
         options: Names of the load options.
-        off: Names of common options that it does not have and takes as False, which is what it does.
-        passes: Where the library lists its own options, which the backend passes on and checks in the rank;
-            None if it takes no others.
+        passes: Whether the backend passes other options on to its library, which may refuse them.
         sampling: Parameters of ``generate`` in ``backends.tasks.EXTRA_PARAMS`` that the backend honours.
         caches: Kinds of key-value cache.
-        timestamps: Granularity of the timestamps that the backend reports.
-        exact: Whether a timestamp is taken when its token is available, rather than when a batch of tokens
-            arrives.
-        clock: Where the timestamps come from.
-        changed_by: Fields that a load option overrides: option name, option value, then the new field values.
-        reasons: For a field, why it has its value, and for ``options_NAME``, why it is no load option; added
-            to messages about refused tests.
-        sources: For a field or ``options_NAME``, how it is known: ``tested`` by this package's tests, ``this
-            adapter``, or a URL, class or file of the library.
-        hardware: What the backend has been run on; None if not yet run.
+        timestamps: ``step`` if only some tokens have a time, such as the first and the last.
     """
 
     launch: Literal["ranks", "backend"] = "ranks"
@@ -89,24 +75,11 @@ class Capabilities:
     gpu: bool = False
     tasks: tuple[str, ...] = ("generate",)
     options: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
-    passes: str | None = None
+    passes: bool = False
     sampling: tuple[str, ...] = ()
     caches: tuple[str, ...] = ("dynamic",)
     batching: tuple[Literal["static", "continuous"], ...] = ("static",)
-    prefix_cache: str = "none"
     timestamps: Literal["none", "step", "token"] = "none"
-    exact: bool = False
-    clock: str = "none"
-    changed_by: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict, hash=False)
-    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    hardware: str | None = None
-
-    @property
-    def managed_by(self) -> Literal["plugin", "backend"]:
-        """Who distributes the devices of a process."""
-        return "plugin" if self.launch == "ranks" else "backend"
 
     def choose_degrees(self, parallel: Parallel | None, devices: int) -> Parallel:
         """Return the degrees of a test with so many devices: those of its mark, data parallel without one."""
@@ -117,15 +90,17 @@ class Capabilities:
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
 
     def without_off(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the load options without those that ask for what the backend does anyway."""
-        return {name: value for name, value in options.items() if value is not False or name not in self.off}
+        """Return the load options without ``prefix_cache=False``, which every backend does anyway."""
+        return {
+            name: value
+            for name, value in options.items()
+            if name in self.options or (name, value) != ("prefix_cache", False)
+        }
 
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""
         return [
-            name
-            for name in names
-            if name not in self.options and (self.passes is None or name in COMMON_OPTIONS)
+            name for name in names if name not in self.options and (name in COMMON_OPTIONS or not self.passes)
         ]
 
     def refuse_params(self, backend: str, params: GenerationParams) -> None:
@@ -138,24 +113,8 @@ class Capabilities:
             raise BackendError(f"{backend} has no {params.cache} cache; it offers: {', '.join(self.caches)}")
         refused = [name for name in params.extras if name not in self.sampling]
         if refused:
-            some = f"it takes: {', '.join(self.sampling)}"
-            offered = some if self.sampling else f"it takes none of {', '.join(EXTRA_PARAMS)}"
-            why = "; ".join(filter(None, (offered, self.reasons.get("sampling", ""))))
-            raise BackendError(f"{backend} does not honour {', '.join(refused)} ({why})")
-
-    def option_reasons(self, names: Iterable[str]) -> list[str]:
-        """Return why these options are not taken, as far as ``reasons`` says."""
-        keys = ("options", *(f"options_{name}" for name in names))
-        return [self.reasons[key] for key in keys if key in self.reasons]
-
-    def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
-        """Return the capabilities with these load options applied."""
-        changed: dict[str, Any] = {}
-        for name, value in options.items():
-            # Tests can pass any object, including unhashable ones.
-            if isinstance(value, str):
-                changed |= self.changed_by.get(name, {}).get(value, {})
-        return replace(self, **changed) if changed else self
+            offered = ", ".join(self.sampling) or f"none of {', '.join(EXTRA_PARAMS)}"
+            raise BackendError(f"{backend} does not honour {', '.join(refused)}; it takes: {offered}")
 
 
 @dataclass(frozen=True)

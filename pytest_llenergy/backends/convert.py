@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convert models to formats that backends read, once, into the user's cache directory.
 
-An entry of the cache is a directory that appears whole or not at all, with the checksum of each of its files.
-One process builds it while the others wait.
+An entry of the cache is a directory that appears whole or not at all. One process builds it while the others
+wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,19 +18,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_llenergy.backends.models import ModelSource, explain_load_error, resolve_model
 from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.record.base import MALFORMED, cache_directory
-from pytest_llenergy.record.files import read_limited
+from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.scratch import ScratchDirectory
 
-MANIFEST = "llenergy-checksums.json"
-
 #: Part of every cache key: increase it when the same input gives a different directory.
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 
 #: A directory with this file is an ONNX Runtime GenAI model.
 GENAI_CONFIG = "genai_config.json"
@@ -44,17 +38,8 @@ ONNX_BUILDER = "onnxruntime_genai.models.builder"
 BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
 
 
-def file_digest(path: Path) -> str:
-    """BLAKE2b of a file, 128 bits in hexadecimal."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def build_cached(name: str, build: Callable[[Path], None]) -> Path:
-    """Return the directory ``name`` of the cache; ``build(directory)`` fills it if it is missing or damaged.
+    """Return a directory of the cache; ``build(directory)`` fills it if it is missing.
 
     Raises:
         ModelError: If the cache cannot be written.
@@ -62,11 +47,11 @@ def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     from filelock import FileLock
 
     root = cache_directory() / "models"
-    entry = root / name
+    entry = root / f"{name}-v{CACHE_FORMAT}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{name}.lock"):
-            if not _is_intact(entry):
+        with FileLock(f"{entry}.lock"):
+            if not entry.exists():
                 _build_entry(entry, build)
     except OSError as error:
         raise ModelError(
@@ -76,43 +61,10 @@ def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     return entry
 
 
-class _FileState(msgspec.Struct, frozen=True):
-    size: int
-    mtime_ns: int
-    digest: str
-
-
 def _build_entry(entry: Path, build: Callable[[Path], None]) -> None:
     with ScratchDirectory(entry.parent) as directory:
-        scratch = directory.path
-        build(scratch)
-        files = sorted(path for path in scratch.rglob("*") if path.is_file())
-        manifest = {str(path.relative_to(scratch)): _file_state(path) for path in files}
-        (scratch / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        if entry.exists():
-            shutil.rmtree(entry)
-        scratch.rename(entry)
-
-
-def _file_state(path: Path) -> _FileState:
-    state = path.stat()
-    return _FileState(state.st_size, state.st_mtime_ns, file_digest(path))
-
-
-def _is_intact(entry: Path) -> bool:
-    try:
-        manifest = msgspec.json.decode(read_limited(entry / MANIFEST), type=dict[str, _FileState])
-        return all(_is_unchanged(entry / name, file) for name, file in manifest.items())
-    except (OSError, *MALFORMED):
-        return False
-
-
-def _is_unchanged(path: Path, file: _FileState) -> bool:
-    """Whether a file is untouched since it was built, or at least has the same content."""
-    state = path.stat()
-    if state.st_size != file.size:
-        return False
-    return state.st_mtime_ns == file.mtime_ns or file_digest(path) == file.digest
+        build(directory.path)
+        directory.path.rename(entry)
 
 
 def pretrained_path(source: ModelSource) -> str:
@@ -128,11 +80,12 @@ def pretrained_path(source: ModelSource) -> str:
         return source.directory
     if source.kind == "gguf":
         file = Path(source.location)
-        key = f"{file.stem}-bf16-{file_digest(file)[:16]}-v{CACHE_FORMAT}"
-        return str(build_cached(key, lambda directory: _convert_gguf(file, directory)))
+        return str(
+            build_cached(f"{source_key(source)}-bf16", lambda directory: _convert_gguf(file, directory))
+        )
     if source.kind == "random":
-        key = f"random-{source.location}-v{CACHE_FORMAT}"
-        return str(build_cached(key, lambda directory: _build_random(source.location, directory)))
+        name = source.location
+        return str(build_cached(source_key(source), lambda directory: _build_random(name, directory)))
     return source.location
 
 
@@ -281,7 +234,7 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
     Raises:
         ModelError: If a module is missing or the builder fails.
     """
-    key = f"{source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
+    key = f"{source_key(source)}-onnx-{precision}-{version}"
     return build_cached(key, lambda directory: _run_onnx_builder(source, precision, directory))
 
 
@@ -296,13 +249,11 @@ def source_key(source: ModelSource) -> str:
     if source.kind == "hub":
         return f"{source.location.replace('/', '--')}-{_hub_commit(source)[:16]}"
     path = Path(source.location)
-    if source.kind == "gguf":
-        return f"{path.stem}-{file_digest(path)[:16]}"
-    # Hashing all weights would take longer than loading them.
-    files = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
-    listing = repr([(name, state.st_size, state.st_mtime_ns) for name, state in files])
-    digest = hashlib.blake2b(f"{path} {listing}".encode(), digest_size=8).hexdigest()
-    return f"{path.name}-{digest}"
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    # Reading all weights would take longer than loading them.
+    listing = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    digest = hashlib.blake2b(repr(listing).encode(), digest_size=8).hexdigest()
+    return f"{path.stem if path.is_file() else path.name}-{digest}"
 
 
 def _hub_commit(source: ModelSource) -> str:

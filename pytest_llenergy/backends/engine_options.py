@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options: those with one meaning in every backend, and those passed on to an inference library."""
+"""Load options: those with one meaning in every backend, and those passed on to an inference library.
+
+An adapter refuses what it sets itself; everything else is for the library to refuse.
+"""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.record.secrets import hide_secrets, is_secret
-from pytest_llenergy.record.text import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,21 +35,9 @@ COMMON_OPTIONS: Mapping[str, str] = {
     "compile": "whether the model is compiled, or the compilation mode",
 }
 
-#: Values of them, for messages. The others are names.
-_NEEDS: Mapping[str, str] = {
-    "chunked_prefill": "True, False or the tokens of a step",
-    "speculative": "a dict with num_tokens, and model or method; max_ngram for prompt_lookup",
-    "prefix_cache": "True or False",
-    "lora": "the path of an adapter",
-    "compile": "True, False or a mode",
-}
-
 #: Methods of ``speculative`` that mean the same in every backend: a smaller model drafts, or the continuation
 #: of an earlier occurrence of the last tokens is the draft. Other methods are names of the library.
 DRAFT_MODEL, PROMPT_LOOKUP = "draft_model", "prompt_lookup"
-
-#: Longest sequence of last tokens that prompt lookup searches for.
-LOOKUP_NGRAM = 2
 
 #: On a round that has taken prompt tokens from the prefix cache.
 PREFIXES_REUSED = Flag(
@@ -58,6 +46,15 @@ PREFIXES_REUSED = Flag(
     detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
     "prefill them whole; tokens.cached counts the tokens",
 )
+
+#: Why an adapter refuses what would keep prefixes.
+NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
+
+#: Why an adapter refuses options of its library that choose devices, or the model.
+DEVICES = "the devices are those of the test; use the marks gpus and parallel"
+SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
+
+_SECRET = re.compile(r"(?i)(^|_)(token|api_?key|password|secret)$")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -76,7 +73,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_tokens: Positive
     model: str | None = None
     method: str | None = None
-    max_ngram: Positive = LOOKUP_NGRAM
+    max_ngram: Positive = 2
 
     @property
     def kind(self) -> str:
@@ -98,18 +95,15 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool | str | None = None
 
     @classmethod
-    def parse(
-        cls, backend: str, options: Mapping[str, Any], *, lora: Literal["directory", "file"] = "directory"
-    ) -> Self:
+    def parse(cls, backend: str, options: Mapping[str, Any]) -> Self:
         """Check the types of the common options among the load options of a test.
 
         Args:
             backend: Name of the backend, for messages.
             options: All load options.
-            lora: What holds an adapter.
 
         Raises:
-            BackendError: If a value has another type, or ``lora`` holds no adapter.
+            BackendError: If a value has another type.
         """
         given = {name: value for name, value in options.items() if name in cls.__struct_fields__}
         if isinstance(given.get("lora"), Path):
@@ -119,38 +113,18 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             name = re.split(r"\W", place)[0]
-            within = f" ({what} at {place.rstrip('`')})" if isinstance(given[name], Mapping) else ""
-            raise BackendError(
-                f"{backend}: {name} is {given[name]!r}, needs {_NEEDS.get(name, 'a name')}{within}"
-            ) from None
-        parsed._check_speculative(backend)
-        if parsed.lora is not None and lora == "file" and not Path(parsed.lora).is_file():
-            raise BackendError(f"{backend}: lora is {parsed.lora!r}, needs a .gguf file of an adapter")
-        if parsed.lora is not None and lora == "directory" and not _adapter_config(parsed.lora).is_file():
-            raise BackendError(
-                f"{backend}: lora is {parsed.lora!r}, which is no directory with adapter_config.json"
-            )
-        return parsed
-
-    def _check_speculative(self, backend: str) -> None:
-        draft = self.speculative
-        if draft is None:
-            return
-        if draft.model is None and draft.kind == DRAFT_MODEL:
+            where = place.rstrip("`")
+            raise BackendError(f"{backend}: {name} is {given[name]!r}: {what} at {where}") from None
+        draft = parsed.speculative
+        if draft is not None and (draft.kind, draft.model is None) in (
+            (DRAFT_MODEL, True),
+            (PROMPT_LOOKUP, False),
+        ):
             raise BackendError(
                 f"{backend}: speculative needs model, the name of the model that drafts, or "
-                f"method={PROMPT_LOOKUP!r}"
+                f"method={PROMPT_LOOKUP!r} without a model"
             )
-        if draft.model is not None and draft.kind == PROMPT_LOOKUP:
-            raise BackendError(f"{backend}: speculative: {PROMPT_LOOKUP} has no model; leave it out")
-
-    def under_names(self, **names: str) -> dict[str, dict[str, Any]]:
-        """Return what each of these options sets in a library that only calls it otherwise.
-
-        Options that were not given are left out.
-        """
-        values = {name: getattr(self, name) for name in names}
-        return {name: {names[name]: value} for name, value in values.items() if value is not None}
+        return parsed
 
     def find_step_tokens(self, backend: str) -> int | None:
         """Return the tokens of a step in a library that has no default; None for whole prompts.
@@ -159,28 +133,38 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
             BackendError: If ``chunked_prefill`` is True.
         """
         if self.chunked_prefill is True:
-            raise BackendError(
-                f"{backend}: chunked_prefill is True, needs False or the tokens of a step: the library has "
-                "no size of its own"
-            )
+            raise BackendError(f"{backend}: chunked_prefill is True, needs False or the tokens of a step")
         return self.chunked_prefill or None
 
     @property
     def lora_rank(self) -> int:
         """Rank of the adapter in ``lora``."""
-        return int(json.loads(_adapter_config(str(self.lora)).read_text(encoding="utf-8"))["r"])
+        return int(json.loads(Path(str(self.lora), "adapter_config.json").read_bytes())["r"])
 
 
-def _adapter_config(directory: str) -> Path:
-    return Path(directory) / "adapter_config.json"
+def refuse_options(backend: str, given: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
+    """Refuse load options that an adapter sets itself, arguments of ``generate``, and secrets.
+
+    Args:
+        backend: Name of the backend, for messages.
+        given: The options.
+        reserved: Why each of those that it sets is refused.
+
+    Raises:
+        BackendError: Names the first of them.
+    """
+    for name in given:
+        reason = reserved.get(name)
+        if _SECRET.search(name):
+            reason = "it is a secret, and options are recorded; set an environment variable, such as HF_TOKEN"
+        elif reason is None and name in GenerationParams.__struct_fields__:
+            reason = "it is an argument of generate"
+        if reason is not None:
+            raise BackendError(f"{backend}: the load option {name} is not available: {reason}")
 
 
 def combine_options(
-    backend: str,
-    common: Mapping[str, Mapping[str, Any]],
-    passed: Mapping[str, Any],
-    *,
-    decides: Mapping[str, Collection[str]] | None = None,
+    backend: str, common: Mapping[str, Mapping[str, Any]], passed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the keywords for a library: those that common options set, and those passed on to it.
 
@@ -188,93 +172,17 @@ def combine_options(
         backend: Name of the backend.
         common: What each common option sets in the library.
         passed: Options of the library that the test gives.
-        decides: Further options of the library that would contradict a common option.
 
     Raises:
         BackendError: If a test gives a common option and what it sets.
     """
     for name, keywords in common.items():
-        twice = sorted({*keywords, *(decides or {}).get(name, ())} & set(passed))
+        twice = sorted(keywords.keys() & passed.keys())
         if twice:
             raise BackendError(f"{backend}: {name} sets {', '.join(twice)} as well; give one of them")
     return {**{key: value for keywords in common.values() for key, value in keywords.items()}, **passed}
 
 
-#: Why a backend refuses options of its library that choose devices, or the model: the plugin sets them.
-DEVICES = "the devices are those of the test; use the marks gpus and parallel"
-SOURCE = "the plugin names the model, its configuration and its tokenizer; use --energy-model or energy_model"
-
-#: Why every backend refuses a secret.
-SECRET = "it is a secret, and options are recorded"
-
-#: Secrets for the Hugging Face hub, whose client also reads an environment variable.
-_HUB_TOKENS = ("token", "use_auth_token", "hf_token")
-
-#: Why a backend refuses what its method ``generate`` takes.
-ARGUMENT = "it is an argument of generate"
-
-#: Most names in a message.
-_MOST_NAMES = 20
-
-#: Why a backend refuses ``prefix_cache``.
-NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
-
-
-def check_engine_options(
-    backend: str,
-    given: Mapping[str, Any],
-    accepted: Collection[str],
-    *,
-    declared: Collection[str],
-    where: str,
-    reserved: Mapping[str, str] | None = None,
-) -> None:
-    """Check the names of options that a backend passes on to its library.
-
-    Args:
-        backend: Name of the backend.
-        given: The options.
-        accepted: What the installed version of the library takes.
-        declared: Load options of the backend itself.
-        where: Where ``accepted`` comes from, such as ``vllm.EngineArgs of vLLM 0.11``.
-        reserved: Options that the backend sets itself, each with the reason.
-
-    Raises:
-        BackendError: If an option is reserved or unknown, or has a secret in its value.
-    """
-    refused = reserved or {}
-    for name, value in given.items():
-        if reason := explain_secret(name) or refused.get(name):
-            raise BackendError(f"{backend}: the load option {name} is not available: {reason}")
-        if (shown := hide_secrets(value)) is not value:
-            raise BackendError(
-                f"{backend}: the load option {name} holds a secret, and options are recorded: {shown}"
-            )
-    unknown = [name for name in given if name not in accepted]
-    if not unknown:
-        return
-    for name in unknown:
-        if name in GenerationParams.__struct_fields__:
-            raise BackendError(f"{backend}: the load option {name} is not available: {ARGUMENT}")
-    offered = {name for name in accepted if name not in refused and not is_secret(name)}
-    taken = sorted({*declared, *offered})
-    if len(taken) > _MOST_NAMES:
-        taken = [*sorted(declared), f"and {len(offered - set(declared))} others that it lists"]
-    # A slip may be meant as an option of the backend, and the library cannot know those.
-    known = sorted({*declared, *COMMON_OPTIONS, *offered})
-    hint = did_you_mean(unknown, known) or f"it takes: {', '.join(taken)}"
-    raise BackendError(f"{backend}: {where} has no option {', '.join(unknown)}; {hint}")
-
-
-def explain_secret(name: str) -> str | None:
-    """Return why an option of this name is refused as a secret; None if it is not one."""
-    if not is_secret(name):
-        return None
-    return f"{SECRET}; set the environment variable HF_TOKEN" if name.lower() in _HUB_TOKENS else SECRET
-
-
-def list_keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the keyword arguments of a function or class, without ``self`` and ``**``."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind in kinds and each.name != "self"]
+def show_options(options: Mapping[str, Any]) -> str:
+    """Return options as a test writes them."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())

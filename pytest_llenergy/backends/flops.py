@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.models import ModelSource, check_gguf_head
+import msgspec
+
+from pytest_llenergy.backends.gguf_files import read_gguf, read_gguf_field
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import Generation, Result
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.files import read_limited
@@ -32,14 +35,10 @@ SOURCE = "analytic: linear layers and attention of a dense decoder, its output l
 #: Attention implementations that torch.utils.flop_counter counts, with the help of ``_count_by_torch``.
 COUNTED_ATTENTION = ("eager", "sdpa")
 
-NOT_COUNTED = "torch.utils.flop_counter does not see"
-
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes of a dense decoder. ``window`` is the span of sliding-window attention in tokens, None for full
-    attention.
-    """
+    """Sizes of a dense decoder."""
 
     layers: int
     hidden: int
@@ -48,35 +47,17 @@ class DecoderShape:
     head_dim: int
     intermediate: int
     vocabulary: int
-    window: int | None = None
-
-    @property
-    def linear_flop(self) -> int:
-        """Operations of one token in the linear layers of all blocks: query, key, value, output; gate, up,
-        down.
-        """
-        attention = 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
-        return 2 * self.layers * self.hidden * (attention + 3 * self.intermediate)
-
-    @property
-    def output_flop(self) -> int:
-        """Operations of one position in the output layer."""
-        return 2 * self.hidden * self.vocabulary
-
-    def attention_flop(self, queries: int, keys: int) -> int:
-        """Operations of attention in all blocks, scores and weighted values, for ``queries`` positions over
-        ``keys``.
-        """
-        return 4 * self.layers * self.heads * self.head_dim * queries * keys
 
     def flop(self, prompt: int, new: int) -> int:
         """Operations of one sequence: the prefill of ``prompt`` tokens gives the first of ``new`` tokens,
         each step one more.
         """
-        steps = range(1, new)
-        attention = self.attention_flop(prompt, prompt)
-        attention += sum(self.attention_flop(1, prompt + step) for step in steps)
-        return self.linear_flop * (prompt + len(steps)) + self.output_flop * new + attention
+        projections = 2 * (self.heads + self.kv_heads) * self.head_dim
+        linear = 2 * self.layers * self.hidden * (projections + 3 * self.intermediate)
+        pairs = prompt**2 + sum(prompt + step for step in range(1, new))
+        attention = 4 * self.layers * self.heads * self.head_dim * pairs
+        output = 2 * self.hidden * self.vocabulary
+        return linear * (prompt + new - 1) + attention + output * new
 
 
 def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
@@ -85,84 +66,64 @@ def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
     Raises:
         ModelError: If it is not a plain dense decoder.
     """
-    if not isinstance(config, Mapping):
-        raise ModelError(_unsupported("a config.json without keys"))
-    kind = str(config.get("model_type"))
-    experts = [name for name in EXPERT_FIELDS if config.get(name)]
-    if kind not in ARCHITECTURES or experts:
-        raise ModelError(_unsupported(f"model_type {kind}" + (f" with {experts[0]}" if experts else "")))
-    heads, hidden = _read_size(config, "num_attention_heads"), _read_size(config, "hidden_size")
-    slides = config.get("use_sliding_window", True) and config.get("sliding_window")
-    return DecoderShape(
-        layers=_read_size(config, "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_read_size(config, "num_key_value_heads", heads),
-        head_dim=_read_size(config, "head_dim", hidden // heads),
-        intermediate=_read_size(config, "intermediate_size"),
-        vocabulary=_read_size(config, "vocab_size"),
-        window=_read_size(config, "sliding_window") if slides else None,
-    )
+    kind = config.get("model_type")
+    others = [name for name in (*EXPERT_FIELDS, "sliding_window") if config.get(name)]
+    if others == ["sliding_window"] and not config.get("use_sliding_window", True):
+        others = []
+    if kind not in ARCHITECTURES or others:
+        what = f"model_type {kind}{f' with {others[0]}' if others else ''}"
+        raise ModelError(f"{what} is no dense decoder with full attention of {', '.join(ARCHITECTURES)}")
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    sizes = {
+        "layers": config.get("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or (hidden // heads if hidden and heads else None),
+        "intermediate": config.get("intermediate_size"),
+        "vocabulary": config.get("vocab_size"),
+    }
+    try:
+        # Models whose layers differ have lists there.
+        return msgspec.convert(sizes, DecoderShape)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"sizes in the model's metadata: {error}") from None
 
 
-def shape_from_gguf(file: Path) -> DecoderShape:
-    """Read the shape from a GGUF file.
+def config_of_gguf(file: Path) -> dict[str, Any]:
+    """Return what a GGUF file says under the names of a config.json.
 
     Raises:
-        ModelError: If it is unreadable or not a plain dense decoder.
+        ModelError: If it cannot be read.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ModelError("reading GGUF metadata needs the module gguf; pip install gguf") from None
-    try:
-        check_gguf_head(file)
-        reader = GGUFReader(file)
-        fields = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            # Reading the vocabulary would take seconds.
-            if not name.startswith("tokenizer.")
-        }
-        embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
-    except Exception as error:
-        # A damaged file can make its reader raise anything.
-        raise ModelError(f"{file.name}: its GGUF metadata cannot be read ({error})") from error
-    kind = str(fields.get("general.architecture"))
-    sizes = {name.removeprefix(f"{kind}."): value for name, value in fields.items()}
-    if kind not in ARCHITECTURES or sizes.get("expert_count"):
-        experts = " with experts" if sizes.get("expert_count") else ""
-        raise ModelError(_unsupported(f"architecture {kind}{experts}"))
-    hidden, heads = _read_size(sizes, "embedding_length"), _read_size(sizes, "attention.head_count")
-    return DecoderShape(
-        layers=_read_size(sizes, "block_count"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_read_size(sizes, "attention.head_count_kv", heads),
-        head_dim=_read_size(sizes, "attention.key_length", hidden // heads),
-        intermediate=_read_size(sizes, "feed_forward_length"),
-        vocabulary=int(embedding.shape[1]),
-        window=_read_size(sizes, "attention.sliding_window")
-        if sizes.get("attention.sliding_window")
-        else None,
-    )
+    names = {
+        "model_type": "general.architecture",
+        "num_experts": "expert_count",
+        "sliding_window": "attention.sliding_window",
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "intermediate_size": "feed_forward_length",
+    }
+    embedding = (each for each in read_gguf(file).tensors if each.name == "token_embd.weight")
+    found = {name: read_gguf_field(file, field) for name, field in names.items()}
+    return {**found, "vocab_size": next((int(each.shape[1]) for each in embedding), None)}
 
 
 def shape_from_source(model: ModelSource) -> DecoderShape:
     """Read the shape from a GGUF file or a directory.
 
     Raises:
-        ModelError: If the model is neither.
+        ModelError: If the model is neither, or no plain dense decoder.
     """
     if model.kind == "gguf":
-        return shape_from_gguf(Path(model.location))
+        return shape_from_config(config_of_gguf(Path(model.location)))
     file = Path(model.location) / "config.json"
     if model.kind != "directory" or not file.exists():
         raise ModelError(f"{model.label} has no config.json here to estimate operations from")
-    try:
-        return shape_from_config(json.loads(read_limited(file)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{model.label}: its config.json cannot be read ({error})") from error
+    return shape_from_config(json.loads(read_limited(file)))
 
 
 def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
@@ -180,11 +141,6 @@ def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool
     if padded:
         longest = max(prompt for prompt, _ in lengths), max(new for _, new in lengths)
         lengths = [longest] * len(lengths)
-    most = max(prompt + new for prompt, new in lengths)
-    if shape.window is not None and most > shape.window:
-        return Flops.unknown(
-            f"attention covers the last {shape.window} of {most} tokens, which is not estimated"
-        )
     count = sum(shape.flop(prompt, new) for prompt, new in lengths)
     return Flops(count=count, source=SOURCE, shared=True)
 
@@ -199,7 +155,7 @@ def estimate_flops_from_file(model: ModelSource, done: Result, *, padded: bool) 
     """
     try:
         return estimate_generation_flops(shape_from_source(model), done, padded=padded)
-    except ModelError as error:
+    except (ModelError, OSError, ValueError) as error:
         return Flops.unknown(str(error))
 
 
@@ -213,24 +169,23 @@ def transformers_job_flops(model: Any, job: Any, done: Result, tensor: int) -> F
         tensor: Number of ranks that hold a part of each weight.
     """
     uncounted = _uncounted_part(model, tensor)
+    attention = model.config._attn_implementation
     if uncounted is None:
-        return Flops(count=_count_by_torch(model, job), source=_counter_source(model))
+        note = ", on CPUs from the shapes of its calls" if attention == "sdpa" else ""
+        source = f"counted by torch.utils.flop_counter, {attention}{note}"
+        return Flops(count=_count_by_torch(model, job), source=source)
+    unseen = f"torch.utils.flop_counter does not see {uncounted}"
     if getattr(getattr(job, "config", None), "cache_implementation", None) == "static":
         # Whether its empty part is computed depends on the kernel and on padding.
-        return Flops.unknown(
-            f"{NOT_COUNTED} {uncounted}, and operations with a static cache are not estimated"
-        )
+        return Flops.unknown(f"{unseen}, and operations with a static cache are not estimated")
     try:
-        estimated = estimate_generation_flops(shape_from_config(model.config.to_dict()), done, padded=True)
+        shape = shape_from_config(model.config.to_dict())
     except ModelError as error:
-        return Flops.unknown(f"{NOT_COUNTED} {uncounted}, and {error}")
+        return Flops.unknown(f"{unseen}, and {error}")
+    estimated = estimate_generation_flops(shape, done, padded=True)
     if estimated.count is None:
         return estimated
-    return Flops(
-        count=estimated.count,
-        shared=True,
-        source=f"{estimated.source} (the counter does not see {uncounted})",
-    )
+    return msgspec.structs.replace(estimated, source=f"{SOURCE} (the counter does not see {uncounted})")
 
 
 def _count_by_torch(model: Any, job: Any) -> int:
@@ -258,32 +213,9 @@ def _uncounted_part(model: Any, tensor: int) -> str | None:
     attention = str(model.config._attn_implementation)
     if tensor > 1:
         return "how a product is sharded over ranks"
-    if getattr(model, "_compiled_call", None) is not None or _is_compiled(model.forward):
+    compiled = ("_torchdynamo_orig_callable", "_orig_mod")
+    if getattr(model, "_compiled_call", None) or any(hasattr(model.forward, name) for name in compiled):
         return "compiled code"
     if getattr(model, "hf_quantizer", None) is not None:
         return "products of quantised weights"
     return None if attention in COUNTED_ATTENTION else f"attention of {attention}"
-
-
-def _is_compiled(function: Any) -> bool:
-    return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
-
-
-def _counter_source(model: Any) -> str:
-    attention = str(model.config._attn_implementation)
-    note = ", on CPUs from the shapes of its calls" if attention == "sdpa" else ""
-    return f"counted by torch.utils.flop_counter, {attention}{note}"
-
-
-def _read_size(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a positive size. Models whose layers differ have a list there."""
-    value = fields.get(name) or default
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"{name} is {value!r} in the model's metadata; estimating operations needs one positive number"
-        )
-    return value
-
-
-def _unsupported(what: str) -> str:
-    return f"{what} is not a supported dense decoder; supported: {', '.join(ARCHITECTURES)}"

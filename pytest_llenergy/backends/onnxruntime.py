@@ -25,13 +25,14 @@ from pytest_llenergy.backends.convert import (
     is_onnx_directory,
     onnx_directory,
 )
-from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, CommonOptions, check_engine_options
+from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options, show_options
 from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
+from pytest_llenergy.record.text import did_you_mean
 
 #: The builder's precisions for the CPU, with the names of weights in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
@@ -61,9 +62,6 @@ PLAIN_SEARCH: dict[str, Any] = {
 }
 
 
-_BUILDER = "onnxruntime_genai/models/builder.py, --precision with the provider cpu"
-
-
 def refuses(model: ModelSource) -> str | None:
     """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
     converts.
@@ -83,48 +81,9 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         options=("dtype", "precision"),
-        off=("prefix_cache",),
-        passes="onnxruntime.SessionOptions",
+        passes=True,
         caches=("dynamic", "static"),
-        prefix_cache="none: each run has its own generator",
         timestamps="step",
-        exact=True,
-        clock="our own, after each step, when its tokens are on the host",
-        reasons={
-            "tensor": "a generator runs in one session",
-            "pipeline": "a generator runs in one session",
-            "placement": "only its CPU provider is used here",
-            "gpu": "only its CPU provider is used here",
-            "batching": "right-padded, since its fused attention counts positions from the start of a row",
-            "options_quantization": "use precision, which names what its model builder makes",
-            "options_kv_cache_dtype": "keys and values have the type that its model builder writes",
-            "options_attention": "its model builder writes fused attention into the graph",
-            "options_chunked_prefill": "not offered by this adapter, which sets chunk_size=0",
-            "options_speculative": "its generator drafts no tokens",
-            "options_prefix_cache": NO_PREFIX_CACHE,
-            "options_lora": "not offered by this adapter; merge the adapter into the model",
-            "options_compile": "graphs are optimised when they are loaded: graph_optimization_level",
-        },
-        sources={
-            "hosts": "this adapter",
-            **dict.fromkeys(("launch", "managed_by", "cpu", "tasks", "hardware"), "tested"),
-            **dict.fromkeys(("gpu", "tensor", "pipeline", "placement"), "this adapter"),
-            "data": "tested",
-            "caches": "tested",
-            "batching": "tested",
-            "prefix_cache": "tested",
-            "timestamps": "tested",
-            "options": _BUILDER,
-            "passes": "tested",
-            **dict.fromkeys(
-                ("options_quantization", "options_kv_cache_dtype", "options_attention"), _BUILDER
-            ),
-            **dict.fromkeys(("sampling", "options_chunked_prefill", "options_lora"), "this adapter"),
-            "options_speculative": "onnxruntime_genai.Generator",
-            "options_prefix_cache": "tested",
-            "options_compile": "onnxruntime.SessionOptions (graph_optimization_level)",
-        },
-        hardware="CPU",
     ),
     refuses=refuses,
 )
@@ -254,7 +213,7 @@ class OnnxRuntimeBackend:
             self._tokenizer: Any = onnxruntime_genai.Tokenizer(self._model)
         except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [""])[0]
-            given = ", ".join(f"{name}={value!r}" for name, value in session.items())
+            given = show_options(session)
             raise (BackendError if given else ModelError)(
                 f"model {model.label}: onnxruntime-genai cannot load it{f' with {given}' if given else ''} "
                 f"({type(error).__name__}: {reason})"
@@ -379,16 +338,17 @@ def _runtime_version() -> dict[str, str]:
 def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for ONNX Runtime's session. Raises ``BackendError`` for an unknown one."""
     native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-    if not native:
-        return {}
-    import onnxruntime
+    refuse_options("onnxruntime", native, RESERVED)
+    if native:
+        import onnxruntime
 
-    defaults = onnxruntime.SessionOptions()
-    names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
-    where = f"onnxruntime.SessionOptions {onnxruntime.__version__}"
-    check_engine_options(
-        "onnxruntime", native, names, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
-    )
+        # The library would take a name that it does not know, and ignore it.
+        unknown = [name for name in native if not hasattr(onnxruntime.SessionOptions, name)]
+        if unknown:
+            hint = did_you_mean(unknown, dir(onnxruntime.SessionOptions)) or "see its documentation"
+            raise BackendError(
+                f"onnxruntime: onnxruntime.SessionOptions has no option {', '.join(unknown)}; {hint}"
+            )
     return native
 
 

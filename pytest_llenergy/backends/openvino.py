@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shutil
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,17 @@ from pytest_llenergy.backends.convert import build_cached
 from pytest_llenergy.backends.engine_options import (
     NO_PREFIX_CACHE,
     CommonOptions,
-    check_engine_options,
     combine_options,
+    refuse_options,
+    show_options,
 )
 from pytest_llenergy.backends.flops import estimate_flops_from_file
-from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
-from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_positions
+from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights, read_gguf_field
+from pytest_llenergy.backends.models import ModelSource, gguf_hint
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import Flops
 from pytest_llenergy.scratch import ScratchDirectory
@@ -54,18 +56,11 @@ FLOAT32 = {
 #: Values of the load option ``kv_cache_dtype``, with OpenVINO's names.
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8"}
 
-#: Properties that would contradict a common option which does not set them.
-DECIDES = dict.fromkeys(("dtype", "kv_cache_dtype"), ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"))
-
 #: Options that are set here, with the reason.
 RESERVED = {
     "enable_prefix_caching": NO_PREFIX_CACHE,
     "INFERENCE_NUM_THREADS": "use --energy-threads",
 }
-
-
-_HEADER = struct.Struct("<4sIQQ")
-_LLM_PIPELINE = "https://docs.openvino.ai/2024/api/genai_api/_autosummary/openvino_genai.LLMPipeline.html"
 
 
 def refuses(model: ModelSource) -> str | None:
@@ -79,41 +74,13 @@ def refuses(model: ModelSource) -> str | None:
 SPEC = BackendSpec(
     name="openvino",
     factory="pytest_llenergy.backends.openvino:OpenVinoBackend",
-    requires=("openvino_genai",),
+    requires=("openvino_genai", "gguf"),
     install="pip install 'pytest-llenergy[openvino]'",
     capabilities=Capabilities(
         data=True,
-        prefix_cache="switched off",
-        timestamps="step",
-        exact=True,
-        clock="OpenVINO's own monotonic clock, per step",
         options=("dtype", "kv_cache_dtype", "chunked_prefill"),
-        off=("prefix_cache",),
-        passes="openvino_genai.SchedulerConfig and the properties of OpenVINO's CPU plugin",
-        reasons={
-            "tensor": "LLMPipeline takes one device",
-            "gpu": "only its CPU plugin is used here",
-            "options_prefix_cache": NO_PREFIX_CACHE,
-            "options_attention": "its scheduler always uses paged attention",
-            "options_quantization": "it reads the weights as the file stores them; name another file",
-            "options_speculative": "drafts give several tokens a step, whose times its metrics do not have",
-            "options_lora": "not offered by this adapter; merge the adapter into the model",
-            "options_compile": "its plugin always compiles the model when it loads it",
-        },
-        sources={
-            "hosts": "this adapter",
-            **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
-            **dict.fromkeys(("prefix_cache", "timestamps", "options", "hardware"), "tested"),
-            "gpu": "this adapter",
-            **dict.fromkeys(("tensor", "pipeline", "placement"), _LLM_PIPELINE),
-            **{"passes": "tested", "sampling": "this adapter", "options_prefix_cache": "tested"},
-            "options_attention": "openvino_genai.SchedulerConfig",
-            "options_quantization": "tested",
-            "options_speculative": "openvino_genai.RawPerfMetrics (m_new_token_times)",
-            "options_lora": "this adapter",
-            "options_compile": "openvino.Core (compile_model)",
-        },
-        hardware="CPU",
+        passes=True,
+        timestamps="step",
     ),
     refuses=refuses,
 )
@@ -181,9 +148,7 @@ class OpenVinoBackend:
         scheduler = openvino_genai.SchedulerConfig()
         common = CommonOptions.parse("openvino", options)
         properties = _apply_options(scheduler, common, options)
-        if model.kind == "gguf":
-            _check_header(model)
-        self._max_positions = read_max_positions(model)
+        self._max_positions = _read_max_positions(model)
         self._step_tokens = int(scheduler.max_num_batched_tokens)
         self._splits = bool(common.chunked_prefill)
         location = Path(model.location) if common.dtype is None else _float32_directory(model, common.dtype)
@@ -198,9 +163,9 @@ class OpenVinoBackend:
                     **properties,
                 )
                 compiled = _compiled_properties(log.read_text(errors="replace"))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[-1]
-            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            given = show_options(options)
             message = f"openvino cannot load it{f' with {given}' if given else ''} ({reason})"
             raise (BackendError if given else ModelError)(f"model {model.label}: {message}") from error
         self._tokenizer: Any = self._pipeline.get_tokenizer()
@@ -265,50 +230,33 @@ class OpenVinoBackend:
         del self._pipeline, self._tokenizer
 
 
-def _check_header(model: ModelSource) -> None:
-    """Check magic, version and counts of a GGUF header: OpenVINO crashes on invalid files.
-
-    Raises ``ModelError``. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-    """
-    path = Path(model.location)
-    with path.open("rb") as file:
-        head = file.read(_HEADER.size)
-    magic, version, tensors, pairs = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
-    # A tensor description has at least 24 bytes, a key-value pair 13.
-    if magic != b"GGUF" or version not in (2, 3) or 24 * tensors + 13 * pairs > path.stat().st_size:
-        raise ModelError(f"model {model.label}: not a GGUF file of version 2 or 3, or damaged")
+def _read_max_positions(model: ModelSource) -> int | None:
+    """Return the context length, or None. Raises ``ModelError`` for a file that would crash OpenVINO."""
+    if model.kind == "gguf":
+        limit = read_gguf_field(Path(model.location), "context_length")
+    else:
+        file = Path(model.location) / "config.json"
+        limit = json.loads(read_limited(file)).get("max_position_embeddings") if file.exists() else None
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _apply_options(scheduler: Any, common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
     """Set options of the scheduler and return the properties of the plugin.
 
-    Raises ``BackendError`` for an option or value that OpenVINO does not take.
+    Raises ``BackendError`` for one that is set here, or that the scheduler does not take.
     """
-    import openvino
-
     scheduler.enable_prefix_caching = False
     scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
-    # A property with a class as its value cannot be given as text.
-    own = {
-        name
-        for name in dir(scheduler)
-        if isinstance(getattr(scheduler, name), (bool, int)) and name[0] != "_"
-    }
-    supported = openvino.Core().get_property("CPU", "SUPPORTED_PROPERTIES")
-    writable = {name for name, access in supported.items() if access == "RW"}
     native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-    where = f"OpenVINO GenAI {openvino.__version__}"
-    check_engine_options(
-        "openvino", native, own | writable, declared=SPEC.capabilities.options, where=where, reserved=RESERVED
-    )
-    properties = combine_options("openvino", translate(common), native, decides=DECIDES)
-    for name in own.intersection(properties):
-        value, kind = properties.pop(name), type(getattr(scheduler, name))
-        least = 1 if name.startswith("max_") else 0
-        if type(value) is not kind or (kind is int and value < least):
-            needs = f"a whole number, {least} or more" if kind is int else "True or False"
-            raise BackendError(f"openvino: {name} is {value!r}, needs {needs}")
-        setattr(scheduler, name, value)
+    refuse_options("openvino", native, RESERVED)
+    properties = combine_options("openvino", translate(common), native)
+    for name in [name for name in properties if hasattr(scheduler, name)]:
+        value = properties.pop(name)
+        try:
+            setattr(scheduler, name, value)
+        except TypeError as error:
+            needs = type(getattr(scheduler, name)).__name__
+            raise BackendError(f"openvino: {name} is {value!r}, needs {needs}") from error
     return properties
 
 

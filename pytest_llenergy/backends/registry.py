@@ -87,55 +87,35 @@ class Requirements:
     timestamps: str | None = None
     per_host: int | None = None
 
-    def unmet(self, row: Capabilities, *, passes: bool = True) -> Iterator[str]:
-        """Yield each unmet requirement in words, with the reason that the capabilities give.
-
-        Args:
-            row: The capabilities.
-            passes: Whether an undeclared option is met by a backend that passes options on to its library.
-        """
-        row = row.loaded_with(self.options)
+    def unmet(self, row: Capabilities) -> Iterator[str]:
+        """Yield each unmet requirement in words."""
         degrees = row.choose_degrees(self.parallel, self.devices)
         kinds = row.unsupported_degrees(degrees)
         if kinds:
-            reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
-            if self.parallel is None:
-                reasons.append(
-                    f"with {self.devices} devices and no mark parallel(...) a test is data parallel"
-                )
-            yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons)}"
+            why = f" (with {self.devices} devices and no mark parallel(...) a test is data parallel)"
+            yield f"{' and '.join(kinds)} parallelism{'' if self.parallel else why}"
         size = self.devices if row.opaque else degrees.tensor * degrees.pipeline
         if row.launch == "backend" and row.hosts == "one" and size > (self.per_host or size):
-            needs = f"it needs {size} devices, and a host has {self.per_host}"
-            yield f"one model over several hosts{_parenthesize(needs, row.reasons.get('hosts', ''))}"
-        options = row.without_off(self.options)
-        unknown = (row if passes else replace(row, passes=None)).unknown_options(options)
+            yield f"one model over several hosts (it needs {size} devices, and a host has {self.per_host})"
+        unknown = row.unknown_options(row.without_off(self.options))
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
-            why = (*row.option_reasons(unknown), did_you_mean(unknown, row.options))
-            yield f"the load option {' and '.join(unknown)}{_parenthesize(takes, *why)}"
+            hints = "; ".join(filter(None, (takes, did_you_mean(unknown, row.options))))
+            yield f"the load option {' and '.join(unknown)} ({hints})"
         stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
-        for required, met, what, has, name in (
-            (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
-            (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches, "caches"),
-            (
-                self.batching,
-                self.batching in row.batching,
-                f"{self.batching} batching",
-                row.batching,
-                "batching",
-            ),
+        for required, met, what, has in (
+            (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks),
+            (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches),
+            (self.batching, self.batching in row.batching, f"{self.batching} batching", row.batching),
             (
                 self.timestamps,
                 row.timestamps in stamps,
                 f"timestamps of each {self.timestamps}",
                 (row.timestamps,),
-                "timestamps",
             ),
         ):
             if required is not None and not met:
-                offered = f"it has: {', '.join(has) or 'none'}"
-                yield f"{what}{_parenthesize(offered, row.reasons.get(name, ''))}"
+                yield f"{what} (it has: {', '.join(has)})"
 
 
 def parse_needs(**needs: str | None) -> Requirements:
@@ -183,26 +163,18 @@ def explain_unmet_by_all(
         required: What the test requires.
         known: All backends by name.
     """
-    # Only a library that is used checks an undeclared option: a misspelt one must not skip every test.
+    # Only a library that is used refuses an unknown option: a misspelt one must not skip every test.
     tried = {spec.name for spec in specs}
-    if any(not any(required.unmet(row.capabilities, passes=name in tried)) for name, row in known.items()):
+    rows = (
+        row.capabilities if name in tried else replace(row.capabilities, passes=False)
+        for name, row in known.items()
+    )
+    if any(not any(required.unmet(row)) for row in rows):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
     return f"{'; '.join(whys)}; {_name_capable(required, known)}"
 
 
 def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:
-    """Name the backends that can run a test, and those whose library may take an option that it names."""
-    capable, perhaps = [], []
-    for name, spec in known.items():
-        if not any(required.unmet(spec.capabilities, passes=False)):
-            capable.append(name)
-        elif not any(required.unmet(spec.capabilities)):
-            perhaps.append(name)
-    tail = f"; if their library has the option: {', '.join(perhaps)}" if perhaps else ""
-    return f"backends that do: {', '.join(capable) or 'none here'}{tail}"
-
-
-def _parenthesize(*texts: str) -> str:
-    joined = "; ".join(text for text in texts if text)
-    return f" ({joined})" if joined else ""
+    capable = [name for name, spec in known.items() if not any(required.unmet(spec.capabilities))]
+    return f"backends that do: {', '.join(capable) or 'none here'}"

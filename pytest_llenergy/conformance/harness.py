@@ -111,14 +111,6 @@ class LoadedBackend:
         timeline = workload.run_round()
         return BatchResult(Generation.merge(workload.results()), timeline)
 
-    def work_s(self, prompt: str) -> float:
-        """Return the time of one token after this prompt (seconds).
-
-        On CPUs it is CPU time, which hardly depends on what else the host does.
-        """
-        timeline = self.generate([prompt], max_new_tokens=1, ignore_eos=True).timeline
-        return timeline.duration_s if self.lease.uuids else timeline.cpu_time_s
-
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Call a function in a rank without a model, with the arguments for loading the backend."""
         workload = call_workload(

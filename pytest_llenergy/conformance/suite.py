@@ -14,6 +14,7 @@ from pytest_llenergy.backends.base import DEGREES, BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.conformance import checks, in_rank
+from pytest_llenergy.conformance.checks import require
 from pytest_llenergy.conformance.harness import LoadedBackend
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
@@ -25,12 +26,6 @@ from pytest_llenergy.record.record import Parallel
 BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
 
 SHORT, LONG = 5, 12
-
-
-def fail_if(message: str | None) -> None:
-    """Fail with a message, if there is one, without a traceback through this suite."""
-    if message is not None:
-        pytest.fail(message, pytrace=False)
 
 
 class BackendConformance:
@@ -46,7 +41,6 @@ class BackendConformance:
             needed for models of random weights, which have one token per byte.
         bad_options: Invalid values of load options that accept ``"no such value"``.
         any_value: Load options that accept any value, each with the reason.
-        longest_prompt: In characters.
         threads: Threads of a rank.
         degrees_of_gpus: Degrees that are declared, but refused on the CPU.
         why_no_reference: Why ``reference`` is ``None``. This and the following reasons skip the test that
@@ -65,7 +59,6 @@ class BackendConformance:
     prompts: ClassVar[Mapping[str, int]] = {}
     bad_options: ClassVar[Mapping[str, Any]] = {}
     any_value: ClassVar[Mapping[str, str]] = {}
-    longest_prompt: ClassVar[int] = 4000
     threads: ClassVar[int] = 1
     why_no_reference: ClassVar[str] = ""
     why_batches_differ: ClassVar[str] = ""
@@ -94,11 +87,11 @@ class BackendConformance:
 
     def test_prompts_are_counted_without_padding(self, loaded: LoadedBackend) -> None:
         batch_result = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
-        fail_if(checks.check_prompt_counts(batch_result, self._prompts))
+        checks.check_prompt_counts(batch_result, self._prompts)
 
     def test_outputs_are_counted_as_produced(self, loaded: LoadedBackend) -> None:
         batch_result = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        fail_if(checks.check_output_counts(batch_result, SHORT))
+        checks.check_output_counts(batch_result, SHORT)
 
     def test_a_stop_token_ends_its_sequence(self, loaded: LoadedBackend) -> None:
         texts = list(self._prompts)
@@ -110,30 +103,27 @@ class BackendConformance:
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
         batch_result = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
-        fail_if(checks.check_stop_token(batch_result, free, stop))
+        checks.check_stop_token(batch_result, free, stop)
 
     def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, loaded: LoadedBackend) -> None:
         if self.why_batches_differ:
             pytest.skip(self.why_batches_differ)
         texts = list(self._prompts)
         batch = self._batch(loaded, texts)
-        fail_if(checks.check_distinct_outputs(batch))
-        fail_if(checks.check_equal_tokens(batch, self._alone(loaded), texts, ("in a batch", "alone")))
+        checks.check_distinct_outputs(batch)
+        checks.check_equal_tokens(batch, self._alone(loaded), texts, ("in a batch", "alone"))
 
     def test_timestamps_are_as_declared(self, loaded: LoadedBackend) -> None:
         batch_result = loaded.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
-        fail_if(checks.check_timestamps(batch_result, self.spec.capabilities))
+        checks.check_timestamps(batch_result, self.spec.capabilities)
         batch = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        fail_if(checks.check_timestamps(batch, self.spec.capabilities))
+        checks.check_timestamps(batch, self.spec.capabilities)
 
-    def test_repeated_prompts_cost_as_much_as_new_ones(self, loaded: LoadedBackend) -> None:
-        found = checks.time_repeated_prompts(loaded, self.longest_prompt)
-        if found is None:
-            pytest.skip(
-                f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
-                "that a prefix cache would not show; raise longest_prompt, or name a larger model"
-            )
-        fail_if(found.wrong)
+    def test_repeated_prompts_are_computed_anew(self, loaded: LoadedBackend) -> None:
+        for _ in range(2):
+            batch = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
+            reused = any(request.cached_tokens for request in batch.requests)
+            require(not reused, "a repeated prompt was taken from a prefix cache; switch that off in load()")
 
     def test_sampling_depends_only_on_the_seed(self, loaded: LoadedBackend) -> None:
         if self.why_no_sampling:
@@ -147,10 +137,9 @@ class BackendConformance:
             return batch_result.token_ids
 
         first = draw(1)
-        if draw(1) != first:
-            fail_if("seed=1 draws other tokens the second time; set the seed before each run")
-        if all(draw(seed) == first for seed in (2, 3, 4)):
-            fail_if("the seeds 1 to 4 draw the same tokens; apply do_sample and seed")
+        same, drawn = draw(1) == first, any(draw(seed) != first for seed in (2, 3, 4))
+        require(same, "seed=1 draws other tokens the second time; set the seed before each run")
+        require(drawn, "the seeds 1 to 4 draw the same tokens; apply do_sample and seed")
 
     def test_tokens_equal_those_of_the_reference(
         self, loaded: LoadedBackend, request: pytest.FixtureRequest
@@ -158,53 +147,52 @@ class BackendConformance:
         state = state_of(request.config)
         if self.reference is None and self.why_no_reference:
             pytest.skip(self.why_no_reference)
-        if not self.reference or self.reference not in state.backends:
-            fail_if(
-                f"reference is {self.reference!r}; name one of {', '.join(state.backends)}, or None with the "
-                "reason in why_no_reference"
-            )
+        require(
+            self.reference in state.backends,
+            f"reference is {self.reference!r}; name one of {', '.join(state.backends)}, or None with the "
+            "reason in why_no_reference",
+        )
         spec = state.backends[str(self.reference)]
         if (missing := spec.explain_unavailable()) is not None:
             pytest.skip(f"the reference is not available: {missing}")
         own, (_, info) = self._alone(loaded), loaded.load()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
         others = self._alone(self._make_loaded(spec, options, state, loaded.lease))
-        fail_if(checks.check_distinct_outputs(own))
-        fail_if(checks.check_equal_tokens(own, others, list(self._prompts), (self.spec.name, spec.name)))
+        checks.check_distinct_outputs(own)
+        checks.check_equal_tokens(own, others, list(self._prompts), (self.spec.name, spec.name))
 
     def test_unloading_frees_the_memory(self, loaded: LoadedBackend) -> None:
         found = self._load_repeatedly(loaded)
         if found is None:
             pytest.skip("this system does not report the memory of a process")
-        fail_if(checks.check_memory_freed(found))
+        checks.check_memory_freed(found)
 
     def test_nothing_runs_after_close(self, loaded: LoadedBackend) -> None:
         found = self._load_repeatedly(loaded)
-        if found is not None and found.running:
-            fail_if(
-                f"still running after close(): {', '.join(found.running)}; end it in close(), and wait for it"
-            )
+        running = found.running if found is not None else ()
+        left = ", ".join(running)
+        require(not running, f"still running after close(): {left}; end it in close(), and wait for it")
 
     def test_a_broken_model_is_reported_in_one_line(self, loaded: LoadedBackend, tmp_path: Path) -> None:
         bad = checks.bad_models(tmp_path)
         read = [model for model in bad if self.spec.refuses(model) is None]
         for model in bad:
             refusal = self.spec.refuses(model)
-            if refusal is not None and ("\n" in refusal or not refusal.strip()):
-                fail_if(f"spec.refuses({model.label}) does not return a single line: {refusal!r}")
+            is_line = refusal is None or (refusal.strip() and "\n" not in refusal)
+            require(is_line, f"spec.refuses({model.label}) does not return a single line: {refusal!r}")
         tries = [{"model": asdict(model)} for model in read]
         refusals = self._try_loading(loaded, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
-            fail_if(checks.check_refusal(refused, f"the broken model {model.label}", model.label))
+            checks.check_refusal(refused, f"the broken model {model.label}", model.label)
 
     def test_a_bad_option_is_reported_in_one_line(self, loaded: LoadedBackend) -> None:
         names = [name for name in self.spec.capabilities.options if name not in self.any_value]
         if not names:
             pytest.skip("the capabilities declare no load option")
-        values = {name: self.bad_options.get(name, checks.NO_VALUE) for name in names}
+        values = {name: self.bad_options.get(name, "no such value") for name in names}
         tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
         for (name, value), refusal in zip(values.items(), self._try_loading(loaded, tries), strict=True):
-            fail_if(checks.check_refusal(refusal, f"{name}={value!r}", name))
+            checks.check_refusal(refusal, f"{name}={value!r}", name)
 
     @pytest.mark.parametrize("kind", DEGREES)
     def test_a_requested_degree_is_used_or_refused(self, loaded: LoadedBackend, kind: str) -> None:
@@ -226,26 +214,22 @@ class BackendConformance:
         parts = split_prompts(texts, 2) if kind == "data" else [texts]
         single = [ids for part in parts for ids in self._batch(loaded, list(map(str, part)))]
         group, _ = loaded.load(degrees)
-        fail_if(checks.check_process_count(loaded, group.ranks, degrees))
         batch_result = loaded.generate(texts, degrees=degrees, max_new_tokens=LONG, ignore_eos=True)
-        fail_if(checks.check_prompts_split(loaded, batch_result, degrees))
+        checks.check_parts(loaded, group.ranks, batch_result, degrees)
         if kind == "data" or not self.why_shards_differ:
-            fail_if(
-                checks.check_equal_tokens(
-                    batch_result.token_ids, single, texts, (f"{kind}=2", "on one device")
-                )
-            )
+            names = (f"{kind}=2", "on one device")
+            checks.check_equal_tokens(batch_result.token_ids, single, texts, names)
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
-            fail_if(checks.check_shards_depend(loaded, degrees, texts[0]))
+            checks.check_shards_depend(loaded, degrees, texts[0])
 
     @property
     def _prompts(self) -> Mapping[str, int]:
         if self.prompts:
             return self.prompts
-        if not self.model.startswith("random:"):
-            fail_if(
-                'give prompts = {"text": tokens, ...}: of unequal lengths, with their tokens counted by hand'
-            )
+        require(
+            self.model.startswith("random:"),
+            'give prompts = {"text": tokens, ...}: of unequal lengths, with their tokens counted by hand',
+        )
         return BYTES
 
     def _refuses_stop_tokens(self, loaded: LoadedBackend, texts: Sequence[str]) -> None:
@@ -253,8 +237,8 @@ class BackendConformance:
             loaded.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
         except BackendError:
             return
-        fail_if(
-            "stop_token_ids are accepted although why_no_stop_tokens is set; raise BackendError in prepare()"
+        pytest.fail(
+            "stop_token_ids are accepted although why_no_stop_tokens is set; refuse them in prepare()"
         )
 
     def _batch(self, loaded: LoadedBackend, texts: Sequence[str]) -> list[list[int]]:
@@ -295,8 +279,8 @@ class BackendConformance:
         model = resolve_model(self.model)
         if (missing := spec.explain_unavailable()) is not None:
             pytest.skip(missing)
-        if (refused := spec.refuses(model)) is not None:
-            fail_if(f"model = {self.model!r}: {refused}; name another")
+        refused = spec.refuses(model)
+        require(refused is None, f"model = {self.model!r}: {refused}; name another")
         on_gpus, row = bool(lease.uuids), spec.capabilities
         if not (row.gpu if on_gpus else row.cpu):
             where = "GPUs here" if on_gpus else "the CPU here; mark the class gpus(1)"

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from .loaded_ranks import close_idle_ranks
+from .servers.start import close_kept
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _close_idle_ranks() -> Iterator[None]:
     yield
     close_idle_ranks()
+    close_kept()

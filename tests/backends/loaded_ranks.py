@@ -15,6 +15,7 @@ from pytest_llenergy.backends import transformers
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Params, Result
+from pytest_llenergy.backends.traffic import synthetic
 from pytest_llenergy.backends.traffic.requests import Inputs
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
@@ -38,6 +39,10 @@ SMOLLM_PROMPTS = ["hello world", "The capital of France is a"]
 SMOLLM_CHAT = (
     "<|im_start|>user\nWhat is the capital of France? Answer in one word.<|im_end|>\n<|im_start|>assistant\n"
 )
+
+#: Prompts of given numbers of tokens, which each backend writes with its own tokenizer.
+TRAFFIC = synthetic(count=4, input_tokens=70, input_stdev=20, shared_prefix=0.5)
+ASKED = [(request.input_tokens, 3) for request in TRAFFIC]
 
 TIMEOUT_S = 300.0
 

@@ -102,3 +102,49 @@ def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], direc
         return str(verify_placement(loaded, 2))
     except BackendError as error:
         return str(error)
+
+
+def refusals(factory: str, model: str | None, cases: list[dict[str, Any]]) -> list[str | None]:
+    """Load a model with each of these options. Returns the error of each; None if it was loaded."""
+    from pytest_llenergy.backends.base import RankContext, create_backend
+    from pytest_llenergy.backends.models import resolve_model
+    from pytest_llenergy.errors import LLEnergyError
+
+    found: list[str | None] = []
+    for options in cases:
+        backend = create_backend(factory)
+        try:
+            backend.load(resolve_model(model), options, RankContext())
+        except LLEnergyError as error:
+            found.append(str(error))
+        else:
+            backend.close()
+            found.append(None)
+    return found
+
+
+def refused_batches(
+    factory: str, model: str | None, cases: list[tuple[dict[str, Any], list[str], dict[str, Any]]]
+) -> list[str | None]:
+    """Prepare a batch for each of these options, prompts and parameters. Returns the errors, if any."""
+    from pytest_llenergy.backends.base import RankContext, create_backend
+    from pytest_llenergy.backends.models import resolve_model
+    from pytest_llenergy.backends.tasks import GenerationParams
+    from pytest_llenergy.errors import LLEnergyError
+
+    found: list[str | None] = []
+    backend, loaded = create_backend(factory), None
+    for options, prompts, params in cases:
+        if options != loaded:
+            if loaded is not None:
+                backend.close()
+            backend.load(resolve_model(model), options, RankContext())
+            loaded = options
+        try:
+            backend.prepare(prompts, GenerationParams.parse(params))
+        except LLEnergyError as error:
+            found.append(str(error))
+        else:
+            found.append(None)
+    backend.close()
+    return found

@@ -13,6 +13,7 @@ from pytest_llenergy.ranks.workload import split_prompts
 from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
+from .test_flops import OF_ELEVEN, flops
 
 PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
 
@@ -65,6 +66,11 @@ def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: LoadedRan
     backwards, _ = pair.generate(PROMPTS[::-1], max_new_tokens=12)
     assert together.token_ids == backwards.token_ids[::-1]
     assert len({tuple(ids) for ids in together.token_ids}) == 7, "equal outputs would prove nothing"
+
+
+def test_operations_of_ranks_are_summed(pair: LoadedRanks) -> None:
+    actual, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
+    assert actual.count == 2 * OF_ELEVEN
 
 
 USES_ACCELERATE = """

@@ -24,8 +24,7 @@ from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.record.load_curve import slo
 
-from .servers.start import queueing, running
-from .test_server import loaded
+from .servers.start import loaded, queueing, running
 
 pytest.importorskip("aiohttp")
 
@@ -221,7 +220,7 @@ def test_a_server_that_has_died_is_reported_before_requests_that_failed(
 
 @pytest.mark.parametrize("allowed", [None, 1], ids=["round", "search"])
 def test_a_server_that_died_before_a_load_is_reported(allowed: int | None) -> None:
-    with loaded(command=queueing()) as (backend, _):
+    with loaded(command=queueing(), timeout_s=60) as (backend, _):
         load = job(backend, 20.0, 40, {"ttft": 60}, allowed=allowed)
         assert backend._process is not None
         psutil.Process(backend._process.pid).kill()

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +19,9 @@ from pytest_llenergy.backends.llama_cpp.backend import BatchReply, LlamaCppBacke
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.record.record import Parallel
+from pytest_llenergy.record.record import Parallel, Precision
 
-from .loaded_ranks import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
+from .loaded_ranks import ASKED, PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, TRAFFIC, LoadedRanks, counts
 
 pytest.importorskip("xllamacpp", reason=SPEC.install)
 
@@ -76,6 +75,9 @@ class TestTokens:
         assert counts(generation) == [(2, 5), (6, 5)]
         alone = [smollm.generate([prompt], max_new_tokens=5)[0] for prompt in SMOLLM_PROMPTS]
         assert generation.token_ids == [each.token_ids[0] for each in alone]
+
+    def test_prompts_have_the_tokens_that_were_asked_for(self, smollm: LoadedRanks) -> None:
+        assert counts(smollm.generate(TRAFFIC, max_new_tokens=3)[0]) == ASKED
 
     def test_greedy_tokens_match_transformers(self, tiny_gguf: Path) -> None:
         with LoadedRanks(SPEC, str(tiny_gguf)) as ranks:
@@ -167,6 +169,9 @@ class TestProcess:
         assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1, q8_0")
         actual = {"prefix_caching": False, "threads": 1, "device": "CPU"}
         assert actual.items() <= smollm.info.options.items()
+        assert smollm.info.precision == Precision(
+            weights="q4_1, q8_0", compute="float32", kv_cache="float16", activations="q8_0, q8_1"
+        )
 
     def test_no_port_is_open_and_the_socket_is_private(self, smollm: LoadedRanks) -> None:
         smollm.generate(SMOLLM_PROMPTS, max_new_tokens=1)
@@ -202,32 +207,8 @@ class TestProcess:
                 backend.close()
             assert not list(Path(scratch).iterdir())
 
-    def test_closing_removes_the_socket(self) -> None:
-        backend = LlamaCppBackend()
-        backend.load(resolve_model(None), {}, RankContext())
-        server = backend.prepare(SMOLLM_PROMPTS, GenerationParams()).server
-        directory = Path(server.directory)
-        assert directory.exists()
-        backend.close()
-        assert not directory.exists()
-
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("prompts", "params", "message"),
-        [
-            (["abc", ""], {}, "a prompt has no tokens"),
-            (["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not supported: the server stops at"),
-            (["abc"], {"max_new_tokens": 9000}, "are 9001 tokens; the model has room for 8192"),
-            (["abc"], {"seed": 2**32 - 1}, r"seed is 4294967295, needs less than 2\*\*32 - 1"),
-        ],
-    )
-    def test_unsupported_batches_are_refused(
-        self, loaded: LlamaCppBackend, prompts: list[str], params: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(BackendError, match=message):
-            loaded.prepare(prompts, GenerationParams.parse(params))
-
     def test_a_refusal_leaves_the_backend_usable(self, loaded: LlamaCppBackend) -> None:
         with pytest.raises(BackendError):
             loaded.prepare(["abc"], GenerationParams(max_new_tokens=9000))

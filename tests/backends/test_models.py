@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import gguf
 import pytest
 
-from pytest_llenergy.backends.models import ModelSource, read_max_positions, resolve_model
+from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.errors import ModelError
 
@@ -23,13 +22,16 @@ def test_it(energy, backend):
 """
 
 
-def run_with_model(quick: pytest.Pytester, model: str, backend: str = "transformers") -> str:
-    quick.makepyfile(ASKS_FOR_BACKEND)
-    result = quick.runpytest(f"--energy-model={model}", f"--energy-backend={backend}")
-    result.assert_outcomes(failed=1)
-    lines = [line for line in result.stdout.lines if line.startswith("ModelError: ")]
-    assert len(lines) == 1, result.stdout.str()
-    return lines[0].removeprefix("ModelError: ")
+def run_with_models(quick: pytest.Pytester, *models: str, backend: str = "transformers") -> list[str]:
+    """Return the error of each of these models, in one run."""
+    fixture = "import pytest\n@pytest.fixture\ndef energy_model(): return "
+    sources = {f"test_{n}": f"{fixture}{model!r}\n{ASKS_FOR_BACKEND}" for n, model in enumerate(models)}
+    for file in quick.path.glob("test_*.py"):
+        file.unlink()
+    quick.makepyfile(**sources)
+    result = quick.runpytest(f"--energy-backend={backend}")
+    result.assert_outcomes(failed=len(models))
+    return [line for line in result.stdout.lines if line.startswith("ModelError: ")]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -64,19 +66,23 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hub")
-def test_error_for_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
-    assert run_with_model(quick, "owner/gated-model") == (
-        "model owner/gated-model: the hub gives it only to accounts that were granted access; accept its "
-        "terms on its page, then set HF_TOKEN"
+def test_a_model_that_cannot_be_loaded_is_one_line_that_says_what_to_do(
+    quick: pytest.Pytester, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(Path(resolve_model(None).location).read_bytes()[:1_000_000])
+    gated, missing, damaged = run_with_models(quick, "owner/gated-model", "owner/missing-model", str(broken))
+    assert gated == (
+        "ModelError: model owner/gated-model: the hub gives it only to accounts that were granted access; "
+        "accept its terms on its page, then set HF_TOKEN"
     )
-
-
-@pytest.mark.usefixtures("hub")
-def test_error_for_an_unknown_model_mentions_hub_and_directory(quick: pytest.Pytester) -> None:
-    assert run_with_model(quick, "owner/missing-model") == (
-        "model owner/missing-model: the hub has no such model (or it is private), and there is no such "
-        "directory here; check the name"
+    assert missing == (
+        "ModelError: model owner/missing-model: the hub has no such model (or it is private), and there is "
+        "no such directory here; check the name"
     )
+    assert damaged.startswith("ModelError: broken.gguf: transformers cannot read this GGUF file (")
+    (damaged,) = run_with_models(quick, str(broken), backend="openvino")
+    assert damaged.startswith("ModelError: model broken.gguf: a damaged GGUF file (")
 
 
 #: The transformers backend without the waits of huggingface_hub, which retries for 23 seconds.
@@ -105,9 +111,9 @@ def test_error_for_an_unreachable_hub_names_alternatives(
     quick.makepyfile(impatient=IMPATIENT)
     with (quick.path / "conftest.py").open("a") as conftest:
         conftest.write("\nfrom impatient import pytest_llenergy_backends\n")
-    message = run_with_model(quick, "owner/model", "impatient")
+    (message,) = run_with_models(quick, "owner/model", backend="impatient")
     assert message.startswith(
-        "model owner/model: the hub cannot be reached and the model is not in its local"
+        "ModelError: model owner/model: the hub cannot be reached and the model is not in its local"
     )
     assert "--energy-model" in message
 
@@ -158,80 +164,3 @@ class TestModelNames:
             resolve_model(str(tmp_path / "model.bin"))
         with pytest.raises(ModelError, match=r"holds neither config\.json nor openvino_model\.xml"):
             resolve_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("backend", ["transformers", "openvino"])
-def test_error_for_a_damaged_file_names_the_file(
-    quick: pytest.Pytester, backend: str, tmp_path: Path
-) -> None:
-    whole = Path(resolve_model(None).location).read_bytes()
-    (tmp_path / "broken.gguf").write_bytes(whole[:1_000_000])
-    quick.makepyfile(ASKS_FOR_BACKEND)
-    result = quick.runpytest(f"--energy-model={tmp_path}/broken.gguf", f"--energy-backend={backend}")
-    result.assert_outcomes(failed=1)
-    text = next(line for line in result.stdout.lines if line.startswith(("ModelError: ", "WorkerError: ")))
-    assert "broken.gguf" in text
-
-
-def test_context_length_of_the_default_model() -> None:
-    assert read_max_positions(resolve_model(None)) == 8192
-
-
-def written(file: Path, context: int | None) -> ModelSource:
-    """Write a GGUF header with values of every type before the context length."""
-    writer = gguf.GGUFWriter(str(file), "phi3")
-    writer.add_description("é" * 70_000)
-    writer.add_token_list([b"a", b"", "ß".encode()])
-    writer.add_token_scores([0.5, 1.5])
-    writer.add_bool("a.flag", True)
-    writer.add_uint64("a.size", 1 << 40)
-    writer.add_float64("a.share", 0.5)
-    # Belongs to another part of the model.
-    writer.add_uint32("clip.context_length", 77)
-    if context is not None:
-        writer.add_context_length(context)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return ModelSource("gguf", str(file))
-
-
-def test_values_of_every_kind_are_skipped(tmp_path: Path) -> None:
-    assert read_max_positions(written(tmp_path / "a.gguf", 4096)) == 4096
-
-
-def test_a_file_without_a_context_length_gives_none(tmp_path: Path) -> None:
-    assert read_max_positions(written(tmp_path / "a.gguf", None)) is None
-
-
-def test_a_truncated_file_gives_none(tmp_path: Path) -> None:
-    whole = Path(written(tmp_path / "a.gguf", 4096).location).read_bytes()
-    cut = tmp_path / "cut.gguf"
-    for length in [*range(0, 80), *range(len(whole) - 120, len(whole) - 40)]:
-        cut.write_bytes(whole[:length])
-        assert read_max_positions(ModelSource("gguf", str(cut))) is None
-
-
-def test_a_damaged_length_gives_none(tmp_path: Path) -> None:
-    whole = bytearray(Path(written(tmp_path / "a.gguf", 4096).location).read_bytes())
-    # Length of the first name.
-    whole[24:32] = b"\xff" * 8
-    (tmp_path / "a.gguf").write_bytes(whole)
-    assert read_max_positions(ModelSource("gguf", str(tmp_path / "a.gguf"))) is None
-
-
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        ('{"max_position_embeddings": 2048}', 2048),
-        ("{}", None),
-        ('{"max_position_embeddings": null}', None),
-        ("[]", None),
-        ("{", None),
-        (None, None),
-    ],
-)
-def test_context_length_of_a_directory(tmp_path: Path, config: str | None, found: int | None) -> None:
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    assert read_max_positions(ModelSource("directory", str(tmp_path))) == found

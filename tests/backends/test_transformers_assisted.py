@@ -17,7 +17,7 @@ import pytest
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError
 
 from .loaded_ranks import TINY, LoadedRanks
 
@@ -143,29 +143,6 @@ def test_all_drafts_of_the_model_itself_are_accepted(alone: Generation, same: Lo
     assert len(set(times(generation))) == 4
 
 
-def test_the_record_has_drafted_and_accepted_tokens(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        f"""
-        def test_drafts(energy, backend):
-            drafting = backend.with_options(dtype="float32", speculative={LOOKUP!r})
-            energy(drafting.generate, {PROMPT!r}, max_new_tokens=24, ignore_eos=True)
-        """
-    )
-    result = quick.runpytest(
-        "--energy-report", "--energy-model=random:llama-tiny", "--energy-backend=transformers"
-    )
-    result.assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    rounds = [each["tokens"] for each in record["rounds"]]
-    drafted, accepted = rounds[0]["drafted"], rounds[0]["accepted"]
-    assert all(each == rounds[0] for each in rounds)
-    assert rounds[0]["output"] == 24 * record["rounds"][0]["iterations"]
-    assert 0 < accepted < drafted
-    rate = record["metrics"]["draft_acceptance_rate"]
-    assert rate["value"] == pytest.approx(accepted / drafted)
-    assert rate["unit"] == "accepted/drafted"
-
-
 def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, same: LoadedRanks) -> None:
     (ids,) = alone.token_ids
     stop = ids[9]
@@ -193,25 +170,3 @@ def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None
     other = save_a_model(tmp_path / "other", 100)
     with pytest.raises(BackendError, match=message):
         LoadedRanks(speculative={"model": other, "num_tokens": 4}, dtype="float32")
-
-
-@pytest.mark.slow
-def test_a_missing_assistant_gives_a_one_line_error() -> None:
-    message = r"speculative: model '\./nowhere': no such file or directory, and not a hub id"
-    with pytest.raises(ModelError, match=message):
-        LoadedRanks(speculative={"model": "./nowhere", "num_tokens": 4}, dtype="float32")
-
-
-def test_assisted_generation_refuses_a_batch(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        def test_it(backend):
-            drafting = backend.with_options(speculative={"method": "prompt_lookup", "num_tokens": 3})
-            drafting.generate(["a", "b"])
-        """
-    )
-    result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["BackendError: transformers: speculative takes one prompt at a time, not 2; *"]
-    )

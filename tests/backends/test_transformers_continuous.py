@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers.continuous import count_pages, step_token_budget
 from pytest_llenergy.errors import BackendError
 
@@ -19,31 +17,26 @@ from .loaded_ranks import PROMPTS, LoadedRanks, counts
 
 Read = Callable[..., dict[str, Any]]
 
-#: Counts the tokens that pass the model in three iterations of a round with a prompt of 600 tokens.
-COUNTS_TOKENS = """
-import json
-from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve_model
-from pytest_llenergy.backends.transformers.backend import TransformersBackend
 
-backend = TransformersBackend()
-backend.load(resolve_model("random:llama-tiny"), {"batching": "continuous"}, RankContext())
-job = backend.prepare(["a" * 600], GenerationParams(max_new_tokens=4, ignore_eos=True))
-seen = 0
-def count(module, inputs):
-    global seen
-    seen += inputs[0].numel()
-backend._model.get_input_embeddings().register_forward_pre_hook(count)
-runs = []
-outcomes = []
-for _ in range(3):
-    seen = 0
-    outcomes.append(job.run())
-    runs.append(seen)
-print(len([job.result(outcome) for outcome in outcomes]))
-print(json.dumps(runs))
-"""
+def count_tokens() -> list[int]:
+    """Return the tokens that pass the model in three iterations of a round with a prompt of 600 tokens."""
+    from pytest_llenergy.backends.base import RankContext
+    from pytest_llenergy.backends.models import resolve_model
+    from pytest_llenergy.backends.transformers.backend import TransformersBackend
+
+    backend = TransformersBackend()
+    backend.load(resolve_model("random:llama-tiny"), {"batching": "continuous"}, RankContext())
+    job = backend.prepare(["a" * 600], GenerationParams(max_new_tokens=4, ignore_eos=True))
+    seen: list[int] = []
+    embeddings: Any = backend._model.get_input_embeddings()
+    embeddings.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
+    sums = []
+    for _ in range(3):
+        seen.clear()
+        job.result(job.run())
+        sums.append(sum(seen))
+    backend.close()
+    return sums
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +126,9 @@ def test_cache_sizes_fit_the_batch_exactly() -> None:
     assert step_token_budget([1] * 3000) == 3000
 
 
-def test_a_repeated_prompt_is_prefilled_again() -> None:
+def test_a_repeated_prompt_is_prefilled_again(static: LoadedRanks) -> None:
     """Two blocks of the prompt are full: with transformers' default sharing they would cost nothing again."""
-    done = subprocess.run([sys.executable, "-c", COUNTS_TOKENS], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    first, second, third = json.loads(done.stdout.splitlines()[-1])
+    ((first, second, third),) = static.call(count_tokens)
     assert first == second == third
     assert first >= 603
 

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import pytest
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams
-from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Parallel
 
@@ -27,26 +23,23 @@ Read = Callable[..., dict[str, Any]]
 BERT = "random:bert-tiny"
 TEXTS = ["abc", "hello world", "x"]
 
-#: Embeds one text at a time with plain transformers, without mask and padding.
-BY_HAND = """
-import json
-import sys
-import torch
-from transformers import AutoModel, AutoTokenizer
-from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import resolve_model
-path = pretrained_path(resolve_model("random:bert-tiny"))
-model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-tokenizer = AutoTokenizer.from_pretrained(path)
-actual = {"mean": [], "cls": [], "last": []}
-for text in json.loads(sys.argv[1]):
-    with torch.inference_mode():
-        (hidden,) = model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
-    actual["mean"].append(hidden.mean(dim=0).tolist())
-    actual["cls"].append(hidden[0].tolist())
-    actual["last"].append(hidden[-1].tolist())
-print(json.dumps(actual))
-"""
+
+def embed_by_hand(texts: list[str]) -> dict[str, list[list[float]]]:
+    """Embed one text at a time with plain transformers, without mask and padding."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    path = pretrained_path(resolve_model("random:bert-tiny"))
+    model: Any = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    actual: dict[str, list[list[float]]] = {"mean": [], "cls": [], "last": []}
+    for text in texts:
+        with torch.inference_mode():
+            (hidden,) = model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
+        actual["mean"].append(hidden.mean(dim=0).tolist())
+        actual["cls"].append(hidden[0].tolist())
+        actual["last"].append(hidden[-1].tolist())
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +56,9 @@ def embed(ranks: LoadedRanks, texts: list[str], **params: Any) -> Embedding:
 
 
 @pytest.fixture(scope="module")
-def by_hand() -> dict[str, list[list[float]]]:
-    done = subprocess.run(
-        [sys.executable, "-c", BY_HAND, json.dumps(TEXTS)], capture_output=True, text=True, check=True
-    )
-    actual: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
-    return actual
+def by_hand(bert: LoadedRanks) -> dict[str, list[list[float]]]:
+    found: list[dict[str, list[list[float]]]] = bert.call(embed_by_hand, TEXTS)
+    return found[0]
 
 
 def close(vectors: list[list[float]], others: list[list[float]]) -> bool:
@@ -150,24 +140,6 @@ def test_an_encoder_refuses_to_generate() -> None:
         ranks.generate(["abc"])
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({"batching": "continuous"}, "batching"),
-        ({"compile": True}, "compile"),
-        ({"passed": ["no_repeat_ngram_size"]}, "no_repeat_ngram_size"),
-        ({"speculative": {"method": "prompt_lookup", "num_tokens": 3}}, "speculative"),
-    ],
-)
-def test_options_of_generation_are_refused_for_embedding(given: dict[str, Any], names: str) -> None:
-    passed = given.pop("passed", ())
-    with pytest.raises(BackendError) as caught:
-        LoadOptions.parse(given, on_cpu=True).check_embedding(passed)
-    assert str(caught.value) == (
-        f"transformers: embed runs one padded batch; {names} applies to generate only; leave it out"
-    )
-
-
 def test_invalid_arguments_give_a_one_line_error() -> None:
     with pytest.raises(BackendError, match="embed: pooling is 'max', needs one of "):
         EmbeddingParams.parse({"pooling": "max"})
@@ -175,43 +147,3 @@ def test_invalid_arguments_give_a_one_line_error() -> None:
         BackendError, match="embed: unknown argument max_new_tokens; known: pooling, normalize"
     ):
         EmbeddingParams.parse({"max_new_tokens": 3})
-
-
-def test_a_backend_without_embedding_skips(quick: pytest.Pytester) -> None:
-    quick.makepyfile("def test_it(energy, backend): energy(backend.embed, ['abc'])")
-    result = quick.runpytest("--energy-backend=openvino")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["BackendError: openvino does not embed; it does: generate"])
-
-
-def test_the_record_has_energy_per_sequence_and_no_token_metrics(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
-    quick.makepyfile(
-        """
-        import pytest
-
-        def test_it(energy, backend):
-            run = energy(backend.embed, ["abc", "hello world"], pooling="cls")
-            assert run.energy_per_request_j == pytest.approx(run.energy_j / 2)
-            assert (len(run.result.vectors), run.result.dimension) == (2, 128)
-        """
-    )
-    result = quick.runpytest(
-        "--energy-report", "--energy-model=random:bert-tiny", "--energy-backend=transformers"
-    )
-    result.assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    backend, metrics = record["backend"], record["metrics"]
-    assert backend["task"] == "embed"
-    assert backend["generation"] == {"pooling": "cls", "normalize": True}
-    assert metrics["energy_per_request_j"]["value"] > 0
-    for name in ("energy_per_output_token_j", "output_tokens_per_s"):
-        assert metrics[name]["value"] is None
-        assert metrics[name]["reason"] == "no output tokens (count yours: energy(fn, output_tokens=...))"
-    assert metrics["time_to_first_token_s"]["reason"] == "no token timestamps"
-    assert metrics["prefill_energy_j"]["reason"] == "the workload has no phases"
-    for round_ in record["rounds"]:
-        assert round_["tokens"]["output"] == 0
-        assert round_["tokens"]["input"] % 14 == 0
-        assert round_["phases"] == []

@@ -21,10 +21,6 @@ SPEC = BackendSpec(
         data=True,
         options=("compute_type",),
         timestamps="token",
-        exact=True,
-        clock="time.monotonic_ns in its callback",
-        reasons={"tensor": "its tensor parallelism is for GPUs"},
-        hardware="CPU",
     ),
 )
 

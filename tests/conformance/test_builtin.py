@@ -89,7 +89,6 @@ class TestServer(BackendConformance):
     model = "{model}"
     options = {options}
     prompts = {{"abc": 3, "hello world": 11, "x": 1}}
-    longest_prompt = 900
     any_value = {{"model": "llama.cpp's server has one model and ignores the name"}}
     reference = None
     why_no_reference = "its server reports no token ids"
@@ -97,7 +96,11 @@ class TestServer(BackendConformance):
 """
 
 
-@pytest.mark.parametrize(("options", "passed"), [({"command": llama()}, 1), ({}, 0)], ids=["command", "none"])
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [pytest.param({"command": llama()}, 1, marks=pytest.mark.slow), ({}, 0)],
+    ids=["command", "none"],
+)
 def test_a_server_is_configured_by_its_options(
     pytester: pytest.Pytester, options: dict[str, str], passed: int
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
@@ -22,28 +23,25 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def check(
-    project: pytest.Pytester,
-    code: str,
-    row: str = "",
-    spec: str = "",
-    attributes: str = "",
-    only: str = "",
-) -> pytest.RunResult:
-    """Run the suite for a backend that is derived from the example."""
-    derived = DERIVED.format(code=code, row=row, spec=spec)
-    (project.path / "derived.py").write_text(derived)
-    project.makepyfile(SUITE_OF_DERIVED.format(attributes=textwrap.indent(attributes, "    ")))
-    return project.runpytest(*OPTIONS, *(["-k", only] if only else []))
+def add(
+    project: pytest.Pytester, name: str, code: str, row: str = "", spec: str = "", attributes: str = ""
+) -> str:
+    """Add a backend that is derived from the example, and its suite. Returns the class of tests."""
+    module = name.replace("-", "_")
+    (project.path / f"{module}.py").write_text(DERIVED.format(module=module, code=code, row=row, spec=spec))
+    suite = SUITE_OF_DERIVED.format(module=module, attributes=textwrap.indent(attributes, "    "))
+    (project.path / f"test_{module}.py").write_text(suite)
+    return f"test_{module}.py::Test_{module}"
 
 
 def output_of(result: pytest.RunResult) -> str:
     return " ".join(result.stdout.str().split())
 
 
-def failed(result: pytest.RunResult) -> list[str]:
-    lines = [line for line in result.stdout.lines if line.startswith("FAILED ")]
-    return [line.split("::")[-1].split(" - ")[0] for line in lines]
+def failures(result: pytest.RunResult) -> dict[str, str]:
+    """Return the text of each failure by its test."""
+    parts = re.split(r"^_+ (Test_\S+) _+$", result.stdout.str(), flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def test_the_example_of_the_documentation_passes(project: pytest.Pytester) -> None:
@@ -115,32 +113,14 @@ class Job(TinyJob):
         return super().complete([0] * (longest - len(prompt)) + prompt)
 """
 )
-KEEPS_PREFIX_CACHE = (
+REPORTS_A_PREFIX_CACHE = (
     JOBS
     + """
-SEEN = {}
 class Job(TinyJob):
-    def prefill(self, prompt):
-        key = bytes(prompt)
-        if key not in SEEN:
-            SEEN[key] = super().prefill(prompt)
-        return SEEN[key]
-"""
-)
-KEEPS_HALF_OF_PREFIXES = (
-    JOBS
-    + """
-SEEN = {}
-class Job(TinyJob):
-    def prefill(self, prompt):
-        half = len(prompt) // 2
-        key = bytes(prompt[:half])
-        if key not in SEEN:
-            SEEN[key] = super().prefill(prompt[:half])
-        state = SEEN[key]
-        for token in prompt[half:]:
-            state = self.step(state, token)
-        return state
+    def result(self, outcome):
+        made = super().result(outcome)
+        reused = [msgspec.structs.replace(each, cached_tokens=1) for each in made.requests]
+        return msgspec.structs.replace(made, requests=reused)
 """
 )
 STAMPS = (
@@ -267,20 +247,15 @@ WRONG = {
         "test_a_padded_batch_gives_what_each_prompt_gives_alone",
         "prompt 'abc': token 0 differs; in a batch: [",
     ),
-    "keeps-a-prefix-cache": (
-        {"code": KEEPS_PREFIX_CACHE},
-        "test_repeated_prompts_cost_as_much_as_new_ones",
-        "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
-    ),
-    "keeps-half-of-each-prefix": (
-        {"code": KEEPS_HALF_OF_PREFIXES},
-        "test_repeated_prompts_cost_as_much_as_new_ones",
-        "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
+    "reports-a-prefix-cache": (
+        {"code": REPORTS_A_PREFIX_CACHE},
+        "test_repeated_prompts_are_computed_anew",
+        "a repeated prompt was taken from a prefix cache; switch that off in load()",
     ),
     "one-stamp-for-all": (
         {"code": STAMPS.replace("STAMPS", "[time.monotonic_ns()] * len(ids)")},
         "test_timestamps_are_as_declared",
-        "prompt 0: its first and last token have the same stamp, but the capabilities declare exact=True",
+        "prompt 0: its first and last token have the same stamp, and a step made each",
     ),
     "another-clock": (
         {"code": STAMPS.replace("STAMPS", "[stamp + 10**12 for stamp in stamps_ns]")},
@@ -298,7 +273,7 @@ WRONG = {
         "the capabilities declare timestamps='token', but first_token_ns or last_token_ns is None; give both",
     ),
     "stamps-not-declared": (
-        {"code": AS_IT_IS, "row": "timestamps='none', exact=False"},
+        {"code": AS_IT_IS, "row": "timestamps='none'"},
         "test_timestamps_are_as_declared",
         "the capabilities declare timestamps='none', but some are reported; declare them",
     ),
@@ -363,7 +338,7 @@ WRONG = {
     "other-weights": (
         {"code": OTHER_WEIGHTS, "attributes": "reference = 'tiny'\nreference_options = {}"},
         "test_tokens_equal_those_of_the_reference",
-        "prompt 'abc': token 0 differs; derived: [",
+        "prompt 'abc': token 0 differs; other_weights: [",
     ),
     "names-no-reference": (
         {"code": AS_IT_IS, "attributes": "reference = ''"},
@@ -398,22 +373,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "whole_suite"),
-    [
-        *(pytest.param(name, False, id=name) for name in WRONG),
-        *(pytest.param(name, True, id=f"{name}-whole-suite", marks=pytest.mark.slow) for name in WRONG),
-    ],
-)
-def test_a_wrong_backend_fails_the_check_for_it(
-    project: pytest.Pytester, name: str, whole_suite: bool
-) -> None:
+@pytest.mark.parametrize("whole_suite", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_wrong_backend_fails_the_check_for_it(project: pytest.Pytester, whole_suite: bool) -> None:
     """With the whole suite: and no other check."""
-    backend, test, message = WRONG[name]
-    only = "" if whole_suite else test.replace("[", " and ").removesuffix("]")
-    result = check(project, **backend, only=only)
-    assert failed(result) == [test]
-    assert message in output_of(result)
+    chosen = []
+    for name, (backend, test, _) in WRONG.items():
+        suite = add(project, name, **backend)
+        chosen.append(suite if whole_suite else f"{suite}::{test}")
+    found = failures(project.runpytest(*OPTIONS, *chosen))
+    expected = {f"Test_{name.replace('-', '_')}.{test}": text for name, (_, test, text) in WRONG.items()}
+    assert set(found) == set(expected)
+    for test, text in expected.items():
+        assert text in found[test], test
 
 
 RIGHT = {
@@ -439,8 +410,8 @@ RIGHT = {
     [name if name == "starts-its-own" else pytest.param(name, marks=pytest.mark.slow) for name in RIGHT],
 )
 def test_a_right_backend_passes(project: pytest.Pytester, name: str) -> None:
-    result = check(project, **RIGHT[name])
-    assert failed(result) == []
+    result = project.runpytest(*OPTIONS, add(project, name, **RIGHT[name]))
+    assert failures(result) == {}
     assert result.parseoutcomes().get("errors", 0) == 0
     assert result.parseoutcomes()["passed"] >= 13
 
@@ -465,18 +436,16 @@ class Job(TinyJob):
 
 
 def test_ranks_that_need_one_another_are_shards(project: pytest.Pytester) -> None:
-    row = "framework='torch', tensor=True"
-    result = check(project, "import zlib\n" + SHARDS, row=row, only="degree and tensor")
-    result.assert_outcomes(passed=1, deselected=15)
+    suite = add(project, "shards", "import zlib\n" + SHARDS, row="framework='torch', tensor=True")
+    project.runpytest(*OPTIONS, f"{suite}::{DEGREE}[tensor]").assert_outcomes(passed=1)
 
 
-def test_a_model_that_the_backend_refuses_is_reported(project: pytest.Pytester) -> None:
-    result = check(project, AS_IT_IS, spec="refuses=lambda model: 'it reads nothing'", only="counted")
-    result.assert_outcomes(errors=2, deselected=14)
+def test_a_backend_that_cannot_run_is_an_error_or_skipped_with_the_pip_line(project: pytest.Pytester) -> None:
+    chosen = [
+        add(project, "refuses", AS_IT_IS, spec="refuses=lambda model: 'it reads nothing'"),
+        add(project, "absent", AS_IT_IS, spec="requires=('no_such_module',)"),
+    ]
+    result = project.runpytest(*OPTIONS, *chosen)
+    result.assert_outcomes(errors=16, skipped=16)
     assert "model = 'random:llama-tiny': it reads nothing; name another" in output_of(result)
-
-
-def test_a_backend_that_is_not_installed_is_skipped_with_the_pip_line(project: pytest.Pytester) -> None:
-    result = check(project, AS_IT_IS, spec="requires=('no_such_module',)")
-    result.assert_outcomes(skipped=16)
-    assert "derived is not available: no module no_such_module; pip install tiny-backend" in output_of(result)
+    assert "absent is not available: no module no_such_module; pip install tiny-backend" in output_of(result)

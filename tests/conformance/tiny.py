@@ -26,14 +26,15 @@ from tiny_backend import TinyBackend, TinyJob
 {code}
 
 ROW = replace(tiny_backend.SPEC.capabilities, **{{'data': False, **dict({row})}})
-SPEC = replace(tiny_backend.SPEC, name="derived", factory="derived:Derived", capabilities=ROW, **dict({spec}))
+NAMES = {{"name": "{module}", "factory": "{module}:Derived", "capabilities": ROW}}
+SPEC = replace(tiny_backend.SPEC, **NAMES, **dict({spec}))
 """
 SUITE_OF_DERIVED = """
+import {module}
 from pytest_llenergy.conformance import BackendConformance
-from derived import SPEC
 
-class TestDerived(BackendConformance):
-    spec = SPEC
+class Test_{module}(BackendConformance):
+    spec = {module}.SPEC
     model = "random:llama-tiny"
     reference = None
     why_no_reference = "nobody else has these weights"

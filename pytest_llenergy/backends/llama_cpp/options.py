@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, CommonOptions, check_engine_options
+from pytest_llenergy.backends.engine_options import NO_PREFIX_CACHE, CommonOptions, refuse_options
 from pytest_llenergy.backends.gguf_files import FLOATS
 from pytest_llenergy.backends.llama_cpp import SPEC
 from pytest_llenergy.errors import BackendError
@@ -19,25 +19,6 @@ ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
 
 #: Values of ``kv_cache_dtype`` besides ``FLOATS`` (``kv_cache_types``, common/arg.cpp).
 QUANTISED_KV_TYPES = ("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-
-#: Fields of llama.cpp's parameters that tests can set. All its programs share the parameters: most others are
-#: those of other programs, of the server's connections, or of requests that are not made here.
-PASSED = frozenset(
-    {
-        *(
-            "attention_type",
-            "check_tensors",
-            "cont_batching",
-            "lazy_mode",
-            "load_mode",
-            "n_ubatch",
-            "no_perf",
-        ),
-        *("no_extra_bufts", "no_host", "numa", "special", "swa_full", "warmup"),
-        *("rope_freq_base", "rope_freq_scale", "rope_scaling_type"),
-        *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_ext_factor", "yarn_orig_ctx"),
-    }
-)
 
 _BY_BATCH = "it is set for each batch"
 #: Fields of llama.cpp's parameters that are set here, with the reason.
@@ -110,22 +91,14 @@ class Settings:
         """
         import xllamacpp
 
-        defaults = xllamacpp.CommonParams()
-        names = [name for name in dir(defaults) if name[0] != "_" and not callable(getattr(defaults, name))]
         native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-        others = dict.fromkeys(names, "not offered by this backend")
-        where = f"xllamacpp.CommonParams of {xllamacpp.__version__}"
-        check_engine_options(
-            "llama-cpp",
-            native,
-            PASSED.intersection(names),
-            declared=SPEC.capabilities.options,
-            where=where,
-            reserved={name: why for name, why in {**others, **RESERVED}.items() if name not in PASSED},
-        )
+        refuse_options("llama-cpp", native, RESERVED)
+        defaults = xllamacpp.CommonParams()
         for name, value in native.items():
             _set_parameter(defaults, name, value)
-        common = CommonOptions.parse("llama-cpp", options, lora="file")
+        common = CommonOptions.parse("llama-cpp", options)
+        if common.lora is not None and not Path(common.lora).is_file():
+            raise BackendError(f"llama-cpp: lora is {common.lora!r}, needs a .gguf file of an adapter")
         kv_type = common.kv_cache_dtype or common.dtype
         for name, value, known in (
             ("kv_cache_dtype", common.kv_cache_dtype, (*FLOATS, *QUANTISED_KV_TYPES)),
@@ -190,24 +163,10 @@ def server_parameters(file: str, path: str, capacity: Capacity, settings: Settin
 
 
 def _set_parameter(params: Any, name: str, value: object) -> None:
-    """Set a field of llama.cpp's parameters; enumerations by the name of a value.
-
-    Raises ``BackendError`` for a value of another type or out of range.
-    """
-    current = getattr(params, name)
-    members = getattr(type(current), "__members__", None)
-    if members is not None:
-        if not isinstance(value, str) or value not in members:
-            raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(members)}")
-        setattr(params, name, members[value])
-        return
-    if type(value) is not type(current) and not (isinstance(current, float) and type(value) is int):
-        raise BackendError(f"llama-cpp: {name} is {value!r}, needs {type(current).__name__}")
-    if isinstance(value, float) and not isfinite(value):
-        raise BackendError(f"llama-cpp: {name} is {value!r}, needs a finite number")
-    if name == "n_ubatch" and isinstance(value, int) and value < 1:
-        raise BackendError(f"llama-cpp: n_ubatch is {value!r}, needs 1 or more tokens")
+    """Set a field of llama.cpp's parameters; enumerations by the name of a value."""
+    members = getattr(type(getattr(params, name, None)), "__members__", {})
     try:
-        setattr(params, name, value)
-    except OverflowError as error:
-        raise BackendError(f"llama-cpp: {name} is {value!r}: {error}") from None
+        setattr(params, name, members.get(value, value) if isinstance(value, str) else value)
+    except (AttributeError, OverflowError, TypeError) as error:
+        known = f"; it takes: {', '.join(members)}" if members else ""
+        raise BackendError(f"llama-cpp: {name} is {value!r}: {error}{known}") from error

@@ -21,6 +21,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+from pytest_llenergy.backends.engine_options import show_options
 from pytest_llenergy.backends.llama_cpp.options import Capacity, Settings, server_parameters
 from pytest_llenergy.backends.precision import captured_log, list_types
 from pytest_llenergy.errors import BackendError, ModelError
@@ -72,7 +73,7 @@ class LlamaServer:
                     self._server: Any = xllamacpp.Server(params)
                 except RuntimeError as error:
                     reason = _first_error(log) or str(error)
-                    given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+                    given = show_options(settings.options)
                     message = f"llama.cpp cannot load it{f' with {given}' if given else ''} ({reason})"
                     raise (BackendError if given else ModelError)(f"model {label}: {message}") from error
                 if describes:

@@ -27,33 +27,7 @@ SPEC = BackendSpec(
         tasks=("generate", "serve"),
         options=("command", "url", "health", "model", "timeout_s"),
         batching=("continuous",),
-        prefix_cache="switched off in each request if possible; else the server's own setting counts",
         timestamps="token",
-        clock="when a chunk reached the client over loopback, CLOCK_MONOTONIC",
-        reasons={
-            "options": "give options of the server in its command",
-            "launch": "one server gets all GPUs of a test, and its command says how it divides the work",
-            "hosts": "its processes are found and measured on one host",
-            "data": "replicas inside a server cannot be counted from outside; leave out the mark parallel",
-            "tensor": (
-                "a server does not report which of its processes hold a shard; leave out the mark parallel"
-            ),
-            "pipeline": (
-                "a server does not report which of its processes hold a stage; leave out the mark parallel"
-            ),
-            "placement": "a server does not report where its layers are; leave out the mark parallel",
-        },
-        sources={
-            "hosts": "this adapter",
-            **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
-            **dict.fromkeys(
-                ("data", "tensor", "pipeline", "placement", "batching", "caches", "options", "passes"),
-                "this adapter",
-            ),
-            "sampling": "this adapter",
-            **{"tasks": "tested", "timestamps": "tested", "prefix_cache": "tested", "gpu": "not run"},
-        },
-        hardware="CPU (the servers of llama.cpp and vLLM)",
     ),
 )
 

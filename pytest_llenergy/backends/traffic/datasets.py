@@ -8,16 +8,24 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from pytest_llenergy.backends.traffic.requests import Request, Requests, check_whole, is_number, shorten
+from pytest_llenergy.backends.traffic.requests import (
+    Count,
+    Request,
+    Requests,
+    Seconds,
+    check_whole,
+    is_number,
+    shorten,
+)
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.record.files import read_limited
 
@@ -29,12 +37,35 @@ MOONCAKE_BLOCK_TOKENS = 512
 #: Columns of Azure's traces of LLM inference, with the keys of the same meaning.
 AZURE = {"TIMESTAMP": "timestamp", "ContextTokens": "input_length", "GeneratedTokens": "output_length"}
 
-KEYS = "prompt, messages, conversations, turns or input_length"
-
 #: Who wrote a message that is sent, by the names of OpenAI and of ShareGPT; other roles answer.
 SENDERS = {"user": "user", "human": "user", "system": "system", "developer": "system"}
 
-Row = tuple[str, Mapping[str, Any]]
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+
+
+class Message(msgspec.Struct):
+    """A message of a conversation, with the keys of OpenAI or of ShareGPT."""
+
+    role: str | None = None
+    content: str | None = None
+    from_: str | None = msgspec.field(name="from", default=None)
+    value: str | None = None
+
+
+class Row(msgspec.Struct):
+    """What is read of a row; ``timestamp`` is in milliseconds."""
+
+    prompt: Text | None = None
+    messages: list[Message] | None = None
+    conversations: list[Message] | None = None
+    turns: Annotated[list[Row], msgspec.Meta(min_length=1)] | None = None
+    input_length: Count | None = None
+    input_tokens: Count | None = None
+    hash_ids: list[int] | None = None
+    output_length: Count | None = None
+    output_tokens: Count | None = None
+    timestamp: Seconds | None = None
+    think_s: Seconds = 0.0
 
 
 def dataset(
@@ -64,27 +95,18 @@ def dataset(
     Raises:
         LLEnergyError: The source or one of its rows cannot be used; the message names the line.
     """
-    if not isinstance(source, (str, os.PathLike)):
-        raise LLEnergyError(f"data set: source is {shorten(source)}, needs a path or {HUB}NAME")
     label = f"data set {source}"
-    for key, value in {"column": column, "name": name, "split": split}.items():
-        if not isinstance(value, str) and (value is not None or key == "split"):
-            raise LLEnergyError(f"{label}: {key} is {shorten(value)}, needs text")
     if limit is not None:
         check_whole(label, "limit", limit)
-    check_whole(label, "block_tokens", block_tokens)
-    if output_tokens is not None:
-        check_whole(label, "output_tokens", output_tokens)
     if not is_number(time_scale) or not time_scale:
         raise LLEnergyError(f"{label}: time_scale is {shorten(time_scale)}, needs a number, more than 0")
     text = str(source)
-    rows: Iterable[Row]
     if text.startswith(HUB):
         rows = _hub_rows(label, text.removeprefix(HUB), name, split)
     else:
         rows = _file_rows(label, Path(source))
-    reader = _Reader(label, column, output_tokens, block_tokens)
-    requests = [reader.read(*row) for row in islice(rows, limit)]
+    reader = _Reader(label, output_tokens, block_tokens)
+    requests = [reader.read(where, _convert(where, row, column)) for where, row in islice(rows, limit)]
     if not requests:
         raise LLEnergyError(f"{label} holds no requests")
     shown = Path(text).name if not text.startswith(HUB) else text
@@ -111,112 +133,93 @@ def _scheduled(label: str, requests: list[Request], time_scale: float) -> list[R
     ]
 
 
+def _convert(where: str, row: Any, column: str | None) -> Row:
+    if isinstance(row, dict) and column is not None:
+        row = {**row, "prompt": row.get(column)}
+    try:
+        # Numbers of CSV files are texts.
+        found = msgspec.convert(row, Row, strict=not isinstance(row, _CsvRow))
+    except msgspec.ValidationError as error:
+        raise LLEnergyError(f"{where}: {str(error).replace('$.', '')}") from None
+    kinds = (found.prompt, found.messages, found.conversations, found.turns)
+    if all(each is None for each in (*kinds, found.input_length, found.input_tokens)):
+        has = ", ".join(map(str, row)) or "nothing"
+        raise LLEnergyError(
+            f"{where}: no {column or 'prompt, messages, conversations, turns or input_length'}; it has: "
+            f"{has}; column= names the key of the prompt"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Makes a request of a row. ``where`` names the row in messages."""
 
     label: str
-    column: str | None
     output_tokens: int | None
     block_tokens: int
 
-    def read(self, where: str, row: Mapping[str, Any]) -> Request:
-        request = self._conversation(where, row)
-        at_s = row.get("timestamp")
-        if at_s is None:
-            return request
-        if not is_number(at_s):
-            raise LLEnergyError(f"{where}: timestamp is {shorten(at_s)}, needs milliseconds of 0 or more")
-        return msgspec.structs.replace(request, at_s=at_s / 1000)
+    def read(self, where: str, row: Row) -> Request:
+        messages = row.messages or row.conversations
+        if row.turns is not None:
+            first, *others = (self._turn(f"{where}, turn {n}", turn) for n, turn in enumerate(row.turns, 1))
+            request = msgspec.structs.replace(first, follow_ups=tuple(others))
+        elif row.prompt is None and messages is not None:
+            request = self._dialogue(where, messages, row)
+        else:
+            request = self._turn(where, row)
+        return msgspec.structs.replace(request, at_s=None if row.timestamp is None else row.timestamp / 1000)
 
-    def _conversation(self, where: str, row: Mapping[str, Any]) -> Request:
-        turns = row.get("turns")
-        if turns is None:
-            found = next((row[key] for key in ("messages", "conversations") if key in row), None)
-            return self._turn(where, row) if found is None else self._dialogue(where, found, row)
-        if not isinstance(turns, list) or not turns or not all(isinstance(each, dict) for each in turns):
-            raise LLEnergyError(f"{where}: turns is {shorten(turns)}, needs a list of objects")
-        first, *others = (self._turn(f"{where}, turn {number}", turn) for number, turn in enumerate(turns, 1))
-        return msgspec.structs.replace(first, follow_ups=tuple(others))
-
-    def _turn(self, where: str, row: Mapping[str, Any]) -> Request:
-        think_s = row.get("think_s", 0.0)
-        if not is_number(think_s):
-            raise LLEnergyError(f"{where}: think_s is {shorten(think_s)}, needs seconds of 0 or more")
-        output_tokens = self._output_tokens(where, row)
-        key = self.column or "prompt"
-        if key in row:
-            return Request(
-                prompt=_text(where, key, row[key]), output_tokens=output_tokens, think_s=float(think_s)
+    def _turn(self, where: str, row: Row) -> Request:
+        tokens, length = row.input_length or row.input_tokens, self._output_tokens(row)
+        if row.prompt is not None:
+            return Request(prompt=row.prompt, output_tokens=length, think_s=row.think_s)
+        if tokens is None:
+            raise LLEnergyError(f"{where}: no prompt and no input_tokens")
+        # As in traces of Mooncake: equal ids are equal blocks, and the rest is this prompt's own.
+        size, ids = self.block_tokens, row.hash_ids or []
+        if (len(ids) - 1) * size >= tokens:
+            raise LLEnergyError(
+                f"{where}: {len(ids)} hash_ids of {size} tokens are more than the prompt's {tokens}; see "
+                "block_tokens"
             )
-        length = next((name for name in ("input_length", "input_tokens") if name in row), None)
-        if length is None or self.column is not None:
-            text = next((name for name, value in row.items() if isinstance(value, str)), None)
-            hint = f'; use column="{text}" if that is the prompt' if text and self.column is None else ""
-            has = ", ".join(map(str, row)) or "nothing"
-            raise LLEnergyError(f"{where}: no {self.column or KEYS}; it has: {has}{hint}")
-        if row.get("input_tokens", row[length]) != row[length]:
-            raise LLEnergyError(f"{where}: input_length and input_tokens differ; keep one of them")
-        tokens = check_whole(where, length, row[length])
-        blocks = self._blocks(where, tokens, row.get("hash_ids"))
-        return Request(blocks=blocks, output_tokens=output_tokens, think_s=float(think_s))
-
-    def _blocks(self, where: str, tokens: int, ids: Any) -> tuple[tuple[str, int], ...]:
-        """Return the blocks of a prompt: those of its hash ids, then one of its own."""
-        size, blocks = self.block_tokens, []
-        if ids is not None:
-            if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-                raise LLEnergyError(f"{where}: hash_ids is {shorten(ids)}, needs a list of whole numbers")
-            if (len(ids) - 1) * size >= tokens:
-                raise LLEnergyError(
-                    f"{where}: {len(ids)} hash_ids of {size} tokens are more than the prompt's {tokens}; "
-                    "see block_tokens"
-                )
-            blocks = [(f"hash/{each}", min(size, tokens - n * size)) for n, each in enumerate(ids)]
+        blocks = [(f"hash/{each}", min(size, tokens - n * size)) for n, each in enumerate(ids)]
         rest = tokens - sum(length for _, length in blocks)
         # Without the path: the digest of a data set must not depend on where it is.
-        return (*blocks, (where.removeprefix(self.label), rest)) if rest else tuple(blocks)
+        blocks += [(where.removeprefix(self.label), rest)] if rest else []
+        return Request(blocks=tuple(blocks), output_tokens=length, think_s=row.think_s)
 
-    def _output_tokens(self, where: str, row: Mapping[str, Any]) -> int | None:
-        for name in ("output_tokens", "output_length"):
-            if row.get(name) is not None:
-                return check_whole(where, name, row[name])
-        return self.output_tokens
+    def _output_tokens(self, row: Row) -> int | None:
+        return row.output_tokens or row.output_length or self.output_tokens
 
-    def _dialogue(self, where: str, messages: Any, row: Mapping[str, Any]) -> Request:
+    def _dialogue(self, where: str, messages: list[Message], row: Row) -> Request:
         """Return a conversation in the form of OpenAI or ShareGPT; its answers only give output lengths."""
-        if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-            raise LLEnergyError(f"{where}: messages is {shorten(messages)}, needs a list of objects")
-        length = self._output_tokens(where, row)
-        system, turns = "", list[Request]()
+        length = self._output_tokens(row)
+        system, turns = [], list[Request]()
         for message in messages:
-            role, text = (
-                message.get("role", message.get("from")),
-                message.get("content", message.get("value")),
-            )
-            sender = SENDERS.get(str(role), "answer")
-            text = _text(where, "the text of a message", text) if sender != "answer" else str(text or "")
+            sender = SENDERS.get(message.role or message.from_ or "", "answer")
+            text = message.content or message.value or ""
+            if sender != "answer" and not text.strip():
+                raise LLEnergyError(f"{where}: a message of {sender} has no text")
             if sender == "system":
-                system = f"{system}\n\n{text}" if system else text
+                system.append(text)
             elif sender == "user":
                 turns.append(Request(prompt=text, output_tokens=length))
-            elif turns and text and not turns[-1].answer and (length is None or length == self.output_tokens):
+            elif turns and text and not turns[-1].answer and length in (None, self.output_tokens):
                 turns[-1] = msgspec.structs.replace(turns[-1], answer=text, output_tokens=None)
         if not turns:
             raise LLEnergyError(f"{where}: no message of a user")
-        return msgspec.structs.replace(turns[0], system=system, follow_ups=tuple(turns[1:]))
+        return msgspec.structs.replace(turns[0], system="\n\n".join(system), follow_ups=tuple(turns[1:]))
 
 
-def _text(where: str, name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise LLEnergyError(f"{where}: {name} is {shorten(value)}, needs text")
-    return value
+class _CsvRow(dict[str, Any]):
+    """A row whose numbers are texts."""
 
 
-def _file_rows(label: str, path: Path) -> Iterable[Row]:
-    kinds = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
-    read = kinds.get(path.suffix.lower())
-    if read is None:
+def _file_rows(label: str, path: Path) -> Iterator[tuple[str, Any]]:
+    kinds = (".jsonl", ".json", ".csv")
+    kind = path.suffix.lower()
+    if kind not in kinds:
         raise LLEnergyError(f"{label}: needs a file that ends in {', '.join(kinds)}, or {HUB}NAME")
     try:
         text = read_limited(path).decode("utf-8-sig")
@@ -224,24 +227,18 @@ def _file_rows(label: str, path: Path) -> Iterable[Row]:
         raise LLEnergyError(f"{label} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise LLEnergyError(f"{label} is not UTF-8 text ({error}); convert it") from None
-    return read(label, text)
-
-
-def _jsonl_rows(label: str, text: str) -> Iterator[Row]:
-    # Not ``splitlines``: JSON texts may hold other line ends than this one.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            where = f"{label}, line {number}"
-            yield where, _object(where, _decode(where, line))
-
-
-def _json_rows(label: str, text: str) -> Iterator[Row]:
-    rows = _decode(label, text)
-    if not isinstance(rows, list):
-        raise LLEnergyError(f"{label} is not a JSON list of objects; use .jsonl for one object a line")
-    for number, row in enumerate(rows, 1):
-        where = f"{label}, item {number}"
-        yield where, _object(where, row)
+    if kind == ".csv":
+        yield from _csv_rows(label, text)
+    elif kind == ".json":
+        rows = _decode(label, text)
+        if not isinstance(rows, list):
+            raise LLEnergyError(f"{label} is not a JSON list of objects; use .jsonl for one object a line")
+        yield from ((f"{label}, item {number}", row) for number, row in enumerate(rows, 1))
+    else:
+        # Not ``splitlines``: JSON texts may hold other line ends than this one.
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{label}, line {number}", _decode(f"{label}, line {number}", line)
 
 
 def _decode(where: str, text: str) -> Any:
@@ -251,13 +248,7 @@ def _decode(where: str, text: str) -> Any:
         raise LLEnergyError(f"{where} is not JSON: {error}") from None
 
 
-def _object(where: str, row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise LLEnergyError(f"{where} is {shorten(row)}, needs a JSON object")
-    return row
-
-
-def _csv_rows(label: str, text: str) -> Iterator[Row]:
+def _csv_rows(label: str, text: str) -> Iterator[tuple[str, Any]]:
     table = csv.DictReader(text.splitlines())
     missing = [column for column in AZURE if column not in (table.fieldnames or ())]
     if missing:
@@ -266,14 +257,8 @@ def _csv_rows(label: str, text: str) -> Iterator[Row]:
         )
     for line in table:
         where = f"{label}, line {table.line_num}"
-        row: dict[str, Any] = {"timestamp": _milliseconds(where, line["TIMESTAMP"] or "")}
-        for column in ("ContextTokens", "GeneratedTokens"):
-            try:
-                tokens: int | str | None = int(line[column] or "")
-            except ValueError:
-                tokens = line[column]
-            row[AZURE[column]] = check_whole(where, column, tokens)
-        yield where, row
+        row = {AZURE[column]: line[column] or "" for column in AZURE}
+        yield where, _CsvRow({**row, "timestamp": _milliseconds(where, row["timestamp"])})
 
 
 def _milliseconds(where: str, text: str) -> float:
@@ -288,7 +273,7 @@ def _milliseconds(where: str, text: str) -> float:
     return (at - datetime(2000, 1, 1, tzinfo=at.tzinfo)).total_seconds() * 1000
 
 
-def _hub_rows(label: str, path: str, name: str | None, split: str) -> Iterator[Row]:
+def _hub_rows(label: str, path: str, name: str | None, split: str) -> Iterator[tuple[str, Any]]:
     if importlib.util.find_spec("datasets") is None:
         raise LLEnergyError(f"{label} needs the package datasets: pip install datasets")
     try:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,9 @@ from pytest_llenergy.record.prompts import digest_prompts
 
 #: Largest number that is accepted: what 64 bits hold.
 MOST = 2**63 - 1
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,12 +34,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     prompt: str = ""
-    blocks: tuple[tuple[str, int], ...] = ()
+    blocks: tuple[tuple[str, Count], ...] = ()
     system: str = ""
-    output_tokens: int | None = None
+    output_tokens: Count | None = None
     answer: str = ""
-    at_s: float | None = None
-    think_s: float = 0.0
+    at_s: Seconds | None = None
+    think_s: Seconds = 0.0
     follow_ups: tuple[Request, ...] = ()
 
     @property
@@ -92,23 +95,11 @@ def check_inputs(task: str, inputs: Any) -> None:
 
 
 def _fault(request: Request) -> str | None:
-    texts: dict[str, object] = {"prompt": request.prompt, "system": request.system, "answer": request.answer}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            return f"{name} is {shorten(text)}, needs text"
-    if not _is_list(request.blocks, _is_block):
-        return f"blocks is {shorten(request.blocks)}, needs pairs of a name and 1 token or more"
-    if not _is_list(request.follow_ups, lambda each: isinstance(each, Request)):
-        return f"follow_ups is {shorten(request.follow_ups)}, needs a list of requests"
-    if bool(request.prompt) == bool(request.blocks):
-        return "needs a prompt or blocks, and not both"
-    if request.output_tokens is not None and not is_whole(request.output_tokens):
-        return f"output_tokens is {shorten(request.output_tokens)}, needs a whole number, 1 or more"
-    at_s = 0.0 if request.at_s is None else request.at_s
-    for name, seconds in {"at_s": at_s, "think_s": request.think_s}.items():
-        if not is_number(seconds):
-            return f"{name} is {shorten(seconds)}, needs seconds of 0 or more"
-    return None
+    try:
+        msgspec.convert(msgspec.to_builtins(request), Request)
+    except (msgspec.ValidationError, TypeError) as error:
+        return str(error).replace("$.", "")
+    return None if bool(request.prompt) != bool(request.blocks) else "needs a prompt or blocks, and not both"
 
 
 def _first_fault(request: Request) -> str | None:
@@ -125,16 +116,6 @@ def _follow_up_fault(request: Request) -> str | None:
     if request.at_s is not None:
         return "at_s of a follow-up: use think_s"
     return _fault(request)
-
-
-def _is_list(values: object, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(values, (tuple, list)) and all(map(is_item, values))
-
-
-def _is_block(value: object) -> bool:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        return False
-    return isinstance(value[0], str) and is_whole(value[1])
 
 
 def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:

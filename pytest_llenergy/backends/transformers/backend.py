@@ -9,9 +9,9 @@ from typing import Any
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import combine_options
+from pytest_llenergy.backends.engine_options import combine_options, show_options
 from pytest_llenergy.backends.flops import transformers_job_flops
-from pytest_llenergy.backends.models import ModelSource, explain_load_error, first_error_line
+from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.backends.precision import count_torch_types, list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
@@ -22,7 +22,6 @@ from pytest_llenergy.backends.transformers.jobs import (
     is_encoder,
     prepare_embedding,
 )
-from pytest_llenergy.backends.transformers.library_options import show_options, sort_library_options
 from pytest_llenergy.backends.transformers.options import (
     QUANTISES_ACTIVATIONS,
     LoadOptions,
@@ -56,9 +55,29 @@ class TransformersBackend:
         self._batcher: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        load_options = self._options = LoadOptions.parse(options, on_cpu=self._device == "cpu")
+        load_options = self._options = LoadOptions.parse("transformers", options)
         load_options.check_degrees(context.parallel)
-        placement = self._read(model, load_options, LoadOptions.not_ours(options), context)
+        passed = LoadOptions.not_ours(options)
+        names = vars(transformers.GenerationConfig())
+        #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
+        self._generation = {name: value for name, value in passed.items() if name in names}
+        if load_options.continuous and self._generation:
+            raise BackendError(
+                f"transformers: batching='continuous' does not apply {show_options(self._generation)}; leave "
+                "one out"
+            )
+        loading = {name: value for name, value in passed.items() if name not in names}
+        try:
+            placement = self._read(model, load_options, loading, context)
+        except LLEnergyError:
+            raise
+        except Exception as error:  # a library refuses options with exceptions of any kind
+            message = explain_load_error(model, error)
+            if options:
+                raise BackendError(f"{message} (transformers, with {show_options(options)})") from error
+            if isinstance(error, (OSError, ValueError, ImportError, KeyError, TypeError)):
+                raise ModelError(message) from error
+            raise
         loaded, attention = self._model, str(self._model.config._attn_implementation)
         if load_options.attention not in (None, attention):
             raise BackendError(
@@ -66,10 +85,10 @@ class TransformersBackend:
                 f"{load_options.attention}; request {attention}"
             )
         dtype = type_name(str(loaded.dtype))
-        if load_options.dtype not in ("auto", dtype):
+        if load_options.dtype not in (None, "auto", dtype):
             raise BackendError(
-                f"transformers: dtype is {load_options.dtype!r}, and {model.label} as it is quantised "
-                f"runs in {dtype} only; request {dtype}"
+                f"transformers: dtype is {load_options.dtype!r}, and {model.label} runs in {dtype}; request "
+                f"{dtype}"
             )
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
@@ -103,48 +122,27 @@ class TransformersBackend:
         )
 
     def _read(
-        self, model: ModelSource, load_options: LoadOptions, passed: Mapping[str, Any], context: RankContext
+        self, model: ModelSource, load_options: LoadOptions, loading: Mapping[str, Any], context: RankContext
     ) -> dict[str, Primitive]:
-        """Read model and tokenizer. Returns which devices they are on, for the record.
-
-        Raises ``ModelError`` if that fails.
-        """
+        """Read model and tokenizer. Returns which devices they are on, for the record."""
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-        keywords: dict[str, Any] = {"dtype": load_options.dtype}
+        dtype = load_options.dtype or "auto"
+        common: dict[str, dict[str, Any]] = {"dtype": {"dtype": dtype}}
         if load_options.attention is not None:
-            keywords["attn_implementation"] = load_options.attention
+            common["attention"] = {"attn_implementation": load_options.attention}
         path = pretrained_path(model)
-        try:
-            check_degrees(path, context.parallel, model.label)
-            config = AutoConfig.from_pretrained(path)
-            self._library = sort_library_options(passed, config)
-            if load_options.continuous and self._library.generation:
-                raise BackendError(
-                    "transformers: batching='continuous' does not apply "
-                    f"{show_options(self._library.generation)}; leave one out"
-                )
-            common = {}
-            if load_options.quantization is not None:
-                common["quantization"] = quantization_keywords(
-                    load_options.quantization, config, load_options.dtype, self._device
-                )
-            keywords |= combine_options("transformers", common, self._library.loading)
-            self._generates = not is_encoder(config)
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
-            kind = AutoModelForCausalLM if self._generates else AutoModel
-            loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
-        except LLEnergyError:
-            raise
-        except Exception as error:  # an option that is passed on may raise anything; others are raised again
-            if passed:
-                raise BackendError(
-                    f"transformers cannot load {model.label} with {show_options(passed)}: "
-                    f"{first_error_line(error)}"
-                ) from error
-            if isinstance(error, (OSError, ValueError, ImportError, KeyError, TypeError)):
-                raise ModelError(explain_load_error(model, error)) from error
-            raise
+        check_degrees(path, context.parallel, model.label)
+        config = AutoConfig.from_pretrained(path)
+        if load_options.quantization is not None:
+            common["quantization"] = quantization_keywords(
+                load_options.quantization, config, dtype, self._device
+            )
+        keywords = combine_options("transformers", common, loading)
+        self._generates = not is_encoder(config)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
+        kind = AutoModelForCausalLM if self._generates else AutoModel
+        loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
@@ -188,8 +186,8 @@ class TransformersBackend:
                 self._model, generation_config(params, ends, pad), ids, self._options
             )
             return ContinuousJob(self._batcher, self._tokenizer)
-        mode = self._options.compile
-        with jobs.translate_value_errors(self._library.generation):
+        mode = self._options.mode
+        with jobs.translate_value_errors(self._generation):
             config = generation_config(
                 params,
                 ends,
@@ -197,8 +195,8 @@ class TransformersBackend:
                 # On a GPU transformers would compile the steps of a static cache by default.
                 **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
                 **jobs.prompt_lookup_options(self._options.speculative),
-                prefill_chunk_size=self._options.chunked_prefill,
-                **self._library.generation,
+                prefill_chunk_size=self._options.chunked_prefill or None,
+                **self._generation,
             )
         keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
         drafts = self._options.speculative is not None
@@ -211,7 +209,7 @@ class TransformersBackend:
             ends,
             keywords,
             drafts,
-            self._library.generation,
+            self._generation,
         )
         if mode:
             compile_job(job)
@@ -220,7 +218,7 @@ class TransformersBackend:
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
         self._close_batcher()
-        self._options.check_embedding(self._library.generation)
+        self._options.check_embedding(self._generation)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, done: Result) -> Flops:
@@ -248,8 +246,8 @@ class TransformersBackend:
     def _apply_options(self, load_options: LoadOptions) -> dict[str, Primitive]:
         """Load what options need besides the model. Returns what goes into the record."""
         recorded: dict[str, Primitive] = {"batching": load_options.batching}
-        if load_options.compile:
-            recorded |= {"compile": load_options.compile, "compiled": "decoding steps"}
+        if load_options.mode:
+            recorded |= {"compile": load_options.mode, "compiled": "decoding steps"}
         if load_options.quantization:
             recorded |= describe_quantization(load_options.quantization, self._model)
         if load_options.continuous:
@@ -258,7 +256,7 @@ class TransformersBackend:
             recorded |= jobs.load_adapter(self._model, load_options.lora)
         draft = load_options.speculative
         if draft is not None and draft.model is not None:
-            self._assistant, described = jobs.load_assistant(draft, self._model, self._library.generation)
+            self._assistant, described = jobs.load_assistant(draft, self._model, self._generation)
             recorded |= described
         return recorded | jobs.prompt_lookup_options(draft)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import PROMPT_LOOKUP, Speculative
+from pytest_llenergy.backends.engine_options import PROMPT_LOOKUP, Speculative, show_options
 from pytest_llenergy.backends.models import explain_load_error, first_error_line, resolve_model
 from pytest_llenergy.backends.tasks import (
     Embedding,
@@ -21,7 +21,6 @@ from pytest_llenergy.backends.tasks import (
     GenerationParams,
     cut_at_end,
 )
-from pytest_llenergy.backends.transformers.library_options import show_options
 from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.record.base import Primitive

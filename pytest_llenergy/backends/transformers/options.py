@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers, checked before a model is read; quantisation and compilation."""
+"""Load options of transformers; quantisation and compilation."""
 
 from __future__ import annotations
 
@@ -9,35 +9,46 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-from pytest_llenergy.backends.base import DTYPES, is_installed
 from pytest_llenergy.backends.engine_options import (
-    COMMON_OPTIONS,
+    DEVICES,
     DRAFT_MODEL,
     PROMPT_LOOKUP,
+    SOURCE,
     CommonOptions,
-    Speculative,
+    Positive,
+    refuse_options,
 )
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Parallel
 
-#: Attention implementations, with the module that each needs besides torch and how to install it.
-ATTENTIONS: dict[str, tuple[str, str] | None] = {
-    "sdpa": None,
-    "eager": None,
-    "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
-    "flash_attention_3": ("flash_attn_interface", "build it from its hopper directory"),
-    "flex_attention": None,
-}
-#: Those without CPU kernels: transformers raises or fails to compile (tried with torch 2.13).
-GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
-
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 BATCHING_KINDS = ("static", "continuous")
 
-#: Why this backend has no prefix cache, and no other type of the key-value cache.
-NO_PREFIX_CACHE = "transformers computes each prompt anew; nothing is kept between calls"
+DRAFTING = "it is part of the load option speculative"
+COUNTED = "outputs are counted as one sequence of tokens per prompt"
+
+#: Options of transformers that this backend sets, with the reason.
+RESERVED: Mapping[str, str] = {
+    "attn_implementation": "use the load option attention",
+    "torch_dtype": "use the load option dtype",
+    **dict.fromkeys(("device_map", "max_memory", "device_mesh", "tp_plan", "tp_size"), DEVICES),
+    **dict.fromkeys(("distributed_config", "offload_folder"), DEVICES),
+    **dict.fromkeys(("pretrained_model_name_or_path", "config", "state_dict", "output_loading_info"), SOURCE),
+    "eos_token_id": "use ignore_eos and stop_token_ids of generate",
+    "max_length": "use max_new_tokens of generate",
+    "cache_implementation": "use cache of generate",
+    **dict.fromkeys(("compile_config", "disable_compile"), "use the load option compile"),
+    "prefill_chunk_size": "use the load option chunked_prefill",
+    "continuous_batching_config": "use batching, num_blocks and max_batch_tokens",
+    **dict.fromkeys(
+        ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens", "is_assistant"),
+        DRAFTING,
+    ),
+    **dict.fromkeys(("num_return_sequences", "return_dict_in_generate", "stop_strings"), COUNTED),
+    **dict.fromkeys(("pad_token_id", "use_cache", "max_time"), COUNTED),
+}
 
 
 def compile_config(mode: str) -> Any:
@@ -86,11 +97,6 @@ class QuantizerPackage:
 
     name: str
     module: str
-
-    @property
-    def install(self) -> str:
-        """Command that installs the package."""
-        return f"pip install {self.name}"
 
 
 TORCHAO = QuantizerPackage("torchao", "torchao")
@@ -171,55 +177,46 @@ def _is_quantized(module: Any, package: QuantizerPackage) -> bool:
     return hasattr(module, "weight") and any(f"{kind.__module__}.".startswith(f"{top}.") for kind in kinds)
 
 
-@dataclass(frozen=True)
-class LoadOptions:
+class LoadOptions(CommonOptions, frozen=True, kw_only=True):
     """How to load a model and how to run it.
 
     Attributes:
-        compile: Mode of ``torch.compile``; None for none.
-        chunked_prefill: Prompt tokens per step; None for all at once.
-        speculative: How tokens are drafted.
-        lora: Directory of an adapter.
         num_blocks: Pages of the cache of continuous batching; None to fit each batch.
         max_batch_tokens: Tokens per step of continuous batching; None to fit each batch.
     """
 
-    dtype: str = "auto"
-    attention: str | None = None
-    compile: str | None = None
-    quantization: str | None = None
-    chunked_prefill: int | None = None
-    speculative: Speculative | None = None
-    prefix_cache: bool = False
-    lora: str | None = None
     batching: str = "static"
-    num_blocks: int | None = None
-    max_batch_tokens: int | None = None
+    num_blocks: Positive | None = None
+    max_batch_tokens: Positive | None = None
 
     @classmethod
-    def parse(cls, options: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
+    def parse(cls, backend: str, options: Mapping[str, Any]) -> LoadOptions:
         """Validate the load options of a test.
 
         Raises:
             BackendError: If an option cannot be used; names the first problem.
         """
-        common = CommonOptions.parse("transformers", options)
-        values = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
-        values |= {name: getattr(common, name) for name in values if name in COMMON_OPTIONS}
-        values = {name: value for name, value in values.items() if value is not None}
-        if isinstance(values.get("compile"), bool):
-            values["compile"] = "reduce-overhead" if values["compile"] else None
-        values |= {"chunked_prefill": common.find_step_tokens("transformers")}
-        parsed = cls(**values)
-        # In this order: the later checks look up values that the first has validated.
-        for problem in chain(parsed._invalid_values(), parsed._unavailable(on_cpu), parsed._conflicts()):
-            raise BackendError(f"transformers: {problem}")
+        parsed = super().parse(backend, options)
+        parsed.find_step_tokens(backend)
+        for problem in chain(parsed._invalid_values(), parsed._conflicts()):
+            raise BackendError(f"{backend}: {problem}")
         return parsed
 
     @classmethod
     def not_ours(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that are passed on to transformers."""
-        return {name: value for name, value in options.items() if name not in cls.__dataclass_fields__}
+        """Return the options that are passed on to transformers.
+
+        Raises:
+            BackendError: If this backend sets one of them.
+        """
+        passed = {name: value for name, value in options.items() if name not in cls.__struct_fields__}
+        refuse_options("transformers", passed, RESERVED)
+        return passed
+
+    @property
+    def mode(self) -> str | None:
+        """Mode of ``torch.compile``; None for none."""
+        return "reduce-overhead" if self.compile is True else self.compile or None
 
     @property
     def continuous(self) -> bool:
@@ -267,45 +264,18 @@ class LoadOptions:
             )
 
     def _invalid_values(self) -> Iterator[str]:
-        for name, known in (
-            ("dtype", DTYPES),
-            ("attention", (None, *ATTENTIONS)),
-            ("compile", (None, *COMPILE_MODES)),
-            ("quantization", (None, *QUANTIZERS)),
-            ("batching", BATCHING_KINDS),
+        for name, value, known in (
+            ("compile", self.mode, COMPILE_MODES),
+            ("quantization", self.quantization, tuple(QUANTIZERS)),
+            ("batching", self.batching, BATCHING_KINDS),
         ):
-            value = getattr(self, name)
-            if value not in known:
-                names = ", ".join(each for each in known if each is not None)
-                yield f"{name} is {value!r}, needs one of {names}"
-        for name in ("num_blocks", "max_batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                yield f"{name} is {value!r}, needs a whole number of 1 or more"
+            if value is not None and value not in known:
+                yield f"{name} is {value!r}, needs one of {', '.join(known)}"
         if self.speculative is not None and self.speculative.kind not in (DRAFT_MODEL, PROMPT_LOOKUP):
             yield (
                 f"speculative: transformers does not draft by {self.speculative.kind}; it does by "
                 f"{DRAFT_MODEL} and {PROMPT_LOOKUP}"
             )
-
-    def _unavailable(self, on_cpu: bool) -> Iterator[str]:
-        attention = self.attention
-        if attention in GPU_ATTENTIONS and on_cpu:
-            yield f"{attention} does not run on a CPU; use sdpa or eager"
-        needs = ATTENTIONS[attention] if attention is not None else None
-        if needs is not None and not is_installed(needs[0]):
-            yield f"{attention} needs the module {needs[0]}, which is not installed; {needs[1]}"
-        if self.quantization is not None:
-            package = QUANTIZERS[self.quantization]
-            if not is_installed(package.module):
-                yield (
-                    f"quantization {self.quantization!r} needs {package.name}, which is not installed; "
-                    f"{package.install}"
-                )
-        if self.lora is not None and not is_installed("peft"):
-            yield "lora needs peft, which is not installed; pip install 'pytest-llenergy[lora]'"
-        if self.prefix_cache:
-            yield f"prefix_cache=True: {NO_PREFIX_CACHE}"
 
     def _conflicts(self) -> Iterator[str]:
         if self.continuous and self.compile:
@@ -332,6 +302,8 @@ class LoadOptions:
             yield "compile needs cache='static', whose shapes do not change; pass it to generate"
         if self.continuous and params.cache != "dynamic":
             yield f"batching='continuous' has its own paged cache; leave out cache={params.cache!r}"
+        if self.continuous and params.extras:
+            yield f"batching='continuous' does not honour {', '.join(params.extras)}; leave it out"
         if self.continuous and params.do_sample:
             yield (
                 "batching='continuous' samples in the order in which requests are scheduled, so a seed does "

@@ -25,30 +25,10 @@ SPEC = BackendSpec(
         pipeline=True,
         gpu=True,
         options=tuple(COMMON_OPTIONS),
-        passes="vllm.EngineArgs",
+        passes=True,
         sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
         batching=("continuous",),
-        prefix_cache="switched off, unless prefix_cache=True",
         timestamps="token",
-        exact=True,
-        clock="this process, after each step of vLLM",
-        reasons={
-            "sampling": "beams are not a part of vLLM's engine",
-            "placement": "vLLM shards a model; it does not put its layers on devices that take turns",
-        },
-        sources={
-            **dict.fromkeys(
-                ("launch", "managed_by", "tasks", "caches", "options", "passes", "sampling"), "tested"
-            ),
-            **dict.fromkeys(("placement",), "this adapter"),
-            **dict.fromkeys(("tensor", "data", "cpu", "prefix_cache", "timestamps", "hardware"), "tested"),
-            "pipeline": "vllm/config/parallel.py (pipeline_parallel_size); refused on the CPU, tested",
-            "gpu": "https://docs.vllm.ai/en/latest/getting_started/installation/gpu.html",
-            "hosts": "vllm/config/parallel.py (nnodes, node_rank); tensor over two agents, tested",
-            "batching": "vllm/v1/core/sched/scheduler.py",
-            "clock": "tested",
-        },
-        hardware="CPU",
     ),
     refuses=lambda model: refuse_openvino_ir("vllm", model),
 )

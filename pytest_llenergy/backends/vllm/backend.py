@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import PREFIXES_REUSED
+from pytest_llenergy.backends.engine_options import PREFIXES_REUSED, show_options
 from pytest_llenergy.backends.models import (
     ModelSource,
     encode_prompts,
@@ -150,17 +150,17 @@ class VllmBackend:
         import torch
         import vllm
 
-        arguments = {
-            "model": path,
-            "tensor_parallel_size": parallel.tensor,
-            "pipeline_parallel_size": parallel.pipeline,
-            "disable_log_stats": True,
-            "seed": 0,
-            **node_arguments(context),
-            **engine_keywords(common, passed, on_cpu=on_cpu),
-        }
         self._llm: Any = None
         try:
+            arguments = {
+                "model": path,
+                "tensor_parallel_size": parallel.tensor,
+                "pipeline_parallel_size": parallel.pipeline,
+                "disable_log_stats": True,
+                "seed": 0,
+                **node_arguments(context),
+                **engine_keywords(common, passed, on_cpu=on_cpu),
+            }
             if context.node_rank > 0:
                 config = self._follow(arguments)
             else:
@@ -168,7 +168,7 @@ class VllmBackend:
                 config = self._llm.llm_engine.vllm_config
         except (TypeError, ValueError) as error:
             # pydantic's ValidationError is a ValueError with a line per field.
-            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            given = show_options(options)
             raise BackendError(
                 f"vllm refuses to load {model.label} with {given or 'its defaults'}: "
                 f"{first_error_line(error)}"

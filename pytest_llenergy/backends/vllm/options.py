@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_llenergy.backends.base import DTYPES
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import (
     COMMON_OPTIONS,
@@ -16,8 +14,8 @@ from pytest_llenergy.backends.engine_options import (
     SOURCE,
     CommonOptions,
     Speculative,
-    check_engine_options,
     combine_options,
+    refuse_options,
 )
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.errors import BackendError
@@ -32,9 +30,6 @@ CPU_ATTENTION = "CPU_ATTN"
 
 #: Ranks of adapters that vLLM reserves space for (``MaxLoRARanks`` of vllm/config/lora.py).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
-#: What ``compile`` contradicts without setting it: vLLM lets ``enforce_eager`` win.
-DECIDES = {"compile": ("enforce_eager", "compilation_config", "optimization_level")}
 
 ARGUMENT = "its values are arguments of generate"
 
@@ -66,8 +61,6 @@ def parse_options(options: Mapping[str, Any], *, on_cpu: bool) -> tuple[CommonOp
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
             "test; leave it out, also for several hosts"
         )
-    if common.dtype not in (None, *DTYPES):
-        raise BackendError(f"vllm: dtype is {common.dtype!r}, needs one of {', '.join(DTYPES)}")
     if on_cpu and common.attention not in (None, CPU_ATTENTION):
         raise BackendError(
             f"vllm: attention={common.attention!r} does not run on a CPU; leave it out, or give "
@@ -80,22 +73,13 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
     """Return the keywords of ``vllm.LLM`` for load options.
 
     Raises:
-        BackendError: If the installed vLLM has no such option, or this backend sets it.
+        BackendError: If this backend sets one of them.
     """
-    import vllm
-
-    fields = [each.name for each in dataclasses.fields(vllm.EngineArgs)]
-    parts = {name: DEVICES for name in fields if name.startswith(("data_parallel_", "_api_"))}
-    reserved = {**RESERVED, **parts}
-    check_engine_options(
-        "vllm",
-        passed,
-        fields,
-        declared=COMMON_OPTIONS,
-        where=f"vllm.EngineArgs of vLLM {vllm.__version__}",
-        reserved=reserved,
-    )
-    keywords = combine_options("vllm", _translate(common), passed, decides=DECIDES)
+    for name in passed:
+        if name.startswith("data_parallel_"):
+            raise BackendError(f"vllm: the load option {name} is not available: {DEVICES}")
+    refuse_options("vllm", passed, RESERVED)
+    keywords = combine_options("vllm", _translate(common), passed)
     if on_cpu and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
         keywords["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
     if {"speculative_config", "spec_method", "spec_model"} & set(keywords):
@@ -105,13 +89,15 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
 
 def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     """Return what each common option sets in ``vllm.EngineArgs``."""
-    found = common.under_names(
-        dtype="dtype",
-        quantization="quantization",
-        kv_cache_dtype="kv_cache_dtype",
-        attention="attention_backend",
-        prefix_cache="enable_prefix_caching",
-    )
+    names = {
+        "dtype": "dtype",
+        "quantization": "quantization",
+        "kv_cache_dtype": "kv_cache_dtype",
+        "attention": "attention_backend",
+        "prefix_cache": "enable_prefix_caching",
+    }
+    values = {name: getattr(common, name) for name in names}
+    found = {name: {names[name]: value} for name, value in values.items() if value is not None}
     if common.chunked_prefill is not None:
         found["chunked_prefill"] = {"enable_chunked_prefill": bool(common.chunked_prefill)}
         if not isinstance(common.chunked_prefill, bool):

@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--backends",
         action="store_true",
-        help="only list the capabilities of each backend and their source",
+        help="only list the capabilities of each backend",
     )
     parser.add_argument(
         "--cluster",

@@ -12,10 +12,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.settings import find_free_port
+from pytest_llenergy.record.record import BackendInfo
 
 HERE = Path(__file__).parent
 
@@ -43,6 +48,35 @@ def llama() -> str:
     """That of llama.cpp's server."""
     program = HERE.parents[2] / "benchmarks" / "serving" / "llama_server.py"
     return shlex.join([sys.executable, str(program), "{model}", "{port}"])
+
+
+#: Backends with their servers, by command: tests that give nothing else share them.
+KEPT: dict[str, tuple[ServerBackend, BackendInfo]] = {}
+
+
+@contextmanager
+def loaded(**options: Any) -> Iterator[tuple[ServerBackend, BackendInfo]]:
+    """The server backend, loaded in this process. With ``timeout_s`` its server is started for this test."""
+    command = str(options.get("command"))
+    if command in KEPT and len(options) == 1:
+        yield KEPT[command]
+        return
+    backend = ServerBackend()
+    info = backend.load(ModelSource("hub", "owner/name"), {"timeout_s": 60, **options}, RankContext())
+    if len(options) == 1 and "orders=" not in command and "command" in options:
+        KEPT[command] = backend, info
+        yield backend, info
+        return
+    try:
+        yield backend, info
+    finally:
+        backend.close()
+
+
+def close_kept() -> None:
+    """Stop the servers that tests share."""
+    while KEPT:
+        KEPT.popitem()[1][0].close()
 
 
 @contextmanager

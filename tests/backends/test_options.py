@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load options: applied, or refused in one line by the library; what an adapter sets, it refuses itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
+from pytest_llenergy.backends.base import BackendSpec, is_installed
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, CommonOptions
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
+from pytest_llenergy.backends.transformers.options import QUANTIZERS
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
+from pytest_llenergy.plugin.handles.context import TestContext
+
+from . import rank_functions
+from .adapters import save_adapter
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks
+
+Read = Callable[..., dict[str, Any]]
+
+LOOKUP = {"method": "prompt_lookup", "num_tokens": 3}
+
+#: The model of each backend, options, and a part of the message.
+REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str]]]] = {
+    "transformers": (
+        transformers.SPEC,
+        TINY,
+        [
+            ({"dtype": 32}, "transformers: dtype is 32: Expected `str | null`, got `int` at dtype"),
+            ({"dtype": "float33"}, "no attribute 'float33' (transformers, with dtype='float33')"),
+            ({"chunked_prefill": 0}, "chunked_prefill is 0: Expected `int` >= 1"),
+            ({"chunked_prefill": True}, "chunked_prefill is True, needs False or the tokens of a step"),
+            ({"speculative": {"num_tokens": 2, "modle": "m"}}, "Object contains unknown field `modle`"),
+            (
+                {"speculative": {"num_tokens": 3}},
+                "speculative needs model, the name of the model that drafts",
+            ),
+            ({"speculative": {"num_tokens": 3, "method": "mtp"}}, "transformers does not draft by mtp"),
+            ({"speculative": {"num_tokens": 3, "model": "./no"}}, "speculative: model './no': no such file"),
+            ({"attention": "fast"}, 'attn_implementation="fast"` is not supported'),
+            (
+                {"quantization": "int2"},
+                "quantization is 'int2', needs one of int8wo, int8dyn, int8, 8bit, nf4",
+            ),
+            ({"quantization": "8bit"}, "always multiplies in float16; give dtype='float16'"),
+            ({"compile": "fast"}, "compile is 'fast', needs one of default, reduce-overhead"),
+            ({"lora": "/nowhere"}, "transformers: lora /nowhere: "),
+            ({"num_blocks": 4}, "num_blocks is an option of batching='continuous'; leave it out"),
+            ({"compile": True, "batching": "continuous"}, "cannot be combined; leave one out"),
+            ({"speculative": LOOKUP, "compile": True}, "needs a growing cache, compile a static one"),
+            ({"batching": "continuous", "no_repeat_ngram_size": 2}, "does not apply no_repeat_ngram_size=2"),
+            (
+                {"no_repeat_ngram": 2},
+                "unexpected keyword argument 'no_repeat_ngram' (transformers, with no_rep",
+            ),
+            (
+                {"hidden_act": "none-such"},
+                "KeyError: 'none-such' (transformers, with hidden_act='none-such')",
+            ),
+            ({"hidden_size": 3}, "(transformers, with hidden_size=3)"),
+            (
+                {"num_hidden_layers": 9},
+                "its files lack weights, or have them in another shape: 63 would be ran",
+            ),
+            ({"attn_implementation": "eager"}, "is not available: use the load option attention"),
+            (
+                {"device_map": "auto"},
+                "is not available: the devices are those of the test; use the marks gpus",
+            ),
+            ({"num_beams": 2}, "is not available: it is an argument of generate"),
+            ({"hf_token": "x"}, "is not available: it is a secret, and options are recorded"),
+        ],
+    ),
+    "llama-cpp": (
+        llama_cpp.SPEC,
+        None,
+        [
+            (
+                {"n_ubach": 64},
+                "llama-cpp: n_ubach is 64: 'xllamacpp.xllamacpp.CommonParams' object has no attr",
+            ),
+            ({"n_ubatch": "many"}, "n_ubatch is 'many': Argument 'value' has incorrect type"),
+            ({"n_ubatch": 2**40}, "n_ubatch is 1099511627776: value too large to convert to int32_t"),
+            (
+                {"numa": "near"},
+                "numa is 'near': an integer is required; it takes: GGML_NUMA_STRATEGY_DISABLED",
+            ),
+            ({"n_ctx": 64}, "the load option n_ctx is not available: it is set for each batch"),
+            ({"n_gpu_layers": 9}, "is not available: it has no GPU"),
+            ({"cache_ram_mib": 9}, "is not available: rounds repeat their prompts"),
+            ({"api_key": "x"}, "is not available: it is a secret"),
+            ({"chunked_prefill": True}, "chunked_prefill is True, needs False or the tokens of a step"),
+            ({"attention": "sdpa"}, "attention is 'sdpa', needs one of flash, eager"),
+            ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', needs one of float32, "),
+            ({"lora": "/no/such.gguf"}, "lora is '/no/such.gguf', needs a .gguf file"),
+            ({"attention": "eager", "kv_cache_dtype": "q8_0"}, "quantized V cache requires flash_attn"),
+            ({"dtype": "int8"}, "needs one of float32, float16, bfloat16; leave it out to run SmolLM2-135M-"),
+        ],
+    ),
+    "openvino": (
+        openvino.SPEC,
+        None,
+        [
+            ({"max_num_seqs": "many"}, "openvino: max_num_seqs is 'many', needs int"),
+            ({"max_num_seq": 4}, "(NotFound: Unsupported property max_num_seq by CPU plugin.)"),
+            (
+                {"kv_cache_dtype": "float16", "KV_CACHE_PRECISION": "u8"},
+                "kv_cache_dtype sets KV_CACHE_PRECISION as well; give one of them",
+            ),
+            ({"enable_prefix_caching": True}, "not available: rounds repeat their prompts"),
+            ({"INFERENCE_NUM_THREADS": 2}, "not available: use --energy-threads"),
+            (
+                {"dtype": "bfloat16"},
+                "needs float32; leave it out to run SmolLM2-135M-Instruct.Q4_1.gguf as it",
+            ),
+        ],
+    ),
+    "onnxruntime": (
+        onnxruntime.SPEC,
+        TINY,
+        [
+            ({"precision": "fp17"}, "onnxruntime: precision is 'fp17', needs one of fp32, int8, int4"),
+            ({"enable_mem_patern": True}, "has no option enable_mem_patern; did you mean enable_mem_pattern"),
+            ({"graph_optimization_level": "all"}, "Unrecognized value:all"),
+            ({"intra_op_num_threads": 2}, "not available: use --energy-threads"),
+            ({"dtype": "bfloat16"}, "dtype is 'bfloat16', needs float32: its model builder"),
+        ],
+    ),
+}
+
+
+def needs(spec: BackendSpec) -> None:
+    for module in spec.requires:
+        pytest.importorskip(module)
+
+
+#: Options, prompts, parameters, and a part of the message.
+REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any], str]]] = {
+    "transformers": [
+        ({}, ["a" * 4096], {"max_new_tokens": 2}, "4098 tokens; the model has room for 4096"),
+        ({}, ["abc", ""], {}, "transformers: a prompt has no tokens"),
+        ({}, ["a", "abc"], {"repetition_penalty": 1.5}, "would also apply to the token that pads"),
+        ({"speculative": LOOKUP}, ["a", "b"], {}, "speculative takes one prompt at a time, not 2; give one"),
+        ({"batching": "continuous"}, ["a"], {"num_beams": 2}, "does not honour num_beams"),
+        (
+            {"no_repeat_ngram_size": 2, "watermarking_config": {"a": 1}},
+            ["a"],
+            {},
+            "transformers cannot generate with",
+        ),
+    ],
+    "onnxruntime": [
+        ({}, ["abc", ""], {}, "onnxruntime: a prompt has no tokens"),
+        ({}, ["abc<pad>"], {}, "token 0 pads the rows of a batch"),
+        ({}, ["abc"], {"stop_token_ids": [0]}, "cannot be in a prompt or be a stop token"),
+        ({}, ["abc"], {"max_new_tokens": 4096}, "are 4099 tokens; the model has room for 4096"),
+        ({}, ["abc"], {"seed": 2**31}, "seed is 2147483648, needs less than 2**31"),
+    ],
+    "llama-cpp": [
+        ({}, ["abc", ""], {}, "llama-cpp: a prompt has no tokens"),
+        ({}, ["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not supported: the server stops at"),
+        ({}, ["abc"], {"max_new_tokens": 9000}, "are 9001 tokens; the model has room for 8192"),
+        ({}, ["abc"], {"seed": 2**32 - 1}, "seed is 4294967295, needs less than 2**32 - 1"),
+        ({}, ["abc"], {}, ""),
+    ],
+    "openvino": [
+        ({}, ["abc", ""], {}, "openvino: a prompt has no tokens"),
+        ({}, ["hello world", " a" * 8180], {"max_new_tokens": 12}, ""),
+        (
+            {},
+            ["hello world", " a" * 8180],
+            {"max_new_tokens": 13},
+            "are 8193 tokens; the model has room for 8192",
+        ),
+        ({}, ["a b " * 2000] * 3, {}, "prompt tokens in one batch; 8192 fit one prefill; give fewer"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_loaded_or_prepared_is_refused_in_one_line(name: str) -> None:
+    """In ranks of transformers, whatever the backend: others have shared them already."""
+    spec, model, cases = REFUSED[name]
+    needs(spec)
+    given = [options for options, _ in cases]
+    batches = [case[:3] for case in REFUSED_BATCHES[name]]
+    with LoadedRanks(dtype="float32") as ranks:
+        (found,) = ranks.call(rank_functions.refusals, spec.factory, model, given)
+        (refused,) = ranks.call(rank_functions.refused_batches, spec.factory, model, batches)
+    for message, (options, part) in zip(found, cases, strict=True):
+        assert part in str(message), options
+        assert "\n" not in str(message), options
+    for message, (*_, part) in zip(refused, REFUSED_BATCHES[name], strict=True):
+        assert part in str(message or ""), part
+        assert bool(part) is (message is not None)
+
+
+@pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
+def test_common_options_that_are_not_declared_are_refused_at_collection(spec: BackendSpec) -> None:
+    assert set(CommonOptions.__struct_fields__) == set(COMMON_OPTIONS)
+    row = spec.capabilities
+    assert set(row.unknown_options(COMMON_OPTIONS)) == set(COMMON_OPTIONS) - set(row.options)
+
+
+def test_a_prefix_cache_may_be_switched_off_where_there_is_none() -> None:
+    known = {spec.name: spec for spec in BUILTIN}
+    for name in ("transformers", "openvino", "onnxruntime", "llama-cpp"):
+        assert explain_unmet(known[name], Requirements(options={"prefix_cache": False}), known) is None
+        refused = str(explain_unmet(known[name], Requirements(options={"prefix_cache": True}), known))
+        assert refused.startswith(f"{name} does not offer the load option prefix_cache (it takes: dtype, ")
+        assert refused.endswith("; backends that do: vllm")
+        handle = BackendHandle(known[name], resolve_model(None), cast(TestContext, None))
+        assert handle.with_options(prefix_cache=False).options == {}
+        with pytest.raises(BackendError, match=f"{name}: unknown load option prefix_cache; it takes: dtype"):
+            handle.with_options(prefix_cache=True)
+
+
+class TestTransformers:
+    def test_attributes_of_the_configuration_and_of_generation_are_passed_on(self) -> None:
+        with LoadedRanks(dtype="float32") as ranks:
+            plain, _ = ranks.generate(PROMPTS, max_new_tokens=16)
+            ranks.load(dtype="float32", no_repeat_ngram_size=1, rms_norm_eps=1e-5)
+            assert ranks.info.options["no_repeat_ngram_size"] == "1"
+            generation, _ = ranks.generate(PROMPTS[:1], max_new_tokens=16)
+            (ids,) = generation.token_ids
+            assert len(set(ids)) == len(ids) == 16
+            assert len(set(plain.token_ids[0])) < 16, "without the option tokens repeat"
+            ranks.load(no_repeat_ngram_size="many")
+            message = r"^transformers cannot generate with no_repeat_ngram_size='many': [^\n]*$"
+            with pytest.raises(BackendError, match=message):
+                ranks.generate(PROMPTS)
+
+    def test_a_prompt_that_is_prefilled_in_chunks_gives_the_same_tokens(self) -> None:
+        with LoadedRanks(dtype="float32") as ranks:
+            expected, _ = ranks.generate(["abcdefghij" * 4])
+            ranks.load(dtype="float32", chunked_prefill=16)
+            assert ranks.info.options["chunked_prefill"] == "16"
+            assert ranks.generate(["abcdefghij" * 4])[0].token_ids == expected.token_ids
+
+    @pytest.mark.skipif(not is_installed("peft"), reason="needs peft; pip install 'pytest-llenergy[lora]'")
+    def test_an_adapter_changes_the_tokens_and_is_counted(self, tmp_path: Path) -> None:
+        save_adapter(tmp_path / "adapter")
+        with LoadedRanks(dtype="float32") as ranks:
+            plain, _ = ranks.generate(PROMPTS)
+            ranks.load(dtype="float32", lora=str(tmp_path / "adapter"))
+            adapted, _ = ranks.generate(PROMPTS)
+            assert int(ranks.info.options["lora_parameters"] or 0) > 0
+        assert adapted.token_ids != plain.token_ids
+
+    @pytest.mark.parametrize("name", QUANTIZERS)
+    def test_quantised_layers_are_counted_in_the_record(self, name: str) -> None:
+        package = QUANTIZERS[name]
+        if not is_installed(package.module):
+            pytest.skip(f"{package.name} is not installed; pip install {package.name}")
+        dtype = "float16" if name == "8bit" else "bfloat16"
+        with LoadedRanks(dtype=dtype, quantization=name) as ranks:
+            generation, _ = ranks.generate(PROMPTS)
+        options = ranks.info.options
+        assert [len(ids) for ids in generation.token_ids] == [8, 8, 8]
+        assert ranks.info.dtype == dtype
+        # Two layers with seven matrices each; head and embedding are not quantised.
+        assert (options["quantization"], options["quantized_layers"]) == (name, 14)
+
+    def test_a_model_whose_files_lack_weights_is_refused(self, tmp_path: Path) -> None:
+        """transformers would make random ones."""
+        whole = tmp_path / "whole"
+        shutil.copytree(pretrained_path(resolve_model(TINY)), whole)
+        config = json.loads((whole / "config.json").read_text())
+        (whole / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+        with pytest.raises(
+            ModelError, match=r"^model whole: ValueError: its files lack weights[^\n]*: 9 would"
+        ):
+            LoadedRanks(model=str(whole))
+
+
+class TestOthers:
+    def test_llama_cpp_applies_and_reads_back(self) -> None:
+        needs(llama_cpp.SPEC)
+        options: dict[str, Any] = {
+            "kv_cache_dtype": "q8_0",
+            "attention": "flash",
+            "chunked_prefill": 64,
+            "n_ubatch": 32,
+        }
+        with LoadedRanks(llama_cpp.SPEC, model=None, **options) as ranks:
+            made, _ = ranks.generate(["one two three " * 50], max_new_tokens=3)
+        assert made.output_tokens == 3
+        info = ranks.info
+        assert info.precision is not None
+        assert info.precision.kv_cache == "q8_0"
+        assert info.options["flash_attention"] == "enabled"
+        assert (info.options["n_batch"], info.options["n_ubatch"]) == (64, "n_batch, 32 at most")
+
+    def test_openvino_applies_and_reads_back(self) -> None:
+        needs(openvino.SPEC)
+        options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "chunked_prefill": 32}
+        options |= {"KEY_CACHE_PRECISION": "u8", "VALUE_CACHE_PRECISION": "u4"}
+        with LoadedRanks(openvino.SPEC, model=None, **options) as ranks:
+            made, _ = ranks.generate(["one two three " * 20], max_new_tokens=3)
+            assert made.output_tokens == 3
+            precision = ranks.info.precision
+            assert precision is not None
+            assert (precision.compute, precision.kv_cache) == ("float32", "uint8, uint4")
+            assert ranks.info.options["max_num_batched_tokens"] == 32
+            ranks.load(num_kv_blocks=1)
+            message = r"^openvino cannot generate: Request 0 was dropped [^\n]*$"
+            with pytest.raises(BackendError, match=message):
+                ranks.generate(["one two three " * 20])
+
+    def test_onnxruntime_applies_its_options(self) -> None:
+        needs(onnxruntime.SPEC)
+        with LoadedRanks(onnxruntime.SPEC, enable_mem_pattern=False, dtype="float32") as ranks:
+            assert ranks.info.options["enable_mem_pattern"] == "False"
+            assert ranks.info.precision is not None
+            assert ranks.info.precision.weights == "float32"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From test files to energy.json: one run of transformers with every kind of work, and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Read = Callable[..., dict[str, Any]]
+
+TEXT = """
+import pytest
+from pytest_llenergy.backends.traffic import synthetic
+
+REQUESTS = synthetic(count=3, input_tokens=20, output_tokens=2)
+LOOKUP = {"method": "prompt_lookup", "num_tokens": 4}
+
+@pytest.mark.parametrize("n", [2])
+def test_generate(energy, backend, n):
+    run = energy(backend.generate, ["abc", "hello world"][:n], max_new_tokens=32, ignore_eos=True)
+    assert run.result.output_tokens == 64
+    assert run.energy_per_output_token_j == pytest.approx(run.energy_j / 64)
+    assert run.output_tokens_per_s > 1
+
+@pytest.mark.backend_options(attention="eager", no_repeat_ngram_size=2, prefix_cache=False)
+def test_options(energy, backend):
+    energy(backend.generate, ["abc"], max_new_tokens=4, ignore_eos=True)
+
+def test_drafts(energy, backend):
+    drafting = backend.with_options(dtype="float32", speculative=LOOKUP)
+    energy(drafting.generate, ["abc abc abc abc"], max_new_tokens=24, ignore_eos=True)
+
+def test_requests(energy, backend):
+    energy(backend.generate, REQUESTS, ignore_eos=True)
+
+@pytest.mark.gpus(2, fallback="cpu")
+@pytest.mark.parallel(tensor=2)
+def test_sharded(energy, backend):
+    generate = backend.with_options(dtype="float32").generate
+    run = energy(generate, ["abc", "hello"], max_new_tokens=8, ignore_eos=True)
+    assert [len(ids) for ids in run.result.token_ids] == [8, 8]
+
+def test_text(backend):
+    backend.generate("one prompt")
+
+def test_after():
+    # A process that has initialised CUDA fixes the devices that it and its forks can see.
+    import sys
+    assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+EMBEDDING = """
+import pytest
+
+@pytest.fixture
+def energy_model():
+    return "random:bert-tiny"
+
+def test_embed(energy, backend):
+    run = energy(backend.embed, ["abc", "hello world"], pooling="cls")
+    assert run.energy_per_request_j == pytest.approx(run.energy_j / 2)
+    assert (len(run.result.vectors), run.result.dimension) == (2, 128)
+"""
+
+
+def test_every_kind_of_work_is_recorded(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(test_text=TEXT, test_embedding=EMBEDDING)
+    # Forks import torch and transformers once for all ranks.
+    options = ["--energy-start-method=forkserver", "--energy-model=random:llama-tiny", "--energy-report"]
+    result = quick.runpytest_subprocess(
+        *options, "--energy-backend=transformers,openvino", "-p", "no:cacheprovider"
+    )
+    result.assert_outcomes(passed=7, failed=1, skipped=7)
+    result.stdout.fnmatch_lines(
+        ["BackendError: generate: prompts must be *, or of requests, found 'one prompt'"]
+    )
+    records = read_report()["records"]
+    reasons = {each["reason"] for each in records if each["params"].get("backend") == "openvino"}
+    assert any("openvino reads .gguf files" in reason for reason in reasons)
+    found = {
+        each["id"].partition("::")[2].partition("[")[0].removeprefix("test_"): each
+        for each in records
+        if each["params"].get("backend") == "transformers"
+    }
+    check_generation(found["generate"])
+    check_embedding(found["embed"])
+    check_drafts(found["drafts"])
+    check_shards(found["sharded"])
+    options_of = found["options"]["backend"]["options"]
+    assert (options_of["attention"], options_of["no_repeat_ngram_size"]) == ("eager", "2")
+    requests = found["requests"]
+    assert requests["rounds"][0]["tokens"] == {"input": 60, "output": 6}
+    generation = requests["backend"]["generation"]
+    assert generation["requests"] == "synthetic(count=3, input_tokens=20, output_tokens=2, seed=0)"
+    assert generation["max_new_tokens"] == 2
+
+
+def check_generation(record: dict[str, Any]) -> None:
+    """Counts, phases that cover the round, latencies, settings."""
+    assert record["params"] == {"backend": "transformers", "n": 2}
+    generation = record["backend"]["generation"]
+    expected = {"max_new_tokens": 32, "do_sample": False, "seed": 0, "ignore_eos": True, "cache": "dynamic"}
+    assert expected.items() <= generation.items()
+    for round_ in record["rounds"]:
+        assert round_["tokens"] == {"input": 14, "output": 64}
+        assert round_["requests"] == 2
+        prefill, decode = round_["phases"]
+        assert (prefill["name"], decode["name"]) == ("prefill", "decode")
+        assert abs(prefill["duration_s"] + decode["duration_s"] - round_["duration_s"]) < 1e-8
+        assert prefill["duration_s"] == pytest.approx(round_["time_to_first_token_s"], abs=1e-6)
+        # 31 gaps between 32 tokens.
+        assert round_["inter_token_latency_s"] * 31 <= decode["duration_s"]
+        assert round_["inter_token_latency_s"] * 31 == pytest.approx(decode["duration_s"], rel=0.2)
+        # The ten-watt meter ticks at every reading, so the longer phase is always resolved.
+        truth = 10 * decode["duration_s"]
+        assert decode["energy_j"] == pytest.approx(truth, abs=4 * decode["energy_u_j"] + 0.01)
+        if prefill["energy_j"] is not None:
+            assert prefill["energy_j"] + decode["energy_j"] == pytest.approx(round_["energy_j"])
+    for name in ("energy_j", "energy_per_request_j", "net_energy_j", "mean_power_w", "peak_memory_bytes"):
+        assert record["metrics"][name]["value"] is not None
+
+
+def check_embedding(record: dict[str, Any]) -> None:
+    """Energy per sequence, and no metrics of output tokens."""
+    backend, metrics = record["backend"], record["metrics"]
+    assert (backend["model"], backend["task"]) == ("random:bert-tiny", "embed")
+    assert backend["generation"] == {"pooling": "cls", "normalize": True}
+    assert metrics["energy_per_request_j"]["value"] > 0
+    for name in ("energy_per_output_token_j", "output_tokens_per_s"):
+        assert metrics[name]["value"] is None
+        assert metrics[name]["reason"] == "no output tokens (count yours: energy(fn, output_tokens=...))"
+    assert metrics["time_to_first_token_s"]["reason"] == "no token timestamps"
+    assert metrics["prefill_energy_j"]["reason"] == "the workload has no phases"
+    for round_ in record["rounds"]:
+        assert round_["tokens"]["output"] == 0
+        assert round_["tokens"]["input"] % 14 == 0
+        assert round_["phases"] == []
+
+
+def check_drafts(record: dict[str, Any]) -> None:
+    rounds = [each["tokens"] for each in record["rounds"]]
+    drafted, accepted = rounds[0]["drafted"], rounds[0]["accepted"]
+    assert all(each == rounds[0] for each in rounds)
+    assert rounds[0]["output"] == 24 * record["rounds"][0]["iterations"]
+    assert 0 < accepted < drafted
+    rate = record["metrics"]["draft_acceptance_rate"]
+    assert rate["value"] == pytest.approx(accepted / drafted)
+    assert rate["unit"] == "accepted/drafted"
+
+
+def check_shards(record: dict[str, Any]) -> None:
+    """Degree, processes, and tokens counted once."""
+    assert record["parallel"]["tensor"] == 2
+    assert len({rank["pid"] for rank in record["ranks"]}) == len(record["ranks"]) == 2
+    for round_ in record["rounds"]:
+        assert round_["tokens"] == {"input": 8 * round_["iterations"], "output": 16 * round_["iterations"]}
+        assert round_["requests"] == 2 * round_["iterations"]
+    assert record["backend"]["options"]["parameters_of_rank"] < 1_000_000
