@@ -34,7 +34,7 @@ SEE = {
     ("save", "compare", "fail_on", "inconclusive"): "[comparing](comparing.md)",
     ("floor",): "[verdicts](gating.md)",
     ("columns",): "[summary](output.md#the-summary)",
-    ("server_command", "server_url", "server_health", "server_model"): "[serving](serving.md)",
+    ("server_command", "server_url", "server_model"): "[serving](serving.md)",
     ("flops",): "[operations](numbers.md#floating-point-operations)",
     ("report",): "[report](report.md)",
 }
@@ -53,7 +53,7 @@ WHO = {
     ),
     OPERATOR: (
         *("python", "gpus", "cluster", "meter", "start_method", "run", "watch", "doctor"),
-        *("server_command", "server_url", "server_health", "server_model"),
+        *("server_command", "server_url", "server_model"),
     ),
 }
 

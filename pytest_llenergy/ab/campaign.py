@@ -46,7 +46,6 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import ComparedReports
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
-from pytest_llenergy.record.secrets import redact_arguments
 
 #: Most names of tests in one line.
 MAX_NAMES = 5
@@ -344,17 +343,16 @@ class Campaign:
             ("base", "head"), self._choose_anchors(), (names.base, names.head), strict=True
         ):
             gathered = self._gathered[_side_name(side)]
-            argv = redact_arguments([*self._plan.command.args, *self._plan.sides[_side_name(side)].options])
-            report = gathered.report(anchors, argv=argv) or self._report_no_tests(_side_name(side), argv)
+            report = gathered.report(anchors) or self._report_no_tests(_side_name(side))
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             reports.append(msgspec.structs.replace(report, records=records))
         return reports[0], reports[1]
 
-    def _report_no_tests(self, side: SideName, argv: list[str]) -> Report:
+    def _report_no_tests(self, side: SideName) -> Report:
         """Return the report of a side that has no energy test."""
         other = self._gathered["head" if side == "base" else "base"].reports[0]
         name = "no-baseline" if side == "base" else "no-head"
-        run = msgspec.structs.replace(other.run, id=f"{name}-{other.run.id}", argv=argv, exit_status=None)
+        run = msgspec.structs.replace(other.run, id=f"{name}-{other.run.id}", exit_status=None)
         repository = Repository(self._plan.sides[side].root)
         # The head may be the working tree.
         dirty = side == "head" and repository.has_changes()

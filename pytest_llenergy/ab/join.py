@@ -93,12 +93,11 @@ class SideSessions:
         first = [parts[0].record.devices for parts in self._parts.values() if parts[0].number <= 2]
         return sorted({device for devices in first for device in devices if device != "cpu"})
 
-    def report(self, anchors: Mapping[str, SessionRecord], *, argv: Sequence[str]) -> Report | None:
+    def report(self, anchors: Mapping[str, SessionRecord]) -> Report | None:
         """Join all sessions into one report.
 
         Args:
             anchors: For each node id the session whose devices and meters the others must match.
-            argv: Arguments to record.
 
         Returns:
             The report, or ``None`` before the first session.
@@ -114,7 +113,7 @@ class SideSessions:
             finished_at=last.run.finished_at,
             # An unfinished session is completed by another attempt, or stops the comparison.
             complete=True,
-            argv=list(argv),
+            argv=first.run.argv,
             exit_status=max(known, default=None),
             slurm=first.run.slurm if len({report.run.slurm for report in self.reports}) == 1 else None,
         )

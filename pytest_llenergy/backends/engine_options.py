@@ -17,6 +17,7 @@ import msgspec
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.secrets import find_secret, is_secret
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +42,7 @@ DRAFT_MODEL, PROMPT_LOOKUP = "draft_model", "prompt_lookup"
 
 #: On a round that has taken prompt tokens from the prefix cache.
 PREFIXES_REUSED = Flag(
-    name="prefix-cache-used",
+    name="prefix-cache",
     severity="note",
     detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
     "prefill them whole; tokens.cached counts the tokens",
@@ -53,8 +54,6 @@ NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be n
 #: Why an adapter refuses options of its library that choose devices, or the model.
 DEVICES = "the devices are those of the test; use the marks gpus and parallel"
 SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
-
-_SECRET = re.compile(r"(?i)(^|_)(token|api_?key|password|secret)$")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -153,9 +152,9 @@ def refuse_options(backend: str, given: Mapping[str, Any], reserved: Mapping[str
     Raises:
         BackendError: Names the first of them.
     """
-    for name in given:
+    for name, value in given.items():
         reason = reserved.get(name)
-        if _SECRET.search(name):
+        if is_secret(name) or find_secret(value) is not None:
             reason = "it is a secret, and options are recorded; set an environment variable, such as HF_TOKEN"
         elif reason is None and name in GenerationParams.__struct_fields__:
             reason = "it is an argument of generate"

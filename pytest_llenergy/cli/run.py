@@ -287,7 +287,7 @@ def flag_lines(flags: Sequence[Flag], *, verbose: bool) -> list[str]:
 
 def _is_label(flag: Flag, *, estimated: bool) -> bool:
     """Whether a flag repeats the label of an estimate."""
-    replaced = flag.name == "unread-meter" and flag.detail.startswith(ESTIMATED_METER)
+    replaced = flag.name == "meter" and flag.detail.startswith(ESTIMATED_METER)
     return flag.name == "estimated" or (estimated and replaced)
 
 

@@ -121,7 +121,7 @@ class Lease:
         """Exclusive locks on the devices, and shared locks on the boards of leased instances.
 
         Tests on sibling instances may run at the same time. Both then measure the energy of the whole board,
-        which the flag ``shared-board`` reports.
+        which the flag ``meter`` reports.
         """
         devices = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
         return (*devices, *(DeviceLock(board, shared=True) for board in self.divided))

@@ -276,17 +276,17 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
         always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
         if ticks < FEW_TICKS and not always_fresh:
             detail = f"{domain.name} ticked {ticks} times in {duration_ms:.4g} ms"
-            flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
+            flags.append(Flag(name="imprecise", severity="warning", detail=detail))
         around_ns = round((series.period_s or 0.0) * 1e9)
         pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
         # One that rests is also read by the thread that works, at the edges.
         if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S) and not domain.rests:
             detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
-            flags.append(Flag(name="reader-gap", severity="warning", detail=detail))
+            flags.append(Flag(name="doubtful", severity="warning", detail=detail))
         stall_s = series.latest_stall_s(start_ns - around_ns, end_ns + around_ns)
         if stall_s:
             detail = f"the counter of {domain.name} stood still for {stall_s * 1e3:.0f} ms while it was read"
-            flags.append(Flag(name="late-tick", severity="warning", detail=detail))
+            flags.append(Flag(name="doubtful", severity="warning", detail=detail))
     return flags
 
 
@@ -387,7 +387,7 @@ def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWin
 
 def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
     """Return the flags that every window of these meters has."""
-    flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
+    flags = [Flag(name="meter", severity="note", detail=reason) for reason in reasons if trace]
     for series in trace:
         domain = series.domain
         if domain.kind == "estimated":
@@ -398,7 +398,7 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
                 f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
                 "detect a load that repeats in step with it; rounds in shuffled phase can"
             )
-            flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
+            flags.append(Flag(name="meter", severity="warning", detail=detail))
     return flags
 
 

@@ -178,9 +178,9 @@ class MeterService:
         if context is not None:
             self._mode.enter_context(context)
 
-    def _account(self, moments: Any, trial: bool) -> Any:
+    def _account(self, moments: Any) -> Any:
         measured = msgspec.convert(moments, RoundMoments).as_round()
-        return msgspec.to_builtins(self._meters.account(measured, trial=trial)())
+        return msgspec.to_builtins(self._meters.account(measured)())
 
     def _power_steps(self, moments: Any) -> Any:
         return msgspec.to_builtins(

@@ -122,8 +122,8 @@ class RemoteMeters(MeterClient):
         self._send("end_gap")
         return ended_ns
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
-        self._send("account", moments=self._moments(measured), trial=trial)
+    def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
+        self._send("account", moments=self._moments(measured))
         return partial(self._await_round, measured)
 
     def _await_round(self, measured: MeasuredRound) -> HostRound:

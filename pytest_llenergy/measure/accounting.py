@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from pytest_llenergy.energy.uncertainty import (
     sum_energies,
     sum_hosts,
 )
-from pytest_llenergy.measure.host_meters import DomainRound, HostMeters, HostRound, account_on_all
+from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -168,50 +168,6 @@ def _sum_over_hosts(
     return sum_hosts(
         [sum_energies([energy_of(each) for each in host.domains], host.reasons) for host in hosts]
     )
-
-
-def required_lengths(
-    measured: MeasuredRound,
-    hosts: Sequence[HostMeters],
-    names: Collection[str],
-    rounds: int,
-    limit: float = RESOLVABLE,
-) -> dict[str, float]:
-    """Return how much longer rounds must be for the energy of each phase to be known well, by name.
-
-    1 or less is long enough, and infinite is a phase that no length resolves. Phases that the round does not
-    have are left out. Decode without a second token of any sequence is no phase of the work.
-
-    Args:
-        measured: The latest round.
-        hosts: The meters.
-        names: Names of phases.
-        rounds: Number of rounds that will be measured.
-        limit: Relative uncertainty from the course of power above which no length resolves a phase.
-    """
-    timeline = measured.timeline
-    spans = phase_spans(timeline)
-    wanted = [
-        name
-        for name in names
-        if name in spans and (name != "decode" or any(each.output_tokens > 1 for each in timeline.requests))
-    ]
-    found = account_on_all(hosts, measured, trial=True) if wanted else []
-    return {name: _required_length(_phase_energy(found, name), rounds, limit) for name in wanted}
-
-
-def _required_length(energy: WindowEnergy, rounds: int, limit: float = RESOLVABLE) -> float:
-    if energy.energy_j is None or energy.energy_j <= 0:
-        return math.inf
-    # These grow with the energy; the others with the root of the number of iterations.
-    found = energy.variances
-    shared = math.hypot(*(math.sqrt(each) for each in (found.shape, found.coverage, found.clocks)))
-    fixed = shared / energy.energy_j
-    if fixed >= limit:
-        return math.inf
-    goal = max(RESOLVED_WELL, (fixed + RESOLVABLE) / 2)
-    others = energy.variances.total / energy.energy_j**2 - fixed**2
-    return others / rounds / (goal**2 - fixed**2)
 
 
 def _phases(timeline: Timeline, hosts: Sequence[HostRound]) -> list[Phase]:

@@ -81,7 +81,7 @@ def _to_plain_data(found: _Found, duration_s: float) -> DomainRound:
 
 def _doubts(domains: Sequence[_Found]) -> list[Flag]:
     details = [f"{each.series.domain.name}: {each.doubt}" for each in domains if each.doubt is not None]
-    return [Flag(name="edge-not-quiet", severity="warning", detail=detail) for detail in details]
+    return [Flag(name="doubtful", severity="warning", detail=detail) for detail in details]
 
 
 def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> _Found:

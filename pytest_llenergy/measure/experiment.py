@@ -21,7 +21,6 @@ from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
-from pytest_llenergy.measure.phase_lengths import lengthen_again, lengthen_for_phases
 from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
@@ -46,7 +45,7 @@ from pytest_llenergy.measure.rounds import (
 from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
 from pytest_llenergy.record.goodput import mark_good_requests, whole_loads
 from pytest_llenergy.record.load_curve import Slo
-from pytest_llenergy.record.metrics import PHASE_METRICS, ROUND_METRICS, compute_metrics, relative_uncertainty
+from pytest_llenergy.record.metrics import compute_metrics, relative_uncertainty
 from pytest_llenergy.record.power_trace import PowerTrace
 from pytest_llenergy.record.record import Flag, MeterInfo, Metric, Procedure, Round, Times
 
@@ -144,26 +143,8 @@ def measure_on_hosts(
         )
         coverage = min((domain.coverage for domain in _domains(hosts)), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
-        unresolved: dict[str, str] = {}
-        if plan.phases and plan.iterations is None and warmup.phases_s:
-
-            def try_round(iterations: int) -> MeasuredRound:
-                __tracebackhide__ = True
-                trial = run_round(workload, iterations, gap_s, dither, hosts)
-                if trial.failure is not None:
-                    raise trial.failure
-                return trial
-
-            iterations, unresolved = lengthen_for_phases(
-                try_round,
-                iterations,
-                plan,
-                gap_s,
-                plan.budget_s - (time.monotonic() - begin_s),
-                hosts,
-            )
         series = _RoundSeries(
-            workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, unresolved, begin_s, iterations
+            workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, begin_s, iterations
         )
         try:
             while not series.is_over(is_enough):
@@ -190,20 +171,13 @@ class _RoundSeries:
     coverage: float
     load_s: float
     slo: Slo | None
-    #: How long rounds would have to be for phases that stay unresolved, by their names.
-    unresolved: dict[str, str]
     begin_s: float
     iterations: int
-    rounds: list[Round] = field(init=False)
+    rounds: list[Round] = field(init=False, default_factory=list)
     unfinished: Round | None = field(init=False, default=None)
     _meters: list[MeterInfo] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin with the first round. Rounds of another length were trials."""
-        self.rounds = []
         self._measured: list[MeasuredRound] = []
         self._clocks: list[dict[str, float]] = []
         self._start_s = time.monotonic()
@@ -213,23 +187,11 @@ class _RoundSeries:
         )
 
     def is_over(self, is_enough: Callable[[Sequence[Round]], bool] | None) -> bool:
-        """Return whether no round follows. Begins again if rounds are too short for a phase."""
+        """Return whether no round follows."""
         if is_enough is not None and self.rounds:
             return is_enough(self.rounds)
-        plan, spent_s = self.plan, time.monotonic() - self._start_s
-        if not is_finished(self.rounds, plan, self._warmup_s, spent_s, self.coverage):
-            return False
-        if plan.iterations is not None:
-            return True
-        left_s = plan.budget_s - self._warmup_s - spent_s
-        longer, reasons = lengthen_again(self.rounds, self.iterations, plan, self.gap_s, left_s)
-        self.unresolved = {**reasons, **self.unresolved}
-        if longer <= self.iterations:
-            return True
-        # The trial seemed long enough, by chance or because the machine was busier.
-        self.iterations = longer
-        self._begin()
-        return False
+        spent_s = time.monotonic() - self._start_s
+        return is_finished(self.rounds, self.plan, self._warmup_s, spent_s, self.coverage)
 
     def next_step(self) -> Step:
         """Return what comes next, and how long it may take."""
@@ -293,11 +255,6 @@ class _RoundSeries:
         ]
         counted = self._with_unfinished(whole)
         metrics = compute_metrics(counted, self.workload.peak_memory_bytes, coverage, plan.rounds)
-        for name in PHASE_METRICS if self.unresolved else ():
-            why = self.unresolved.get(ROUND_METRICS[name].phase or "")
-            if why is not None and metrics[name].value is None:
-                reason = f"{metrics[name].reason}; {why}"
-                metrics[name] = msgspec.structs.replace(metrics[name], reason=reason)
         work_s = math.fsum(round_.duration_s for round_ in rounds)
         loads = [host.load_average for host in hosts if host.load_average is not None]
         return Experiment(
@@ -350,9 +307,9 @@ def _target_flags(procedure: Procedure, rounds: int) -> list[Flag]:
         f"{procedure.measuring_s:.3g} s; the target is {procedure.target * 100:g}% (--energy-target or the "
         f"mark energy_options), {limit}"
     )
-    return [Flag(name="target-missed", severity="warning", detail=detail)]
+    return [Flag(name="imprecise", severity="warning", detail=detail)]
 
 
 def unread_meter_flags(reasons: Sequence[str]) -> list[Flag]:
     """Return flags for applicable meters that could not be opened."""
-    return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
+    return [Flag(name="meter", severity="note", detail=reason) for reason in reasons]

@@ -172,21 +172,16 @@ class HostMeters(Protocol):
     def end_gap(self) -> int:
         """End the round. Returns when the gap ended."""
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
-        """Begin to compute the energies of the latest round. Returns a function that waits for them.
-
-        A ``trial`` does not influence later rounds.
-        """
+    def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
+        """Begin to compute the energies of the latest round. Returns a function that waits for them."""
 
     def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
         """Return the power over time in a round, of each domain that shows it."""
 
 
-def account_on_all(
-    hosts: Sequence[HostMeters], measured: MeasuredRound, *, trial: bool = False
-) -> list[HostRound]:
+def account_on_all(hosts: Sequence[HostMeters], measured: MeasuredRound) -> list[HostRound]:
     """Return what each host found in the latest round; all compute at the same time."""
-    return [wait() for wait in [host.account(measured, trial=trial) for host in hosts]]
+    return [wait() for wait in [host.account(measured) for host in hosts]]
 
 
 def close_all(hosts: Iterable[HostMeters]) -> None:

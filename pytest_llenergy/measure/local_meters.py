@@ -138,10 +138,10 @@ class LocalMeters:
         self._cpu_at_last = read_cpu(self._processes)
         return end_ns
 
-    def account(self, measured: MeasuredRound, *, trial: bool = False) -> Callable[[], HostRound]:
-        if not trial and any(series.has_open_stall for series in self.trace):
+    def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
+        if any(series.has_open_stall for series in self.trace):
             self._sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
-        rest = {} if trial else self._rest
+        rest = self._rest
         return partial(account_domains, self._observed(measured), self.trace, self.reasons, rest)
 
     def _observed(self, measured: MeasuredRound) -> MeasuredRound:

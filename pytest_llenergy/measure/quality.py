@@ -67,8 +67,7 @@ def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
         trace: One series for each domain.
     """
     timeline = measured.timeline
-    flags = _short_flags(timeline.duration_s, trace)
-    flags += trace_flags(trace, timeline.start_ns, timeline.end_ns)
+    flags = trace_flags(trace, timeline.start_ns, timeline.end_ns)
     flags += _cpu_flags(measured, timeline.duration_s)
     return flags + _board_flags(measured, timeline.duration_s)
 
@@ -85,7 +84,6 @@ def stretch_flags(
         total: WindowEnergy of the part.
     """
     flags = energy_flags(total)
-    flags += _short_flags(stretch.timeline.duration_s, trace)
     flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
     flags += _cpu_flags(whole, whole.timeline.duration_s)
     return flags + _board_flags(whole, whole.timeline.duration_s)
@@ -219,7 +217,7 @@ def energy_flags(total: WindowEnergy) -> list[Flag]:
         detail = f"the counters give {total.energy_j:.3g} J, which is impossible"
         # It counts: rounds that are as much too high are not recognised, so that dropping only those that are
         # too low would raise the metrics.
-        return [Flag(name="impossible", severity="warning", detail=detail)]
+        return [Flag(name="doubtful", severity="warning", detail=detail)]
     if total.u_j > IMPRECISE * total.energy_j:
         share = f"{total.u_j / total.energy_j:.0%}" if total.energy_j > 0 else "more than all"
         detail = f"standard uncertainty {share} of the energy"
@@ -250,7 +248,7 @@ def unread_round(measured: MeasuredRound, error: Exception) -> Round:
 def unevaluated_flag(error: Exception) -> Flag:
     """Return the flag of a measurement whose rounds are kept, but could not be evaluated."""
     detail = f"the rounds are kept, but their metrics could not be computed: {_describe(error)}"
-    return Flag(name="unevaluated", severity="warning", detail=detail)
+    return Flag(name="unmeasured", severity="warning", detail=detail)
 
 
 def _describe(error: BaseException) -> str:
@@ -262,16 +260,6 @@ def _describe(error: BaseException) -> str:
     if not isinstance(error, LLEnergyError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return shorten(one_line(text), MAX_DETAIL)
-
-
-def _short_flags(duration_s: float, trace: Trace) -> list[Flag]:
-    # The estimate reads clocks of nanoseconds; its tick is only that of children that have ended.
-    ticking = [series for series in trace if not series.domain.rests]
-    period_s = max((series.period_s or 0.0 for series in ticking), default=0.0)
-    if duration_s >= period_s:
-        return []
-    detail = f"{duration_s * 1e3:.4g} ms, shorter than a tick of the counter ({period_s * 1e3:.4g} ms)"
-    return [Flag(name="too-short", severity="warning", detail=detail)]
 
 
 def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
@@ -358,7 +346,7 @@ def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
     if now_c is None or then_c is None or abs(now_c - then_c) <= TEMPERATURE_C:
         return []
     detail = f"started at {now_c:.0f} °C, the first round at {then_c:.0f} °C"
-    return [Flag(name="temperature-drift", severity="warning", detail=detail)]
+    return [Flag(name="drift", severity="warning", detail=detail)]
 
 
 def clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
@@ -374,6 +362,6 @@ def _clock_flags(clocks: Mapping[str, float], all_rounds: Sequence[Mapping[str, 
         usual_mhz = median(each[uuid] for each in all_rounds if uuid in each)
         if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
             detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
-            flag = Flag(name="clock-change", severity="warning", detail=detail)
+            flag = Flag(name="drift", severity="warning", detail=detail)
             flags.setdefault(uuid.rpartition("/")[0], flag)
     return list(flags.values())

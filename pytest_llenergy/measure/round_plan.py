@@ -41,7 +41,6 @@ class RoundPlan:
         exact: Whether to measure ``rounds`` rounds and add none.
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
         is_estimate: Whether all meters estimate, so that fewer rounds are enough.
-        phases: Phases whose energy is asked for, so that rounds are long enough for it if the budget allows.
     """
 
     rounds: int
@@ -54,7 +53,6 @@ class RoundPlan:
     exact: bool = False
     floor: int | None = None
     is_estimate: bool = False
-    phases: frozenset[str] = frozenset()
 
     @property
     def least(self) -> int:

@@ -35,7 +35,6 @@ from pytest_llenergy.options.values import (
     share,
     switch,
     threshold,
-    url_path,
     word,
 )
 from pytest_llenergy.record import defaults
@@ -67,6 +66,7 @@ class Option:
         repeatable: Whether the value is a tuple. An ini file has one element per line.
         joins: Whether each repetition is a tuple, whose elements are joined and kept once.
         is_switch: Whether the command line takes no value; an ini file has on or off.
+        is_recorded: Whether a report may hold the value, which is no command that may hold a credential.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Option:
     repeatable: bool = False
     joins: bool = False
     is_switch: bool = False
+    is_recorded: bool = True
 
     @property
     def flag(self) -> str:
@@ -230,7 +231,7 @@ class Settings:
         "{local,ray[:HOST:PORT],slurm}",
         "Where tests with the mark gpus run",
     )
-    meter: tuple[str, ...] = option("auto", meters, "NAME[,NAME]", "Meters to use")
+    meter: tuple[str, ...] = option("auto", meters, "NAME[,NAME]", "Meters to use", is_recorded=False)
     require: str | None = option(None, word("measured"), "measured", "Fail instead of estimating")
     threads: int | None = option(
         None, integer(1, defaults.MAX_THREADS), "N", "CPU threads of each rank; without it: its cores"
@@ -290,14 +291,15 @@ class Settings:
         "[NAME=]COMMAND",
         "Start this server for a backend",
         repeatable=True,
+        is_recorded=False,
     )
     server_url: str = option(
         "",
         str.strip,
         "URL",
         "URL of a server that runs on this host",
+        is_recorded=False,
     )
-    server_health: str = option("/health", url_path, "PATH", "Path that answers 200 when ready")
     server_model: str = option(
         "",
         str.strip,

@@ -140,12 +140,6 @@ def server_command(text: str) -> tuple[str, str]:
     return name, command
 
 
-def url_path(text: str) -> str:
-    if not text.strip().startswith("/"):
-        raise ValueError("needs a path such as /health")
-    return text.strip()
-
-
 def word(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.strip() not in words:

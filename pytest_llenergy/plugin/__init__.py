@@ -85,12 +85,6 @@ def check_settings(config: pytest.Config) -> None:
 
         register_benchmarks(config)
     if is_worker(config):
-        if settings.save is not None:
-            from pytest_llenergy.plugin.saving import Selection
-            from pytest_llenergy.plugin.xdist import worker_input_of
-
-            worker = worker_input_of(config)
-            config.pluginmanager.register(Selection(config, worker.saved, worker.send_left_out))
         return
     if settings.keeps_something or settings.cluster != "local":
         from pytest_llenergy.plugin.checks import check_launcher
@@ -161,11 +155,10 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
             prepare_test(item)
         result = yield
-        # Fixtures may have added marks.
-        if marks.has_energy_marks(item):
-            from pytest_llenergy.plugin.collection import check_late_marks
+        if not isinstance(item, pytest.Function) and marks.has_energy_marks(item):
+            from pytest_llenergy.plugin.collection import lease_for_item
 
-            check_late_marks(item)
+            lease_for_item(item)
         return result
     except LLEnergyError as error:
         raise as_failure(item, "setup", error) from None

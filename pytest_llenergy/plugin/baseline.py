@@ -50,7 +50,6 @@ class StoredBaseline:
     def describe(self, records: Sequence[Record]) -> Baseline:
         """Describe the baseline for the report of a run with these records."""
         compared = {record.id for record in records}
-        compared |= {each.renamed_from or each.id for record in records for each in record.comparisons}
         absent = [name for name in self.records if name not in compared]
         return Baseline(side=describe_side(self.report, self.origin), absent=absent)
 
@@ -65,18 +64,6 @@ class StoredBaseline:
                 lost[record.id] = "skipped" if record.status == "skipped" else "xfailed"
         usable = (name for name, each in self.records.items() if each.counts and each.rounds)
         return {name: lost[name] for name in usable if name in lost and not is_xfailed(self.records[name])}
-
-    def list_dropped_marks(self, records: Sequence[Record]) -> dict[str, str]:
-        """Return the tests of which a mark gated a metric in the baseline and nothing gates it now."""
-        dropped = {}
-        for record in records:
-            gated = {each.metric for each in record.comparisons if each.gated}
-            old = next((each.renamed_from for each in record.comparisons if each.renamed_from), record.id)
-            before = self.records[old].comparisons if record.counts and old in self.records else []
-            metrics = [each.metric for each in before if each.from_mark and each.metric not in gated]
-            if metrics:
-                dropped[record.id] = ", ".join(metrics)
-        return dropped
 
 
 def is_xfailed(record: Record) -> bool:

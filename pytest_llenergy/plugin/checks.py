@@ -7,9 +7,7 @@ failing its tests one by one. A run that gives no option does not import this mo
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +19,6 @@ from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
 
 if TYPE_CHECKING:
-    from pytest_llenergy.backends.base import BackendSpec
     from pytest_llenergy.plugin.session import RunState
 
 
@@ -47,63 +44,36 @@ def check_outputs(config: pytest.Config) -> None:
         pytest.UsageError: One of them cannot be written, or the page needs an extra that is not installed.
     """
     settings = settings_of(config)
-    if settings.report is not None:
-        _check_writable(settings.report, option_source(config, "report"))
+    saved = saved_as(config, settings.save) if settings.save is not None else None
+    for name, path in (("report", settings.report), ("html", settings.html), ("save", saved)):
+        if path is not None:
+            _check_writable(path, f"{option_source(config, name)}={path}", makes_directory=name == "save")
+    if settings.rank_logs is not None:
+        source = f"{option_source(config, 'rank_logs')}={settings.rank_logs}"
+        _check_writable(settings.rank_logs / "group", source, makes_directory=True)
     if settings.html is not None:
         from pytest_llenergy.report.html.page import require_html_extra
 
-        _check_writable(settings.html, option_source(config, "html"))
         with naming_option(config, "html"):
             require_html_extra()
-    if settings.save is not None:
-        path = saved_as(config, settings.save)
-        source = f"{option_source(config, 'save')}={settings.save}"
-        with _naming_file(f"{source}: {path}"):
-            _check_may_write(path, _nearest_directory(path), source)
-    if settings.rank_logs is not None:
-        logs = settings.rank_logs
-        source = f"{option_source(config, 'rank_logs')}={logs}"
-        with _naming_file(source):
-            if logs.exists() and not logs.is_dir():
-                raise usage_error(f"{source}: the file exists; name a directory")
-            _check_may_write(None, _nearest_directory(logs / "group"), source)
 
 
-@contextmanager
-def _naming_file(source: str) -> Iterator[None]:
-    """Turn what the file system refuses, such as a name that is too long, into a usage error."""
+def _check_writable(path: Path, source: str, *, makes_directory: bool) -> None:
+    """Check that a file can be written, in a directory that exists or, with ``makes_directory``, is made."""
+    from pytest_llenergy.report.store import check_creatable
+
     try:
-        yield
+        if path.exists() and not path.is_file():
+            raise usage_error(f"{source}: {path} is not a file; name a file")
+        parents = path.parents if makes_directory else path.parents[:1]
+        directory = next((each for each in parents if each.exists()), None)
+        if directory is None:
+            raise usage_error(f"{source}: no directory {path.parent}; create it first")
+        if not directory.is_dir():
+            raise usage_error(f"{source}: {directory} is a file; name a directory")
+        check_creatable(directory / path.name)
     except OSError as error:
         raise usage_error(f"{source}: {error.strerror}") from None
-
-
-def _check_writable(path: Path, option: str) -> None:
-    source = f"{option}={path}"
-    with _naming_file(source):
-        if not path.parent.is_dir():
-            raise usage_error(f"{source}: no directory {path.parent}; create it first")
-        _check_may_write(path, path.parent, source)
-
-
-def _check_may_write(path: Path | None, directory: Path, source: str) -> None:
-    if path is not None and path.exists() and not path.is_file():
-        raise usage_error(f"{source}: {path} is not a file; name a file")
-    if path is not None and path.exists() and not os.access(path, os.W_OK):
-        raise usage_error(f"{source}: {path} exists and cannot be written")
-    if not directory.is_dir():
-        raise usage_error(f"{source}: {directory} exists and is no directory")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise usage_error(f"{source}: no permission to write in {directory}")
-    if path is not None:
-        from pytest_llenergy.report.store import check_creatable
-
-        check_creatable(directory / path.name)
-
-
-def _nearest_directory(path: Path) -> Path:
-    """Return the first parent that exists; those below it are created when they are needed."""
-    return next(parent for parent in path.parents if parent.exists())
 
 
 #: Programs that start several processes, with the variables that they set for each: its number and their
@@ -211,15 +181,12 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         if settings.server_url:
             parse_local_url(settings.server_url)
     if settings.server_command:
-        _check_server_command(config, state, {spec.name: spec for spec in selected})
+        _check_server_command(config, state)
 
 
-def _check_server_command(
-    config: pytest.Config, state: RunState, selected: Mapping[str, BackendSpec]
-) -> None:
-    """Check the commands and their names, and that the programs of selected servers exist."""
+def _check_server_command(config: pytest.Config, state: RunState) -> None:
+    """Check the commands and their names."""
     from pytest_llenergy.backends import server
-    from pytest_llenergy.backends.interpreter import activated_environment
     from pytest_llenergy.backends.registry import load_backends
     from pytest_llenergy.backends.server.settings import ServerSettings
 
@@ -234,21 +201,9 @@ def _check_server_command(
             if name in known and name != server.SPEC.name:
                 raise LLEnergyError(f"{name} is another backend; choose another name for the server")
             preset = state.backends[name].preset
-            if "command" not in preset:
-                # A plugin has replaced the backend.
-                continue
-            program, *_ = ServerSettings.parse(preset).words
-            if not program:
-                raise LLEnergyError(
-                    "the command begins with an empty word; begin it with the server's program"
-                )
-            spec = selected.get(name)
-            if spec is None or "{" in program:
-                continue
-            path = activated_environment(state.environment, spec.python).get("PATH")
-            if shutil.which(program, path=path) is None:
-                problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
-                raise LLEnergyError(f"{program!r} {problem}; install it, or write its whole path")
+            # A plugin may have replaced the backend.
+            if "command" in preset:
+                ServerSettings.parse(preset)
 
 
 def _check_gpus(config: pytest.Config, selection: str) -> None:

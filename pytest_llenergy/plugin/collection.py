@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parametrise tests over backends; check at collection and set-up that every mark has an effect."""
+"""Parametrise tests over backends; check at collection that every mark has an effect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from pytest_llenergy.backends.registry import explain_unmet, explain_unmet_by_al
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin import marks
-from pytest_llenergy.plugin.draft import draft_of
 from pytest_llenergy.plugin.fixtures import SKIPPED, gpus
 from pytest_llenergy.plugin.interruption import RecordSender
 from pytest_llenergy.plugin.leasing import gpu_settings_of, lease_devices, lease_first
-from pytest_llenergy.plugin.plan import TestPlan, plan_of, runs_in_ranks, valid_plan_of
+from pytest_llenergy.plugin.plan import (
+    TestPlan,
+    freeze_plan,
+    parse_plan,
+    plan_of,
+    runs_in_ranks,
+    valid_plan_of,
+)
 from pytest_llenergy.plugin.recorder import start_record
 from pytest_llenergy.plugin.session import state_of
 from pytest_llenergy.plugin.settings import settings_of
@@ -56,18 +62,9 @@ GPUS_VALUE = (
     "the fixture gpus takes no value: the mark determines the lease; write pytest.param(..., "
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
-EARLIER = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
-LATE = f"was added while the test was set up, too late to have an effect; {EARLIER}"
 SETTINGS_WITHOUT_GPUS = (
     "@pytest.mark.gpu_settings changes GPUs, but the test leases none; add @pytest.mark.gpus(1)"
 )
-LATE_BACKEND_MARKS = (
-    "@pytest.mark.backend_options, @pytest.mark.backend_needs, @pytest.mark.parallel were changed while the "
-    f"test was set up, after its backend was chosen; {EARLIER}"
-)
-
-#: The plan of a test just before its set-up.
-PLAN_BEFORE_SETUP = pytest.StashKey[TestPlan]()
 
 
 def register_benchmarks(config: pytest.Config) -> None:
@@ -86,18 +83,15 @@ def find_benchmark_plugins(config: pytest.Config) -> list[str]:
 
 
 def check_function(metafunc: pytest.Metafunc) -> None:
-    """Check the marks of a test function and parametrise it over backends, once for all its parameters.
+    """Parse the marks of a test function and parametrise it over backends, once for all its parameters.
 
     Raises:
-        pytest.Collector.CollectError: A mark is invalid or has no effect. This is the only exception that
-            pytest reports without a traceback at collection.
+        pytest.Collector.CollectError: A mark is invalid, or no backend can run the test. This is the only
+            exception that pytest reports without a traceback at collection.
     """
     node = metafunc.definition
     try:
-        plan = plan_of(node)
-        _check_effects(node, plan, metafunc.fixturenames)
-        if plan.gate is not None:
-            register_benchmarks(metafunc.config)
+        plan = parse_plan(node)
         if BACKEND_PARAMETER in metafunc.fixturenames:
             _parametrize_backend(metafunc, plan)
     except LLEnergyError as error:
@@ -142,14 +136,13 @@ def _measures_benchmark(settings: Settings, item: pytest.Item) -> bool:
 
 
 def check_collected_tests(session: pytest.Session) -> None:
-    """Check tests whose marks come from parameters and hooks; send the controller the tests that measure."""
-    _remove_wrong_marks(session.config, session.items)
-    plans = [valid_plan_of(item) for item in session.items]
-    if any(plan is not None and plan.gate is not None for plan in plans):
+    """Check the marks of all tests, once and for good; send the controller the tests that measure."""
+    plans = _check_marks(session.config, session.items)
+    if any(plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
     if is_worker(session.config):
         pairs = zip(session.items, plans, strict=True)
-        boards_of = {item.nodeid: plan.gpus.n for item, plan in pairs if plan is not None and plan.gpus}
+        boards_of = {item.nodeid: plan.gpus.n for item, plan in pairs if plan.gpus is not None}
         if any(n > 1 for n in boards_of.values()):
             worker_input_of(session.config).send_boards(boards_of)
     measured = [item.nodeid for item in session.items if is_measured(item)]
@@ -163,28 +156,48 @@ def check_collected_tests(session: pytest.Session) -> None:
     worker_input_of(session.config).send_tests(measured)
 
 
-def _remove_wrong_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Report a collection error for each test with a wrong ``parallel`` or ``gpu_settings`` mark.
+def _check_marks(config: pytest.Config, items: list[pytest.Item]) -> list[TestPlan]:
+    """Return the plans of the tests. A test with a wrong mark becomes a collection error and is removed.
 
-    They are not checked with the other marks of a function, since parameters and hooks may add ``gpus``, and
-    settings may name parameters.
+    Parameters and hooks may have added marks; those that fixtures add later have no effect.
     """
+    plans = []
     # One error for all parameters of a function.
     errors: dict[tuple[str, str], None] = {}
     for item in tuple(items):
-        plan = valid_plan_of(item)
-        if plan is None:
-            continue
         try:
-            _check_parallel(item, plan)
-            gpu_settings_of(item, plan.gpu_settings)
-        except PlanError as error:
+            plan = freeze_plan(item)
+            if uses_fixture(item, LEASE) or marks.has_energy_marks(item):
+                _check_test(item, plan)
+        except LLEnergyError as error:
             errors[item.nodeid.partition("[")[0], str(error)] = None
             # xdist would run the test in spite of the error.
             items.remove(item)
+        else:
+            plans.append(plan)
     for place, wrong in errors:
         report = pytest.CollectReport(place, "failed", f"{place}: {wrong}", [])
         config.hook.pytest_collectreport(report=report)
+    return plans
+
+
+def _check_test(item: pytest.Item, plan: TestPlan) -> None:
+    """Raise ``PlanError`` for a mark without effect; skip a test that its backend cannot run."""
+    fixtures = getattr(item, "fixturenames", ())
+    if _has_gpus_value(item):
+        raise PlanError(GPUS_VALUE)
+    _check_effects(item, plan, fixtures)
+    _check_parallel(plan, fixtures)
+    gpu_settings_of(item, plan.gpu_settings)
+    _check_roles(plan)
+    if plan.backend is not None:
+        state = state_of(item.config)
+        reason = explain_unmet(state.backends[plan.backend], plan.requirements, state.backends)
+        none_can = reason and explain_unmet_by_all(state.selected_backends, plan.requirements, state.backends)
+        if none_can:
+            raise PlanError(none_can)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def describe_unavailable_backends(config: pytest.Config) -> str | None:
@@ -201,65 +214,28 @@ def describe_unavailable_backends(config: pytest.Config) -> str | None:
 
 
 def prepare_test(item: pytest.Item) -> None:
-    """Start the record of a test, check its marks, and order its fixtures so that the lease comes first.
-
-    Collection checks only the marks on functions. This checks those of ``pytest.param(marks=...)``, of
-    ``add_marker``, and of ``unittest`` tests, for which pytest does not call ``pytest_generate_tests``.
+    """Start the record of a test, and order its fixtures so that the lease comes first.
 
     Raises:
-        PlanError: A mark is invalid or has no effect, or a parameter gives the fixture ``gpus`` a value.
+        PlanError: The test changes GPUs and leases none, or was added after collection with an invalid mark.
     """
     if is_measured(item):
         # Plugins that run a test again call this for each attempt.
         start_record(item)
-    if not uses_fixture(item, LEASE) and not marks.has_energy_marks(item):
-        return
-    if _has_gpus_value(item):
-        raise PlanError(f"{item.nodeid}: {GPUS_VALUE}")
-    plan = item.stash[PLAN_BEFORE_SETUP] = _checked_plan(item)
-    try:
-        # A hook may have added the mark since collection.
-        _check_parallel(item, plan)
-        if plan.gpu_settings is not None and plan.gpus is None:
-            raise PlanError(SETTINGS_WITHOUT_GPUS)
-        _check_roles(plan)
-    except PlanError as error:
-        raise PlanError(f"{item.nodeid}: {error}") from None
-    if plan.gate is not None:
-        register_benchmarks(item.config)
-    _check_backend(item, plan)
-    if isinstance(item, pytest.Function) and (uses_fixture(item, LEASE) or plan.gpus is not None):
+    plan = plan_of(item)
+    if plan.gpu_settings is not None and plan.gpus is None:
+        raise PlanError(f"{item.nodeid}: {SETTINGS_WITHOUT_GPUS}")
+    if (plan.gpus is not None or uses_fixture(item, LEASE)) and isinstance(item, pytest.Function):
         lease_first(item, LEASE)
 
 
-def check_late_marks(item: pytest.Item) -> None:
-    """Check the marks that fixtures added while the test was set up.
-
-    Raises:
-        PlanError: A mark was added too late to have an effect.
-    """
-    plan, before = _checked_plan(item), item.stash.get(PLAN_BEFORE_SETUP, TestPlan())
-    if plan.degrees != before.degrees:
-        raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
-    if plan.gpu_settings != before.gpu_settings:
-        raise PlanError(f"{item.nodeid}: @pytest.mark.gpu_settings {LATE}")
-    if plan.device_roles != before.device_roles:
-        raise PlanError(f"{item.nodeid}: @pytest.mark.device_roles {LATE}")
-    # The gate of a measured test is checked after its body, so it is not too late.
-    if plan.gate is not None and before.gate is None and not uses_energy(item):
-        raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
-    _check_lease(item, plan)
-    if before.backend is not None and plan.requirements != before.requirements:
-        raise PlanError(f"{item.nodeid}: {LATE_BACKEND_MARKS}")
-
-
-def _checked_plan(item: pytest.Item) -> TestPlan:
-    try:
-        plan = plan_of(item)
-        _check_effects(item, plan, getattr(item, "fixturenames", ()))
-    except LLEnergyError as error:
-        raise PlanError(f"{item.nodeid}: {error}") from None
-    return plan
+def lease_for_item(item: pytest.Item) -> None:
+    """Lease the devices of a test that is not a function, and so has no fixtures, until its teardown."""
+    request = plan_of(item).gpus
+    if request is not None and not item.config.getoption("setupplan", False):
+        stack = ExitStack()
+        stack.enter_context(lease_devices(item, request))
+        item.addfinalizer(stack.close)
 
 
 def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str]) -> None:
@@ -292,34 +268,15 @@ def _check_roles(plan: TestPlan) -> None:
         )
 
 
-def _check_parallel(item: pytest.Item, plan: TestPlan) -> None:
+def _check_parallel(plan: TestPlan, fixtures: Collection[str]) -> None:
     """Raise ``PlanError`` if a test has no ranks for its degrees, or they do not multiply to its devices."""
     if plan.parallel is None:
         return
-    if not runs_in_ranks(plan, getattr(item, "fixturenames", ())):
+    if not runs_in_ranks(plan, fixtures):
         raise PlanError(PARALLEL_WITHOUT_RANKS)
     wrong = explain_degree_mismatch(plan.parallel, plan.device_count)
     if wrong is not None:
         raise PlanError(f"@pytest.mark.{wrong}")
-
-
-def _check_backend(item: pytest.Item, plan: TestPlan) -> None:
-    """Check that the test's backend meets all its marks, as ``_parametrize_backend`` does for functions.
-
-    Skips the test if only other backends can run it. Raises ``PlanError`` if no known backend can.
-    """
-    if plan.backend is None:
-        return
-    state = state_of(item.config)
-    backends = state.backends
-    reason = explain_unmet(backends[plan.backend], plan.requirements, backends)
-    if reason is None:
-        return
-    none_can = explain_unmet_by_all(state.selected_backends, plan.requirements, backends)
-    if none_can is not None:
-        raise PlanError(f"{item.nodeid}: {none_can}")
-    # ``pytest.skip`` would report this line as the location of the skip.
-    raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
 def _has_gpus_value(item: pytest.Item) -> bool:
@@ -332,20 +289,3 @@ def _has_gpus_value(item: pytest.Item) -> bool:
     definitions: Sequence[pytest.FixtureDef[object]]
     definitions = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
     return bool(definitions) and definitions[-1].func.__module__ == gpus.__module__
-
-
-def _check_lease(item: pytest.Item, plan: TestPlan) -> None:
-    """Lease devices until teardown for a test that is not a function.
-
-    Raises ``PlanError`` if the ``gpus`` mark of a function changed after its devices were leased.
-    """
-    if plan.gpus is None or item.config.getoption("setupplan", False):
-        return
-    if isinstance(item, pytest.Function):
-        draft = draft_of(item)
-        if draft.lease is None or draft.request != plan.gpus:
-            raise PlanError(f"{item.nodeid}: @pytest.mark.{plan.gpus} {LATE}")
-    elif not uses_fixture(item, LEASE):
-        stack = ExitStack()
-        stack.enter_context(lease_devices(item, plan.gpus))
-        item.addfinalizer(stack.close)

@@ -19,7 +19,7 @@ import pytest
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.plugin.interruption import Turns, hold_interrupts
-from pytest_llenergy.plugin.settings import saved_as, settings_of
+from pytest_llenergy.plugin.settings import recorded_options, saved_as, settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, distributes_tests
 from pytest_llenergy.record.text import escape_invisible, relative_path
 
@@ -52,25 +52,20 @@ class Controller:
 
             self._versions = {path: version_of(path) for path in filter(None, [*self._paths, settings.html])}
         self._saved: SavedReport | None = None
-        # Tests of that report that the run has not selected.
-        self._left_out: set[str] = set()
         if settings.save is not None:
-            from pytest_llenergy.plugin.saving import Selection, read_saved
+            from pytest_llenergy.plugin.saving import read_saved
 
             self._saved = read_saved(config)
-        saved = self._saved.measured if self._saved is not None else {}
         self._workers: WorkerTracker | None = None
         self._turns: Turns | None = None
         if distributes_tests(config):
             from pytest_llenergy.plugin.xdist import WorkerTracker
 
-            self._workers = WorkerTracker(config, self._read_baseline_file, saved, self._note_left_out)
+            self._workers = WorkerTracker(config, self._read_baseline_file)
             config.pluginmanager.register(self._workers, "llenergy-workers")
         elif settings.keeps_something:
             self._turns = Turns()
             config.pluginmanager.register(self._turns, "llenergy-turns")
-            if saved:
-                config.pluginmanager.register(Selection(config, saved, self._note_left_out))
         self._builder: ReportBuilder | None = None
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
@@ -84,13 +79,6 @@ class Controller:
 
         # Beside collection, which imports much.
         state_of(self._config).begin_counter_check()
-
-    def _note_left_out(self, names: Sequence[str]) -> None:
-        if self._saved is not None:
-            from pytest_llenergy.plugin.saving import refuse_selection
-
-            self._left_out.update(names)
-            refuse_selection(self._config, self._saved, names)
 
     # First, so that nothing comes between the arrival of a record and its keeping.
     @pytest.hookimpl(tryfirst=True)
@@ -145,7 +133,7 @@ class Controller:
             self._builder = ReportBuilder(
                 self._paths[0] if self._paths else None,
                 self._config.rootpath,
-                [str(arg) for arg in self._config.invocation_params.args],
+                recorded_options(self._config),
                 self._started,
                 copies=self._paths[1:],
                 versions=self._versions,
@@ -185,9 +173,8 @@ class Controller:
 
             given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
             on_command_line = any(each is not None for each in given)
-            records = self._builder.records if self._builder is not None else []
             self._gate_errors = list_gate_errors(
-                self._stored_baseline(), records, self._settings, on_command_line=on_command_line
+                self._stored_baseline(), self._last_attempts, self._settings, on_command_line=on_command_line
             )
         session.testsfailed += len(self._gate_errors)
 
@@ -273,7 +260,7 @@ class Controller:
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
         saved = self._saved
-        lost = saved and saved.list_lost(self._last_attempts, self._left_out, complete=report.run.complete)
+        lost = saved and saved.list_lost(self._last_attempts, self._config.rootpath)
         if saved and lost:
             beside = builder.move_beside(saved.path)
             builder.warnings.append(

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_llenergy.devices.board_settings import AppliedSettings
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.window import Window
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.record.base import Status
@@ -41,7 +40,7 @@ LEASE_LOST = Flag(
 )
 
 SETTINGS_LOST = Flag(
-    name="settings-lost",
+    name="lease-lost",
     severity="invalid",
     detail="the process that keeps the power limit and clocks of the test's GPUs ended while the test ran",
 )
@@ -51,8 +50,6 @@ SETTINGS_LOST = Flag(
 class Draft:
     """Data collected so far for the record of a test."""
 
-    #: The ``gpus`` mark at the time of the lease.
-    request: GpuRequest | None = None
     lease: Lease | None = None
     #: What the test holds on the hosts of a cluster.
     gang: GangLease | None = None

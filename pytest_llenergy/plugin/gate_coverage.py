@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.compare.comparison import incomplete_run_note
-from pytest_llenergy.compare.gate import explain_failure, list_void_gates
+from pytest_llenergy.compare.gate import list_void_gates
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.baseline import NO_BASELINE, StoredBaseline
-from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests
 from pytest_llenergy.report.verdicts import suggest_remedy
@@ -31,10 +30,8 @@ def describe_ungated(
         with_lost: Whether to name the tests that were lost: an error may do so.
     """
     comparisons = [each for record in records for each in record.comparisons if each.verdict != "no value"]
-    waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
-    lines = (
-        [f"not gated: {count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
-    )
+    waiting = {each.id for each in comparisons if each.gated and each.reason == NO_BASELINE}
+    lines = [f"not gated: {count_tests(len(waiting))}, {NO_BASELINE}"] if waiting else []
     if stored is None:
         return lines
     if not stored.report.run.complete:
@@ -49,52 +46,12 @@ def describe_ungated(
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
-    renamed = {each.id: each.renamed_from for each in comparisons if each.renamed_from is not None}
-    lines += [_describe_renamed(new, old) for new, old in renamed.items()]
     lost = stored.list_lost(records)
     if lost and with_lost and settings.removed != "pass":
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
-    dropped = stored.list_dropped_marks(records)
-    if dropped and settings.removed == "warn":
-        lines.append(_describe_dropped(stored, dropped))
-    looser = _list_looser_marks(stored, comparisons, settings)
-    if looser:
-        lines.append(f"looser by a mark energy_gate: {_name_lost(looser)}")
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
-
-
-def _list_looser_marks(
-    stored: StoredBaseline, comparisons: Sequence[Comparison], settings: Settings
-) -> dict[str, str]:
-    """Return the tests whose marks allow more than an option or the mark in the baseline does."""
-    looser = {}
-    options = {each.metric: each.relative for each in settings.fail_on}
-    for now in comparisons:
-        if not now.from_mark or now.rule is None:
-            continue
-        record = stored.records.get(now.renamed_from or now.id)
-        before = record.comparisons if record is not None else []
-        marks = [
-            each.rule.threshold
-            for each in before
-            if each.from_mark and each.metric == now.metric and each.rule
-        ]
-        strict = min([*marks, options.get(now.metric, now.rule.threshold)])
-        if strict < now.rule.threshold:
-            values = f"{now.rule.threshold * 100:.3g}% in place of {strict * 100:.3g}%"
-            looser[now.id] = f"{now.metric}: {values}"
-    return looser
-
-
-def _describe_renamed(new: str, old: str) -> str:
-    names = _function_name(new), _function_name(old)
-    return f"{names[0]} was {names[1]}" if names[0] != names[1] else f"{new} was {old}"
-
-
-def _describe_dropped(stored: StoredBaseline, dropped: Mapping[str, str]) -> str:
-    return f"energy_gate of {count_tests(len(dropped))} in {stored.origin} is gone: {_name_lost(dropped)}"
 
 
 def _name_lost(lost: Mapping[str, str]) -> str:
@@ -111,47 +68,31 @@ def list_gate_errors(
 
     Args:
         stored: The baseline; None without one.
-        records: All attempts of the tests of the run, in order.
+        records: The last attempt of each test of the run.
         settings: Options of the run.
         on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
             run without measurements is an error; an ini file may apply to other runs.
     """
     if stored is None:
         return []
-    last = {record.id: record for record in records}
-    lines = [
-        f"{_function_name(record.id)} ran again after its gate had failed, which a rerun does not undo: "
-        f"energy_gate: {each.metric} {why}"
-        for record in records
-        for each in record.comparisons
-        if last[record.id] is not record
-        and last[record.id].counts
-        and not last[record.id].failed_gate
-        and each.gated
-        and each.verdict == "regressed"
-        and (why := explain_failure(each, settings.inconclusive)) is not None
-    ]
-    if last or on_command_line:
-        lost = stored.list_lost([*last.values()])
-        if not settings.fail_on:
-            # Those that a mark gated.
-            lost = {
-                name: why
-                for name, why in lost.items()
-                if any(each.from_mark for each in stored.records[name].comparisons)
-            }
-        if lost and settings.removed == "fail":
-            lines.append(
-                f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
-                "--energy-removed=warn accepts this"
-            )
-        dropped = stored.list_dropped_marks([*last.values()])
-        if dropped and settings.removed == "fail":
-            lines.append(f"{_describe_dropped(stored, dropped)}; --energy-removed=warn accepts this")
+    lines = []
+    lost = stored.list_lost(records) if records or on_command_line else {}
+    if not settings.fail_on:
+        # Those that a mark gated.
+        lost = {
+            name: why
+            for name, why in lost.items()
+            if any(each.from_mark for each in stored.records[name].comparisons)
+        }
+    if lost and settings.removed == "fail":
+        lines.append(
+            f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
+            "--energy-removed=warn accepts this"
+        )
     named = {each.metric for each in settings.fail_on}
-    comparisons = [each for record in last.values() for each in record.comparisons]
+    comparisons = [each for record in records for each in record.comparisons]
     void = list_void_gates(each for each in comparisons if each.gated or each.metric in named)
-    nothing = _explain_nothing_gated([*last.values()], stored, settings, on_command_line=on_command_line)
+    nothing = _explain_nothing_gated(records, stored, settings, on_command_line=on_command_line)
     return [*lines, *(void or filter(None, [nothing]))]
 
 

@@ -8,7 +8,7 @@ compares nothing does not import this module.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import msgspec
@@ -19,13 +19,11 @@ from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, 
 from pytest_llenergy.compare.gate import Gate, common_rule, select_criteria
 from pytest_llenergy.compare.history.spread import StoredEstimator
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.pairing import Work, find_renamed, group_by_work, mark_renamed
 from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.errors import warn_caller
 from pytest_llenergy.options.table import Settings
-from pytest_llenergy.plugin.baseline import NO_BASELINE, StoredBaseline, baseline_of
+from pytest_llenergy.plugin.baseline import NO_BASELINE, baseline_of
 from pytest_llenergy.plugin.settings import settings_of
-from pytest_llenergy.plugin.xdist import record_id, worker_input_of
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.defaults import HISTORY
@@ -40,8 +38,6 @@ class Gating:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
-        # Tests of the baseline that were not collected, as far as no other was found to be one of them.
-        self._gone: dict[Work, list[Record]] | None = None
 
     @cached_property
     def _environment(self) -> Environment:
@@ -56,7 +52,6 @@ class Gating:
         self,
         record: Record,
         gate: Gate | None,
-        collected: Sequence[pytest.Item],
         hosts: Mapping[str, Environment],
     ) -> list[Comparison]:
         """Compare a test with its baseline in every metric that the options or its gate names.
@@ -64,7 +59,6 @@ class Gating:
         Args:
             record: The record of the test.
             gate: Its gate from a mark.
-            collected: Tests of this run: others of the baseline may have been renamed.
             hosts: The hosts of a cluster on which the test ran, by name.
         """
         threshold = gate.threshold if gate is not None else None
@@ -75,10 +69,7 @@ class Gating:
             criteria = select_criteria(fail_on, threshold, common) if fail_on or threshold is not None else []
             return [_ungated(record, each) for each in criteria]
         record = _as_stored(record)
-        renamed = self._match_renamed(record, stored, collected)
-        before = stored.records.get(renamed.get(record.id, record.id))
-        if before is not None and renamed:
-            before = msgspec.structs.replace(before, id=record.id)
+        before = stored.records.get(record.id)
         measured_before = before is not None and before.rounds and self._settings.removed == "fail"
         criteria = select_criteria(fail_on, threshold, common)
         if not record.rounds and threshold is None and not measured_before:
@@ -95,36 +86,16 @@ class Gating:
                 head = MeasuredRecord(record, self._environment.with_hosts(hosts))
                 self._estimator.environment = head.environment
                 found = compare_records(base, head, each, estimator=self._estimator)
-                comparisons.append(mark_renamed(self._explain_missing(found, record), renamed))
+                comparisons.append(self._explain_missing(found, record))
         return comparisons
 
-    def _explain_missing(self, comparison: Comparison, record: Record) -> Comparison:
+    def _explain_missing(self, found: Comparison, record: Record) -> Comparison:
         """Give the reason for a metric that the baseline has, if a hook may add it after the gate."""
-        metric = comparison.metric
-        missing = comparison.verdict == "invalid" and comparison.base is not None
-        if not missing or metric in METRICS or metric in record.metrics:
-            return comparison
-        if not self._config.hook.pytest_llenergy_record.get_hookimpls():
-            return comparison
-        reason = f"no {metric} yet: hooks add metrics after the gates; use llenergy compare"
-        return msgspec.structs.replace(comparison, reason=reason)
-
-    def _match_renamed(
-        self, record: Record, stored: StoredBaseline, collected: Sequence[pytest.Item]
-    ) -> dict[str, str]:
-        """Return the id that a test has in the baseline by its present id; empty without a match."""
-        worker = worker_input_of(self._config)
-        # A test that each worker runs has a baseline for each, and a worker knows only its own tests.
-        if record.id in stored.records or worker.label:
-            return {}
-        if self._gone is None:
-            ids = {record_id(each.nodeid, label=worker.label, grouped=worker.grouped) for each in collected}
-            self._gone = group_by_work(each for name, each in stored.records.items() if name not in ids)
-        old = find_renamed(record, self._gone)
-        if old is None:
-            return {}
-        self._gone = {work: records for work, records in self._gone.items() if old not in records}
-        return {record.id: old.id}
+        missing = found.verdict == "invalid" and found.metric not in {*METRICS, *record.metrics}
+        if not missing or not self._config.hook.pytest_llenergy_record.get_hookimpls():
+            return found
+        reason = f"no {found.metric} yet: hooks add metrics after the gates; use llenergy compare"
+        return msgspec.structs.replace(found, reason=reason)
 
 
 GATING = pytest.StashKey[Gating]()

@@ -47,7 +47,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         PlanError: The mark ``gpu_settings`` has an invalid value.
     """
     state, draft = state_of(item.config), draft_of(item)
-    draft.request, draft.wanted_settings = request, plan_of(item).gpu_settings
+    draft.wanted_settings = plan_of(item).gpu_settings
     # An earlier attempt may have left them.
     draft.lease = draft.settings = None
     draft.gang = None

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter, getsource, signature, unwrap
-from operator import is_
 from reprlib import Repr
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
@@ -90,30 +89,30 @@ class TestPlan:
         )
 
 
-#: The plan of a test, and the marks from which it was parsed.
-PLAN = pytest.StashKey[tuple[list[pytest.Mark], TestPlan]]()
+#: The plan of a test.
+PLAN = pytest.StashKey[TestPlan]()
 
 
-def plan_of(item: pytest.Item) -> TestPlan:
-    """Return the plan of a test, parsed again if its marks have changed.
-
-    Hooks and fixtures may add marks until the test ends.
+def freeze_plan(item: pytest.Item) -> TestPlan:
+    """Parse the marks that a test has at the end of its collection; later ones have no effect.
 
     Raises:
         PlanError: A mark has invalid arguments, or two marks in one place disagree.
     """
-    current = [mark for mark in item.iter_markers() if mark.name in marks.NAMES]
-    before, plan = item.stash.get(PLAN, ([], None))
-    if plan is None or len(current) != len(before) or not all(map(is_, current, before)):
-        plan = parse_plan(item)
-        item.stash[PLAN] = current, plan
+    plan = item.stash[PLAN] = parse_plan(item)
     return plan
 
 
+def plan_of(item: pytest.Item) -> TestPlan:
+    """Return the plan of a test. Raises like ``freeze_plan`` for a test that was added after collection."""
+    found = item.stash.get(PLAN, None)
+    return freeze_plan(item) if found is None else found
+
+
 def valid_plan_of(item: pytest.Item) -> TestPlan | None:
-    """Return the plan of a test, or None if a mark is invalid, which set-up reports."""
+    """Return the plan of a test by its marks so far, or None if one is invalid."""
     try:
-        return plan_of(item)
+        return parse_plan(item)
     except LLEnergyError:
         return None
 

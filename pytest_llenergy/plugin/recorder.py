@@ -28,6 +28,7 @@ from pytest_llenergy.record.record import (
     Parallel,
     Record,
     domain_kind,
+    flag_kind,
     host_of,
     kind_of_energy,
     without_host,
@@ -213,7 +214,7 @@ def _check_baseline(item: pytest.Item, draft: Draft, gate: Gate | None) -> list[
 
     record = build_record(item, *draft.status_if_passed())
     hosts = draft.gang.environments if draft.gang is not None else {}
-    draft.comparisons = gating_of(item.config).compare(record, gate, item.session.items, hosts)
+    draft.comparisons = gating_of(item.config).compare(record, gate, hosts)
     for each in draft.comparisons:
         item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:
@@ -386,16 +387,16 @@ def _host_in(flag: Flag, hosts: Collection[str]) -> str:
 
 
 def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
-    """Return the flags of the rounds, each name once with its number of rounds, and those in ``before``."""
+    """Return the flags of the rounds, each kind once with its number of rounds, and those in ``before``."""
     rounds = experiment.rounds if experiment is not None else []
     hosts = {host_of(meter.domain) for meter in meters}
-    by_name: dict[str, list[list[Flag]]] = {}
+    by_kind: dict[tuple[str, str], list[list[Flag]]] = {}
     for round_ in rounds:
-        for name in dict.fromkeys(flag.name for flag in round_.flags):
-            by_name.setdefault(name, []).append([flag for flag in round_.flags if flag.name == name])
-    flags = [join_flags(same, len(rounds), hosts) for same in by_name.values()]
+        for kind in dict.fromkeys(map(flag_kind, round_.flags)):
+            by_kind.setdefault(kind, []).append([flag for flag in round_.flags if flag_kind(flag) == kind])
+    flags = [join_flags(same, len(rounds), hosts) for same in by_kind.values()]
     flags += experiment.flags if experiment is not None else []
-    flags += [flag for flag in before if flag.name not in by_name]
+    flags += [flag for flag in before if flag_kind(flag) not in by_kind]
     estimated = [meter for meter in meters if meter.kind == "estimated"]
     if estimated:
         detail = f"{estimated[0].source}; {estimated[0].accuracy}"

@@ -18,7 +18,6 @@ from pytest_llenergy.record.comparison import Baseline
 from pytest_llenergy.record.environment import Environment, describe_differences
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
-from pytest_llenergy.record.secrets import redact_arguments
 from pytest_llenergy.record.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
 from pytest_llenergy.report.provenance import collect_source, find_slurm_job
@@ -31,7 +30,7 @@ class ReportBuilder:
     Args:
         path: File of the report; None keeps records in memory only.
         root: Root directory of the run, whose repository is the source.
-        argv: Command line of the run.
+        argv: The plugin's options on the command line.
         started: When the run began.
         copies: Further files for the report.
         versions: Versions of the files that the run writes when it began, as far as they existed.
@@ -61,7 +60,7 @@ class ReportBuilder:
         self._copies = tuple(copies)
         self._versions = versions
         self._root = root
-        self._argv: list[str] = escape_surrogates(redact_arguments(argv))
+        self._argv: list[str] = escape_surrogates(list(argv))
         self._started = started
         self._distributed = distributed
         self._slurm = find_slurm_job(environment)
@@ -118,7 +117,8 @@ class ReportBuilder:
     def _append_to_journal(self, path: Path, record: Record) -> None:
         try:
             if self._journal is None:
-                self._journal = Journal(journal_path(path, self.run_id), self._build_start())
+                self._journal = Journal(journal_path(path, self.run_id))
+                self._journal.add(self._build_start())
             self._journal.add(record)
         except OSError as error:
             self.problems.append(f"journal of {path}: {error.strerror}; {record.id} is not in it")
@@ -138,7 +138,7 @@ class ReportBuilder:
         try:
             self._new_hosts = False
             if self._journal is not None:
-                self._journal.add_header(self._build_start())
+                self._journal.add(self._build_start())
         except OSError as error:
             self.problems.append(f"journal of {self.path}: {error.strerror}; it does not name the machine")
 

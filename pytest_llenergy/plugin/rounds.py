@@ -17,7 +17,6 @@ from pytest_llenergy.record.defaults import FLOOR_ROUNDS, ROUNDS
 
 if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.
-    from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.measure.round_plan import RoundPlan
     from pytest_llenergy.ranks.call_tokens import TokensPerCall
 
@@ -67,13 +66,12 @@ def _converted(name: str, value: Any, read: Any, kinds: tuple[type, ...]) -> flo
         raise PlanError(f"{name} is {value!r}, {error}") from None
 
 
-def plan_rounds(settings: Settings, changes: Mapping[str, Any], gate: Gate | None = None) -> RoundPlan:
+def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
     """Return how a test is measured.
 
     Args:
         settings: Options of the run.
         changes: Fields that the test sets itself.
-        gate: The gate of the test.
     """
     from pytest_llenergy.measure.round_plan import RoundPlan
 
@@ -86,18 +84,8 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any], gate: Gate | Non
         budget_s=settings.budget,
         # A number that somebody gave is kept, whatever it takes, as with pytest-benchmark.
         floor=FLOOR_ROUNDS if rounds is None else None,
-        phases=_asked_phases(settings, gate),
     )
     return replace(plan, **changes)
-
-
-def _asked_phases(settings: Settings, gate: Gate | None) -> frozenset[str]:
-    """Return the phases whose energy a column or a gate needs."""
-    from pytest_llenergy.record.metrics import PHASE_METRICS, ROUND_METRICS
-
-    gated = [each for each in (gate.budget, gate.threshold) if each is not None] if gate is not None else []
-    named = [*(settings.columns or ()), *(each.metric for each in (*settings.fail_on, *gated))]
-    return frozenset(ROUND_METRICS[name].phase or "" for name in named if name in PHASE_METRICS)
 
 
 def plan_pedantic_rounds(

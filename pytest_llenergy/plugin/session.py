@@ -85,7 +85,6 @@ class RunState:
             known |= server.specs_of_run(
                 dict(settings.server_command),
                 settings.server_url,
-                settings.server_health,
                 settings.server_model,
                 settings.timeout,
             )

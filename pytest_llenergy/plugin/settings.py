@@ -110,6 +110,17 @@ def _read_text(option: Option, source: str, text: str) -> Any:
         raise usage_error(f"{source}={text}: {error}") from None
 
 
+def recorded_options(config: pytest.Config) -> list[str]:
+    """Return this plugin's options on the command line; without those whose values may hold a credential."""
+    words = []
+    for option in OPTIONS:
+        given = config.getoption(option.ini, default=None)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and option.is_recorded:
+                words.append(option.flag if option.is_switch else f"{option.flag}={value}")
+    return words
+
+
 def saved_as(config: pytest.Config, name: str) -> Path:
     """Return the file of ``--energy-save=NAME``."""
     return config.rootpath / SAVED / f"{name}.json"

@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 KEY = "llenergy"
 
 #: Kinds of messages from a worker: version of this package, node ids of the tests that it will measure, the
-#: boards of each test that leases some, the tests of a saved report that it leaves out, the test that begins,
+#: boards of each test that leases some, the test that begins,
 #: the environment if it differs from the controller's, and a record whose report was interrupted.
-VERSION, MEASURED_TESTS, BOARDS, LEFT_OUT, BEGIN, ENVIRONMENT, RECORD = (
+VERSION, MEASURED_TESTS, BOARDS, BEGIN, ENVIRONMENT, RECORD = (
     "version",
     "measured-tests",
     "boards",
-    "left-out",
     "begin",
     "environment",
     "record",
@@ -109,7 +108,6 @@ class WorkerInput:
         grouped: Whether xdist adds group names to node ids.
         home: Where the controller runs, as ``whereabouts`` returns it.
         baseline: The baseline, for a worker that may not have the file.
-        saved: Tests of the report that the run is to replace (``SavedReport.measured``).
     """
 
     channel: Any = None
@@ -117,7 +115,6 @@ class WorkerInput:
     grouped: bool = False
     home: tuple[str, ...] = ()
     baseline: BaselineFile | None = None
-    saved: Mapping[str, str] = field(default_factory=dict)
     _environment_sent: bool = field(default=False, init=False)
 
     def to_primitives(self) -> dict[str, object]:
@@ -133,10 +130,6 @@ class WorkerInput:
     def send_boards(self, boards_of: Mapping[str, int]) -> None:
         """Send how many boards each test leases, by node id."""
         self._send(BOARDS, dict(boards_of))
-
-    def send_left_out(self, names: Sequence[str]) -> None:
-        """Send the tests of the saved report that the run leaves out."""
-        self._send(LEFT_OUT, list(names))
 
     def send_begin(self, node_id: str, attempt: int) -> None:
         """Send the begin of a measured test."""
@@ -240,20 +233,11 @@ class WorkerTracker:
     Args:
         config: Configuration of the controller.
         read_baseline: Returns the baseline for workers that may not have the file.
-        saved: Tests of the report that the run is to replace.
-        note_left_out: Receives those of them that a worker has not selected. Raises to end the run.
     """
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        read_baseline: Callable[[], BaselineFile | None],
-        saved: Mapping[str, str],
-        note_left_out: Callable[[Sequence[str]], None],
-    ) -> None:
+    def __init__(self, config: pytest.Config, read_baseline: Callable[[], BaselineFile | None]) -> None:
         self._config = config
         self._read_baseline = read_baseline
-        self._saved, self._note_left_out = saved, note_left_out
         # By id of the worker's specification, which the replacement of a crashed worker shares.
         self._labels: dict[int, str] = {}
         self._collected: dict[str | None, Sequence[str]] = {}
@@ -266,7 +250,6 @@ class WorkerTracker:
         self._versions: dict[str, str] = {}
         self._measured_tests: dict[str, frozenset[str]] = {}
         self._boards_of: dict[str, int] = {}
-        self._left_out: dict[str, list[str]] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._environments: dict[str, bytes] = {}
 
@@ -313,7 +296,6 @@ class WorkerTracker:
             grouped=self._dist == "loadgroup",
             home=whereabouts(),
             baseline=None if local else self._read_baseline(),
-            saved=self._saved,
         ).to_primitives()
         if hasattr(node, "putevent"):
             node.putevent = partial(self._put_event, node.putevent)
@@ -345,7 +327,6 @@ class WorkerTracker:
                 f"worker {node.gateway.id} has pytest-llenergy {version}, this run was started with {own}: "
                 "install the same version for both"
             )
-        self._note_left_out(self._left_out.get(node.gateway.id, ()))
         # Under ``--dist=each`` every worker runs all tests, otherwise they share them and have no label.
         self._collected.setdefault(self._label(node), ids)
 
@@ -403,8 +384,6 @@ class WorkerTracker:
             self._measured_tests[worker] = frozenset(content)
         elif kind == BOARDS:
             self._boards_of.update(content)
-        elif kind == LEFT_OUT:
-            self._left_out[worker] = content
         elif kind == BEGIN:
             node_id, attempt = content
             self._attempts[worker, node_id] = attempt

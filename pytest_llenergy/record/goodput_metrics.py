@@ -36,25 +36,11 @@ def _lacks_good(count: Callable[[Round], int | None], round_: Round) -> str | No
     return None if count(round_) else NONE_GOOD
 
 
-def _good_per_joule(round_: Round) -> RoundValue | None:
-    each = _per_good(good_requests, round_)
-    if each is not None and each.value > 0:
-        return each.scale(1 / each.value**2)
-    return RoundValue(0.0) if round_.energy_j and good_requests(round_) == 0 else None
-
-
 def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
     """Divide the joules of all rounds by their good requests."""
     known = [round_ for round_ in rounds if round_.energy_j is not None]
     total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
     return total_j / sum(count(each) or 0 for each in known), len(known)
-
-
-def _total_good_per_joule(rounds: Sequence[Round]) -> tuple[float, int]:
-    known = [round_ for round_ in rounds if round_.energy_j is not None]
-    total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
-    good = sum(good_requests(round_) or 0 for round_ in known)
-    return (good / total_j if total_j > 0 else 0.0), len(known)
 
 
 def _max_load(round_: Round) -> RoundValue | None:
@@ -114,16 +100,6 @@ GOODPUT_METRICS: dict[str, RoundMetric] = {
         applies=has_slo,
         lacks=partial(_lacks_good, good_output_tokens),
         pooled=partial(_total_per_good, good_output_tokens),
-        optional=True,
-        needs=NO_SLO,
-    ),
-    "goodput_per_watt": RoundMetric(
-        "request/J",
-        _good_per_joule,
-        heading="good request/J ± u",
-        better="more",
-        applies=has_slo,
-        pooled=_total_good_per_joule,
         optional=True,
         needs=NO_SLO,
     ),

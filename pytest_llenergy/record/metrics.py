@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 
@@ -93,7 +93,10 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
     if values and figure.phase is not None and not _is_resolvable([value for _, value in values]):
         mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
-        return [], f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds"
+        return [], (
+            f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds; more "
+            "iterations of the mark energy_options make them longer"
+        )
     if values:
         return values, None
     if valid and figure.needs and not any(figure.applies(each) for _, each in valid):
@@ -102,43 +105,12 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     return [], no_energy or missing
 
 
-def unresolved_phases(rounds: Sequence[Round], phases: Collection[str]) -> dict[str, float]:
-    """Return the phases whose energy rounds give, but together not well enough.
-
-    The values are how many times longer the rounds must be at least. What rounds share falls at best with
-    their length, the rest with its root.
-
-    Args:
-        rounds: The rounds.
-        phases: Names of phases. Decode without a second token of any sequence is left out.
-    """
-    wanted = set(phases) - ({"decode"} if is_prefill_only(rounds) else set())
-    figures = {name: ROUND_METRICS[f"{name}_energy_j"] for name in wanted}
-    valid = [each for each in rounds if is_valid(each)]
-    found = {
-        name: [value for each in valid if (value := figure.value_of(each)) is not None]
-        for name, figure in figures.items()
-    }
-    return {
-        name: _least_length(values)
-        for name, values in found.items()
-        if values and not _is_resolvable(values) and fmean(each.value for each in values) > 0
-    }
-
-
 def _is_resolvable(values: Sequence[RoundValue]) -> bool:
     """Return whether rounds together know the energy of a phase, although single ones may not.
 
     Leaving out single rounds would leave out those that are too low by chance.
     """
     return math.hypot(*_uncertainties(values)) <= RESOLVABLE * fmean(each.value for each in values)
-
-
-def _least_length(values: Sequence[RoundValue]) -> float:
-    known = RESOLVABLE * fmean(each.value for each in values)
-    single, shared = ((each / known) ** 2 for each in _uncertainties(values))
-    # Solves single / length + shared / length**2 = 1.
-    return (single + math.sqrt(single**2 + 4 * shared)) / 2
 
 
 def _uncertainties(values: Sequence[RoundValue]) -> tuple[float, float]:
@@ -179,8 +151,8 @@ def compute_metrics(
             continue
         values, reason = round_values(name, rounds)
         if values:
-            # Net energy may be zero or less, and no request may be good. Gross energy is more than zero.
-            gross = "J" in figure.unit and name not in ("net_energy_j", "goodput_per_watt")
+            # Net energy may be zero or less. Gross energy is more than zero.
+            gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = summarize_rounds(
                 values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
             )
@@ -247,11 +219,6 @@ def _per_any_token(round_: Round) -> RoundValue | None:
     if round_.tokens is None or not round_.tokens.input:
         return None
     return joules(round_, round_.tokens.input + round_.tokens.output)
-
-
-def _energy_delay(round_: Round) -> RoundValue | None:
-    energy = _energy(round_)
-    return energy.scale(round_.duration_s / round_.iterations) if energy is not None else None
 
 
 def decode_tokens(round_: Round) -> int:
@@ -388,7 +355,6 @@ ROUND_METRICS: dict[str, RoundMetric] = {
         "per request ± u",
         applies=lambda round_: round_.requests is not None,
     ),
-    "energy_delay_product_js": RoundMetric("J·s", _energy_delay, heading="J·s ± u"),
     "net_energy_j": RoundMetric("J", _net, "the idle power is unknown", "net energy ± u"),
     "mean_power_w": RoundMetric("W", _mean_power, heading="W ± u"),
     "duration_s": RoundMetric("s", _duration, heading="s"),
@@ -434,11 +400,6 @@ ROUND_METRICS: dict[str, RoundMetric] = {
         optional=True,
     ),
 }
-
-#: Metrics of the energy of prefill or decode, which need rounds in which both phases can be resolved.
-PHASE_METRICS = frozenset(
-    name for name, figure in ROUND_METRICS.items() if figure.phase in ("prefill", "decode")
-)
 
 #: Every metric that has one value for all rounds; ``measure.roles`` computes those of roles.
 METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {

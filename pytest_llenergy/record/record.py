@@ -6,6 +6,7 @@ A missing value is ``None``, with the reason in a separate field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,16 @@ class Flag(StoredStruct, frozen=True):
     name: str
     severity: Severity
     detail: str
+
+
+#: Flags with several causes, which only their details tell apart.
+SEVERAL_CAUSES = frozenset({"doubtful", "drift", "imprecise", "meter"})
+
+
+def flag_kind(flag: Flag) -> tuple[str, str]:
+    """Return what flags of the same cause have in common: the name, and words that are no value or device."""
+    words = re.sub(r"\S*[\d:/]\S*", "", flag.detail) if flag.name in SEVERAL_CAUSES else ""
+    return flag.name, words
 
 
 class Metric(StoredStruct, frozen=True):

@@ -6,7 +6,6 @@ Files are read strictly; their JSON Schema is published.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, cast
 
@@ -88,9 +87,6 @@ class Report(StoredStruct, frozen=True):
 AnyReport = TypeVar("AnyReport", bound=Report)
 Decoded = TypeVar("Decoded")
 
-#: A column of served requests, as early reports call it: a list, unlike the metric of that name.
-_FORMER = re.compile(rb'"inter_token_latency_s":(?=\s*\[)')
-
 
 def encode_report(report: Report) -> bytes:
     """Encode a report as UTF-8 JSON, one line per record. NaN and infinity become ``null``."""
@@ -131,15 +127,8 @@ def _decode_as(kind: type[AnyReport], data: bytes, origin: str) -> AnyReport:
 
 
 def _decode_strictly(kind: type[Decoded], data: bytes) -> Decoded:
-    """Decode data of a type, also if it was written before a column got its name."""
     with pause_garbage_collection():
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.ValidationError:
-            renamed, count = _FORMER.subn(b'"time_per_output_token_s":', data)
-            if not count:
-                raise
-            return msgspec.json.decode(renamed, type=kind)
+        return msgspec.json.decode(data, type=kind)
 
 
 def _decode_error(data: bytes, origin: str, error: Exception) -> ReportError:

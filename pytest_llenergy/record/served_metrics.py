@@ -159,11 +159,11 @@ def _percentiles(column: str, missing: str = NO_REQUESTS) -> dict[str, RoundMetr
 
 
 def _gap_percentiles() -> dict[str, RoundMetric]:
-    names = {f"inter_token_latency_p{percent}_s": percent for percent in PERCENTILES}
-    names["inter_token_latency_max_s"] = 100
     return {
-        name: _pooled_metric(partial(_gap_percentile, percent), ONE_TOKEN, _lacks_gaps)
-        for name, percent in names.items()
+        f"inter_token_latency_p{percent}_s": _pooled_metric(
+            partial(_gap_percentile, percent), ONE_TOKEN, _lacks_gaps
+        )
+        for percent in PERCENTILES
     }
 
 

@@ -50,10 +50,8 @@ WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
 _UNITS = (
     ("_tokens_per_s", "_rate", "tokens_per_second"),
     ("requests_per_s", "request_rate", "requests_per_second"),
-    ("goodput_per_watt", "goodput_per_watt", "requests_per_joule"),
     ("slo_attainment", "slo_attainment", "ratio"),
     ("flops", "work", "flops"),
-    ("_js", "", "joule_seconds"),
     ("_acceptance_rate", "_acceptance", "ratio"),
     ("_bytes", "", "bytes"),
     ("_j", "", "joules"),

@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.environment import Environment, describe_differences
-from pytest_llenergy.record.record import LOCALHOST, Record
+from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report, RunInfo, Source
 
 
@@ -67,20 +67,17 @@ def merge_reports(parts: Sequence[NamedReport]) -> Report:
             for a test.
     """
     first = parts[0].report
-    local = [part for part in parts if _measures_own_host(part.report)] or parts[:1]
     for part in parts:
         _check_source(parts[0], part)
-        _check_machine(local[0], part)
-    _check_hosts(parts)
+        _check_machine(parts[0], part)
     records = _merge_records(parts)
     reports = [part.report for part in parts]
     environments = [report.environment for report in reports if report.environment is not None]
-    own = [part.report.environment for part in local if part.report.environment is not None]
     return msgspec.structs.replace(
         first,
         run=_merge_runs([report.run for report in reports]),
         source=_merge_sources([report.source for report in reports]),
-        environment=merge_environments(own).with_hosts(_merge_hosts(environments)) if own else None,
+        environment=merge_environments(environments) if environments else None,
         records=records,
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
@@ -116,37 +113,11 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
         raise ReportError(
             f"{(one if here is None else other).origin} does not name its machine; merge it separately"
         )
-    if here.key != there.key and _measures_own_host(other.report):
+    if here.key != there.key:
         raise ReportError(
             f"{one.origin} and {other.origin} ran on different hardware "
             f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
         )
-
-
-def _measures_own_host(report: Report) -> bool:
-    """Whether a test was measured on the host of pytest. Otherwise that host only started tests elsewhere.
-
-    Where nothing was measured, tests were meant for that host unless the run had others.
-    """
-    measured = [record for record in report.records if record.rounds or record.windows]
-    if not measured:
-        return report.environment is None or not report.environment.cluster_hosts
-    # A record without ranks is of work in the process of pytest.
-    return any(LOCALHOST in [rank.host for rank in each.ranks] or not each.ranks for each in measured)
-
-
-def _check_hosts(parts: Sequence[NamedReport]) -> None:
-    """Refuse hosts of a cluster that are different hardware under one name."""
-    known: dict[str, tuple[Environment, str]] = {}
-    for part in parts:
-        environment = part.report.environment
-        for name, host in environment.cluster_hosts.items() if environment is not None else ():
-            first, origin = known.setdefault(name, (host, part.origin))
-            if host.key != first.key:
-                raise ReportError(
-                    f"{name} is different hardware in {origin} and {part.origin} "
-                    f"({describe_differences(first, host)}); merge them separately"
-                )
 
 
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.record.base import EnergyKind
-from pytest_llenergy.record.record import Flag, MeterInfo, Record, domain_kind
+from pytest_llenergy.record.record import Flag, MeterInfo, Record, domain_kind, flag_kind
 from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.columns import scales_differ
 
@@ -83,27 +83,24 @@ def _fallback_notes(records: Sequence[Record]) -> list[str]:
 
 def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return severity and text of each important flag. The text names one test and counts the others."""
-    flagged: dict[str, list[tuple[Record, Flag]]] = {}
+    flagged: dict[tuple[str, str], list[tuple[Record, Flag]]] = {}
     for record in records:
         of_windows = [flag for window in record.windows for flag in window.flags]
         # The line of a window without joules says why.
         flags = [*record.flags, *(flag for flag in of_windows if flag.name != "unmeasured")]
-        named: dict[str, Flag] = {}
-        for flag in filter(_is_important, flags):
-            named.setdefault(flag.name, flag)
-        for flag in named.values():
-            flagged.setdefault(flag.name, []).append((record, flag))
+        found: dict[tuple[str, str], Flag] = {}
+        for flag in flags:
+            if flag.severity != "note":
+                found.setdefault(flag_kind(flag), flag)
+        for kind, flag in found.items():
+            flagged.setdefault(kind, []).append((record, flag))
     lines: list[tuple[str, str]] = []
-    for name, found in flagged.items():
-        (record, flag), *others = found
+    for (name, _), pairs in flagged.items():
+        (record, flag), *others = pairs
         tests = labels[record.id]
         if any(other.detail != flag.detail for _, other in others):
-            tests = f"{len(found)} tests, such as {tests}"
+            tests = f"{len(pairs)} tests, such as {tests}"
         elif others:
             tests += f" and {len(others)} more"
         lines.append((flag.severity, one_line(f"{name}: {tests}: {flag.detail}")))
     return lines
-
-
-def _is_important(flag: Flag) -> bool:
-    return flag.severity != "note"

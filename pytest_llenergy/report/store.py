@@ -8,6 +8,7 @@ other's files.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ JOURNAL_SUFFIX = ".journal.jsonl"
 SYNC_EVERY_S = 1.0
 
 #: Beginning of a journal line that is a report without records.
-_HEADER = b'{"schema_version"'
+_REPORT = b'{"schema_version"'
 
 
 def journal_path(report: Path, run_id: str) -> Path:
@@ -55,33 +56,26 @@ def find_journals(report: Path) -> list[Path]:
 
 
 class Journal:
-    """Append-only file: a report without records, then one record per line.
+    """Append-only file, a line each: records, and reports without records, of which the last counts.
 
-    If an attempt at a test has several lines, the last one counts. If a line cannot be written, methods raise
-    ``OSError``, and the lines before it stay intact.
+    If an attempt at a test has several lines, the last one counts. If a line cannot be written, ``add``
+    raises ``OSError``, and the lines before it stay intact.
     """
 
-    def __init__(self, path: Path, header: Report) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         # Unbuffered, since data left in a buffer on a full disk would fail every later write.
         self._file = path.open("ab", buffering=0)
-        self._append(msgspec.json.encode(header))
+        self._synced_s = -math.inf
 
-    def add(self, record: Record) -> None:
-        """Append a record, which outlives this process; sync it to disk if the last sync is a while ago."""
-        self._append(msgspec.json.encode(record), sync=time.monotonic() >= self._synced_s + SYNC_EVERY_S)
-
-    def add_header(self, header: Report) -> None:
-        """Append the report without records again; the last one counts."""
-        self._append(msgspec.json.encode(header))
-
-    def _append(self, line: bytes, *, sync: bool = True) -> None:
+    def add(self, part: Report | Record) -> None:
+        """Append a line, which outlives this process; sync it to disk if the last sync is a while ago."""
         end = self._file.tell()
         try:
-            rest = memoryview(line + b"\n")
+            rest = memoryview(msgspec.json.encode(part) + b"\n")
             while rest:
                 rest = rest[self._file.write(rest) :]
-            if sync:
+            if time.monotonic() >= self._synced_s + SYNC_EVERY_S:
                 os.fsync(self._file.fileno())
                 self._synced_s = time.monotonic()
         except OSError:
@@ -101,21 +95,20 @@ def decode_journal(data: bytes, origin: str) -> Report:
     Raises:
         ReportError: If the data is not a journal.
     """
-    lines = [line for line in data.split(b"\n")[:-1] if line]
-    if not lines:
-        raise ReportError(f"{origin}: not a journal of pytest --energy-report (no complete line)")
+    report: Report | None = None
+    records: dict[tuple[str, int], Record] = {}
     try:
-        header = msgspec.json.decode(lines[0], type=Report)
-        records: dict[tuple[str, int], Record] = {}
-        for line in lines[1:]:
-            if line.startswith(_HEADER):
-                header = msgspec.json.decode(line, type=Report)
-                continue
-            record = msgspec.json.decode(line, type=Record)
-            records[record.id, record.attempt] = record
+        for line in filter(None, data.split(b"\n")[:-1]):
+            if report is None or line.startswith(_REPORT):
+                report = msgspec.json.decode(line, type=Report)
+            else:
+                record = msgspec.json.decode(line, type=Record)
+                records[record.id, record.attempt] = record
     except MALFORMED as error:
         raise ReportError(f"{origin}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
-    return msgspec.structs.replace(header, records=list(records.values()))
+    if report is None:
+        raise ReportError(f"{origin}: not a journal of pytest --energy-report (no complete line)")
+    return msgspec.structs.replace(report, records=list(records.values()))
 
 
 def check_creatable(path: Path) -> None:
@@ -210,24 +203,16 @@ def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> R
 
 
 def read_paired_report(path: Path) -> PairedReport:
-    """Read a file of ``llenergy ab``.
-
-    Raises:
-        ReportError: If the file cannot be read or is not one.
-    """
+    """Read a file of ``llenergy ab``. Raises ``ReportError`` if it cannot be read or is not one."""
     return decode_paired_report(read_file(path), str(path))
 
 
 def read_report_or_paired(path: Path) -> Report | PairedReport:
-    """Read a report, a journal, or a file of ``llenergy ab``.
-
-    Raises:
-        ReportError: If the file cannot be read or is none of these.
-    """
+    """Read a report, a journal, or a file of ``llenergy ab``. Raises ``ReportError`` for others."""
     name, data = str(path), read_file(path)
-    if name.endswith(JOURNAL_SUFFIX):
-        return decode_journal(data, name)
-    return decode_paired_report(data, name) if is_paired_report(data) else decode_report(data, name)
+    return (
+        decode_paired_report(data, name) if is_paired_report(data) else decode_report_or_journal(data, name)
+    )
 
 
 def read_file(path: Path) -> bytes:

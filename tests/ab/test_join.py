@@ -28,7 +28,7 @@ def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
 
 def join(side: SideSessions) -> Record:
     anchors = {name: parts[0] for name, parts in side.parts.items()}
-    report = side.report(anchors, argv=["-q"])
+    report = side.report(anchors)
     assert report is not None
     (record,) = report.records
     return record
@@ -138,7 +138,7 @@ def test_hosts_of_all_sessions_are_kept() -> None:
     side = sessions_of(
         *[msgspec.structs.replace(one(10.0), environment=login.with_hosts(hosts)) for hosts in sessions]
     )
-    report = side.report({}, argv=[])
+    report = side.report({})
     assert report is not None
     assert report.environment is not None
     hosts = report.environment.cluster_hosts

@@ -137,13 +137,11 @@ def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
     assert "other does not offer a static cache (it has: dynamic); backends that do: " in text_of(result)
 
 
-def test_an_unmet_mark_of_a_parameter_fails_its_tests_only(two: pytest.Pytester) -> None:
-    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='serve', cache='static')"))
-    result.assert_outcomes(passed=2, errors=2)
-    assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in text_of(
-        result
-    )
-    assert "one does not offer the task serve (it has: generate)" in text_of(result)
+def test_an_unmet_mark_of_a_parameter_is_a_collection_error(two: pytest.Pytester) -> None:
+    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='embed', timestamps='token')"))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "test_an_unmet_mark_of_a_parameter_is_a_collection_error.py::test_it: " in text_of(result)
+    assert "one does not offer the task embed (it has: generate)" in text_of(result)
     assert "; backends that do: none here" in text_of(result)
 
 
@@ -176,19 +174,6 @@ def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mar
     assert result.ret == pytest.ExitCode.INTERRUPTED
     actual = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, but the test does "
     assert actual in text_of(result)
-
-
-def test_a_mark_added_by_a_fixture_is_too_late(two: pytest.Pytester) -> None:
-    result = run(
-        two,
-        "import pytest\n@pytest.fixture\ndef late(request, backend):\n"
-        "    request.node.add_marker(pytest.mark.backend_options(dtype='float32'))\n"
-        "def test_it(late): pass\n",
-    )
-    result.assert_outcomes(errors=2)
-    assert "were changed while the test was set up, after its backend was chosen; add it in" in text_of(
-        result
-    )
 
 
 @pytest.mark.parametrize(

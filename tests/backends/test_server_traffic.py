@@ -177,7 +177,7 @@ class TestPace:
         waits_s = [((each.start_ns or 0) - (each.due_ns or 0)) / 1e9 for each in made.requests]
         assert waits_s[1] - waits_s[0] >= 0.2
         assert waits_s[2] - waits_s[1] >= 0.2
-        (flag,) = (flag for flag in made.flags if flag.name == "held-back")
+        (flag,) = (flag for flag in made.flags if flag.name == "late-request")
         # A busy host may hold the first back.
         found = re.match(r"concurrency=1 held back [23] of 3 requests, for up to ([\d.]+) s; ", flag.detail)
         assert found is not None, flag.detail

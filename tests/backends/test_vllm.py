@@ -328,7 +328,7 @@ class TestOptions:
         (again,) = second.requests
         assert (again.cached_tokens or 0) >= 128
         assert first.flags == ()
-        assert [flag.name for flag in second.flags] == ["prefix-cache-used"]
+        assert [flag.name for flag in second.flags] == ["prefix-cache"]
 
     def test_a_prompt_is_prefilled_in_chunks(self, alone: LoadedRanks) -> None:
         expected = alone.generate(["z" * 300])[0].token_ids

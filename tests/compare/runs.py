@@ -26,7 +26,7 @@ TEST = "benchmarks/test_decode.py::test_decode[8]"
 #: Each report is of another run.
 RUN_NUMBERS = count(1)
 
-SPOILED = Flag(name="impossible", severity="invalid", detail="the counter ran backwards")
+SPOILED = Flag(name="doubtful", severity="invalid", detail="the counter ran backwards")
 
 
 def scaled(factor: float, level: Sequence[float] = LEVEL) -> tuple[float, ...]:

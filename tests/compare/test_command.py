@@ -284,7 +284,8 @@ def test_journal_of_a_killed_run_can_be_compared(
     compare: Compare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compare(of(record_of()), of(WORSE))
-    journal = Journal(Path("head.x.journal.jsonl"), report_of(complete=False))
+    journal = Journal(Path("head.x.journal.jsonl"))
+    journal.add(report_of(complete=False))
     journal.add(WORSE)
     journal.close(remove=False)
     assert main(["compare", "base.json", "head.x.journal.jsonl"]) == 1

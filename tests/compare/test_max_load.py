@@ -225,7 +225,7 @@ def joined(*records: Record) -> Report:
     side = SideSessions("base")
     for number, record in enumerate(records, 1):
         side.add(number, [report_of(record)])
-    report = side.report({name: parts[0] for name, parts in side.parts.items()}, argv=[])
+    report = side.report({name: parts[0] for name, parts in side.parts.items()})
     assert report is not None
     return report
 

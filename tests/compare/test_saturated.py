@@ -174,7 +174,7 @@ def test_the_reason_for_no_value_is_what_the_test_lacks(metric: str, reason: str
     assert (marked.verdict, marked.reason) == ("invalid", f"base has no {metric}: {reason}")
 
 
-@pytest.mark.parametrize("metric", ["goodput_requests_per_s", "slo_attainment", "goodput_per_watt"])
+@pytest.mark.parametrize("metric", ["goodput_requests_per_s", "slo_attainment"])
 def test_a_total_loss_of_goodput_is_a_regression(metric: str) -> None:
     found = compared(slo_record(*[GOOD] * 6), slo_record(*[NONE] * 6), metric)
     (only,) = found.comparisons

@@ -440,7 +440,7 @@ class TestKills:
         records = read_report()["records"]
         assert [record["status"] for record in records] == ["invalid", "invalid", "failed"]
         for record in records:
-            (lost,) = [flag for flag in record["flags"] if flag["name"] == "settings-lost"]
+            (lost,) = [flag for flag in record["flags"] if flag["name"] == "lease-lost"]
             assert lost["detail"] in record["reason"]
             assert not record["failed_gate"], "its values would be compared"
             part = SessionRecord(1, msgspec.convert(record, Record), None)

@@ -334,7 +334,7 @@ class TestMig:
         run(source).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
-        assert "shared-board" in {flag["name"] for flag in record["flags"]}
+        assert "meter" in {flag["name"] for flag in record["flags"]}
 
     def test_a_divided_board_is_not_leased_as_a_whole(self, run: Run) -> None:
         result = run(BOTH.replace("gpus(2)", "gpus(3)"))

@@ -85,7 +85,8 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / ".llenergy" / "ab.json").write_bytes(
         encode_paired_report(_paired(reports["base.json"], reports["head.json"]))
     )
-    journal = Journal(path / JOURNAL, msgspec.structs.replace(reports["energy.json"], records=[]))
+    journal = Journal(path / JOURNAL)
+    journal.add(msgspec.structs.replace(reports["energy.json"], records=[]))
     for record in reports["energy.json"].records:
         journal.add(record)
     journal.close(remove=False)

@@ -88,7 +88,7 @@ def test_the_inventory_lists_amd_boards(rocm: Path) -> None:
 def test_amd_energy_is_the_count_times_its_resolution(rocm: Path) -> None:
     measured, accuracy, end = open_amd(rocm, "moves")
     assert measured == "gpu:moves 15.3 1.53"
-    assert accuracy.startswith("accuracy-unknown: ")
+    assert accuracy.startswith("meter: ")
     assert end == "shut down"
 
 

@@ -159,9 +159,9 @@ def test_the_domain_names_the_program_and_its_scope() -> None:
         (domain,) = opened.domains
     assert domain.name == f"external:{Path(sys.executable).name}"
     assert (domain.kind, domain.scope) == ("measured", "external: whatever the meter is plugged to")
-    assert domain.source == f"watts printed by: {line}"
+    assert domain.source == f"watts printed by: {Path(sys.executable).name}"
     assert domain.limits(5.0, 1.0) == (5.0, 5.0)
-    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+    assert [flag.name for flag in domain.flags] == ["meter"]
 
 
 def test_an_accuracy_stated_by_the_user_sets_the_limits() -> None:

@@ -93,7 +93,7 @@ def test_no_window_near_a_fault_is_wrong_without_a_word(name: str, tick_ms: int,
         assert energy.u_j is not None
         assert abs(energy.energy_j - true_j) <= 3 * energy.u_j, (number, energy.energy_j, true_j)
         if FAULTS[name].catches_up and START < moment < END - 350 * MS:
-            assert "late-tick" in [flag.name for flag in trace_flags([series], START, END)]
+            assert "doubtful" in [flag.name for flag in trace_flags([series], START, END)]
     # A counter that has caught up costs no joules, except in windows that begin or end meanwhile.
     assert resolved >= (1 if FAULTS[name].catches_up else 0)
 

@@ -45,7 +45,7 @@ def test_an_energy_counter_is_read_in_microjoules(tmp_path: Path) -> None:
     meter.close()
     assert (domain.name, domain.source) == ("hwmon:amd_energy/Esocket0", "hwmon energy1_input")
     assert domain.resolution_j == 1e-6
-    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+    assert [flag.name for flag in domain.flags] == ["meter"]
 
 
 def test_power_in_microwatts_is_integrated_over_time(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_intervals_that_the_chip_does_not_report_are_flagged(tmp_path: Path) -> 
     (domain,) = meter.domains
     meter.close()
     assert [(flag.name, flag.severity) for flag in domain.flags] == [
-        ("refresh-unknown", "warning"),
-        ("averaging-unknown", "note"),
+        ("meter", "warning"),
+        ("meter", "note"),
     ]
 
 

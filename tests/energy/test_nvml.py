@@ -192,7 +192,7 @@ def test_a_module_counter_is_flagged_with_what_it_includes(
     domain = only_domain(world)
     assert (domain.source, domain.scope, domain.highest_w) == ("NVML_FI_DEV_ENERGY", "module", None)
     (flag,) = domain.flags
-    assert (flag.name, flag.severity) == ("module-scope", "warning")
+    assert (flag.name, flag.severity) == ("meter", "warning")
     assert flag.detail == (
         f"{world.board(0).uuid}: the driver reports only the whole module, with its CPU and its memory"
     )
@@ -246,12 +246,12 @@ def test_a_frozen_counter_is_replaced_by_integrated_power(
     assert (domain.source, domain.kind) == ("NVML_FI_DEV_POWER_INSTANT integrated", "measured")
     assert domain.resolution_j == pytest.approx(0.0001)
     flag, refresh = domain.flags
-    assert (refresh.name, refresh.severity) == ("refresh-unknown", "warning")
+    assert (refresh.name, refresh.severity) == ("meter", "warning")
     assert refresh.detail == (
         f"{uuid}: NVML_FI_DEV_POWER_INSTANT changed too seldom while it was checked to show when it "
         "is refreshed; its joules may lag by up to 200 ms"
     )
-    assert (flag.name, flag.severity) == ("counter-rejected", "warning")
+    assert (flag.name, flag.severity) == ("meter", "warning")
     head, tail = flag.detail.split("stood still for 1.")
     assert head == f"{uuid}: energy counter rejected: "
     assert tail[1:] == " s while the board drew 60 W; NVML_FI_DEV_POWER_INSTANT is integrated instead"
@@ -348,7 +348,7 @@ def test_mig_instances_of_a_board_share_one_flagged_meter(
     meters = open_nvml(Targets(targets), tmp_path)
     domains = [meter.domains[0] for meter in meters]
     assert [domain.name for domain in domains] == [f"gpu:{world.board(i).uuid}" for i in (1, 0)]
-    assert [[flag.name for flag in domain.flags] for domain in domains] == [["shared-board"], []]
+    assert [[flag.name for flag in domain.flags] for domain in domains] == [["meter"], []]
     assert (domains[0].scope, domains[0].flags[0].severity) == ("board", "warning")
     assert domains[0].flags[0].detail == (
         f"{world.board(1).uuid}: MIG instances have no energy counter: "
@@ -479,7 +479,7 @@ def test_a_board_whose_coverage_is_unknown_is_flagged(attach_boards: Callable[..
     domain = only_domain(attach_boards(Board(name="NVIDIA B200")))
     assert domain.coverage == pytest.approx(0.2)
     assert not domain.coverage_known
-    assert [(flag.name, flag.severity) for flag in domain.flags] == [("coverage-unknown", "warning")]
+    assert [(flag.name, flag.severity) for flag in domain.flags] == [("meter", "warning")]
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_zones_that_show_the_same_counter_are_counted_once(build: Build, second:
     meter = machine.open()
     assert names(meter) == ["cpu:package-0"]
     (flag,) = meter.domains[0].flags
-    assert (flag.name, flag.severity) == ("mirror", "note")
+    assert (flag.name, flag.severity) == ("meter", "note")
     assert flag.detail == f"cpu:{second} shows the same counter as cpu:package-0 and is not counted"
     meter.close()
 
@@ -251,7 +251,7 @@ def test_memory_whose_counter_stands_still_is_left_out_and_flagged(build: Build)
     meter = machine.open()
     assert names(meter) == ["cpu:package-0"]
     assert [(flag.name, flag.severity, flag.detail) for flag in meter.domains[0].flags] == [
-        ("unmoving", "warning", "the counter of dram:package-0 stands still; it is not in the energy")
+        ("meter", "warning", "the counter of dram:package-0 stands still; it is not in the energy")
     ]
     meter.close()
 
@@ -338,7 +338,7 @@ def test_no_file_descriptor_is_left_open(build: Build) -> None:
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     meter = machine.open()
     # Mirrors and zones that stand still are already closed.
-    assert [flag.name for flag in meter.domains[0].flags] == ["mirror", "mirror", "unmoving"]
+    assert [flag.name for flag in meter.domains[0].flags] == ["meter", "meter", "meter"]
     meter.close()
     machine.moving = []
     with pytest.raises(MeterError, match="no package counter moves"):

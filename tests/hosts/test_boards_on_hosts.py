@@ -58,7 +58,7 @@ def test_settings_hold_on_all_hosts_for_one_test(two_hosts: TwoHosts) -> None:
     for record, watts in zip(two_hosts.report.records, (300.0, 400.0), strict=True):
         assert [board.uuid for board in record.gpu_settings] == list(record.devices)
         assert {board.power_limit_found_w for board in record.gpu_settings} == {watts}
-        assert not any(flag.name == "settings-lost" for flag in record.flags)
+        assert not any(flag.name == "lease-lost" for flag in record.flags)
 
 
 def test_a_host_that_refuses_settings_skips_the_test(two_hosts: TwoHosts) -> None:
@@ -95,7 +95,7 @@ def test_it(workers, energy):
     assert "1 passed" in output, output
     (record,) = two_hosts.report.records
     assert record.status == "invalid"
-    assert record.reason in {flag.detail for flag in record.flags if flag.name == "settings-lost"}
+    assert record.reason in {flag.detail for flag in record.flags if flag.name == "lease-lost"}
     assert limits_w(two_hosts) == [700.0] * 4
 
 

@@ -229,8 +229,8 @@ def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
     assert (round_.reason or "").startswith("n2: no meter for GPUs GPU-none: ")
     assert {(phase.energy_j, phase.reason) for phase in round_.phases} == {(None, round_.reason)}
     assert "unmeasured" in [flag.name for flag in round_.flags]
-    assert [(flag.name, flag.detail) for flag in found.flags if flag.name == "unread-meter"] == [
-        ("unread-meter", round_.reason)
+    assert [(flag.name, flag.detail) for flag in found.flags if flag.name == "meter"] == [
+        ("meter", round_.reason)
     ]
 
 

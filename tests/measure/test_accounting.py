@@ -11,20 +11,13 @@ import pytest
 
 from pytest_llenergy.energy.quiet_gaps import quiet_power
 from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
 from pytest_llenergy.energy.window_arithmetic import energy_between
-from pytest_llenergy.measure.accounting import (
-    RESOLVED_WELL,
-    _required_length,
-    inter_token_latency_s,
-    required_lengths,
-    time_to_first_token_s,
-)
+from pytest_llenergy.measure.accounting import inter_token_latency_s, time_to_first_token_s
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
 
 from ..energy.waves import MS, S, Sensor, Wave, domain, read_at
-from .marks import ReadBefore, account_here, iteration, measured_round, rank_of
+from .marks import account_here, iteration, measured_round, rank_of
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 WAVE = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
@@ -105,33 +98,11 @@ def test_a_phase_too_short_to_resolve_has_its_uncertainty_and_no_metric() -> Non
     assert decode.energy_j is not None
     assert result.energy_j == pytest.approx(320, abs=1)
     metrics = compute_metrics([result, result], None)
-    assert metrics["prefill_energy_j"].reason == "not resolvable: 2 ms phase in 2 rounds"
+    reason = (
+        "not resolvable: 2 ms phase in 2 rounds; more iterations of the mark energy_options make them longer"
+    )
+    assert metrics["prefill_energy_j"].reason == reason
     assert metrics["decode_energy_j"].value == pytest.approx(decode.energy_j)
-
-
-def test_longer_rounds_help_a_phase_whose_uncertainties_are_independent() -> None:
-    """A phase known to a half needs 9 times the goal's variance; one that rounds share it no length helps."""
-    known = WindowEnergy(2.0, Variances(edges=1.0))
-    assert _required_length(known, rounds=1) == pytest.approx(0.25 / RESOLVED_WELL**2)
-    assert _required_length(known, rounds=4) == pytest.approx(0.25 / 4 / RESOLVED_WELL**2)
-    assert _required_length(WindowEnergy(2.0, Variances(edges=1e-4)), rounds=1) < 1
-    assert _required_length(WindowEnergy(2.0, Variances(shape=1.0)), rounds=9) == math.inf
-    assert _required_length(WindowEnergy(0.0, Variances(edges=1.0)), rounds=9) == math.inf
-    assert _required_length(WindowEnergy(None, reason="lost"), rounds=9) == math.inf
-    # A trial of few iterations may show a part that rounds share as a quarter, and the rounds more of it.
-    quarter = WindowEnergy(2.0, Variances(shape=0.25))
-    assert _required_length(quarter, rounds=9) <= 1
-    assert _required_length(quarter, rounds=9, limit=RESOLVED_WELL) == math.inf
-
-
-@pytest.mark.parametrize(("tokens", "names"), [(1, {"prefill"}), (2, {"prefill", "decode"})])
-def test_decode_without_a_second_token_needs_nothing(tokens: int, names: set[str]) -> None:
-    request = RequestTimeline(input_tokens=5, output_tokens=tokens, first_token_ns=START + 300 * MS)
-    part = Iteration(start_ns=START, end_ns=END, requests=(request,))
-    trace = [read_at(Sensor(WAVE, LATCH), READS)]
-    found = required_lengths(measured_round(part), [ReadBefore(trace)], {"prefill", "decode"}, rounds=3)
-    assert set(found) == names
-    assert all(0 < length < 1 for length in found.values())
 
 
 def test_a_phase_below_a_twentieth_of_a_tick_has_no_energy_however_often_it_is_repeated() -> None:
@@ -309,7 +280,7 @@ def test_work_in_this_process_is_counted_in_full_however_late_it_is_read(work_ns
     assert result.energy_j == pytest.approx(work_j, rel=0.1)
     assert abs(result.energy_j - work_j) < 2 * result.energy_u_j
     # A counter of CPU time loses nothing while it is not read.
-    assert "reader-gap" not in [flag.name for flag in result.flags]
+    assert "doubtful" not in [flag.name for flag in result.flags]
 
 
 @pytest.mark.parametrize("latch_ms", [20, 100])
@@ -325,7 +296,7 @@ def test_power_that_still_falls_after_the_work_widens_the_round_and_flags_it(lat
         assert result.energy_j is not None
         assert result.energy_u_j is not None
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
-        assert "edge-not-quiet" in [flag.name for flag in result.flags]
+        assert "doubtful" in [flag.name for flag in result.flags]
 
 
 @pytest.mark.parametrize("gap_ms", [250, 350])
@@ -341,7 +312,7 @@ def test_short_gaps_show_that_power_still_falls(gap_ms: int) -> None:
         if result.energy_j is None or result.energy_u_j is None:
             continue
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
-        assert "edge-not-quiet" in [flag.name for flag in result.flags]
+        assert "doubtful" in [flag.name for flag in result.flags]
 
 
 def test_idle_power_that_fluctuates_is_part_of_the_uncertainty() -> None:
@@ -371,7 +342,7 @@ def test_quiet_gaps_of_steady_power_are_not_doubted() -> None:
     for phase in range(10):
         series = read_at(Sensor(WAVE, LATCH, phase * LATCH // 10), READS)
         result = account_here(measured_round(ROUND), [series])
-        assert "edge-not-quiet" not in [flag.name for flag in result.flags]
+        assert "doubtful" not in [flag.name for flag in result.flags]
 
 
 def test_a_decode_of_no_length_is_no_error() -> None:
@@ -391,7 +362,7 @@ def test_prefill_at_the_start_of_a_round_is_no_doubt() -> None:
         series = read_at(sensor, range(START - S, END + S, MS), domain(period_s=0.1))
         result = account_here(measured_round(ROUND, gaps=gaps), [series])
         assert result.energy_j == pytest.approx(wave.joules(START, END), rel=0.01)
-        assert "edge-not-quiet" not in [flag.name for flag in result.flags]
+        assert "doubtful" not in [flag.name for flag in result.flags]
 
 
 def test_failures_of_shards_of_one_model_are_counted_once() -> None:

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -27,7 +25,6 @@ from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.round_statistics import phases_cover_tick
 from pytest_llenergy.record.timeline import Timeline
 
-from .marks import iteration, rank_of
 from .plans import round_plan
 
 pytestmark = pytest.mark.clock
@@ -143,7 +140,7 @@ def test_a_target_that_is_met_ends_the_rounds() -> None:
     assert len(result.rounds) == 4
     assert result.procedure.reached is not None
     assert result.procedure.reached <= 0.2
-    assert "target-missed" not in {flag.name for flag in result.flags}
+    assert "imprecise" not in {flag.name for flag in result.flags}
 
 
 @dataclass
@@ -182,7 +179,7 @@ def test_an_unreachable_target_ends_with_the_budget_and_an_inconclusive_flag() -
     assert len(result.rounds) > 2
     assert result.times is not None
     assert result.times.warmup_s + result.procedure.measuring_s >= 2.5
-    (flag,) = (flag for flag in result.flags if flag.name == "target-missed")
+    (flag,) = (flag for flag in result.flags if flag.name == "imprecise")
     assert flag.severity == "warning"
     assert flag.detail == (
         f"standard uncertainty {result.procedure.reached:.1%} after {len(result.rounds)} rounds and "
@@ -196,7 +193,7 @@ def test_a_single_round_ignores_the_target() -> None:
     assert len(result.rounds) == 1
     assert result.procedure.reached is None
     # A busy machine may keep the reader from running.
-    assert [flag.name for flag in result.flags if flag.name != "reader-gap"] == []
+    assert [flag.name for flag in result.flags if flag.name != "doubtful"] == []
 
 
 class Resting:
@@ -317,7 +314,7 @@ class TestEstimate:
         work = lambda: time.sleep(0.002 * (next(waits) % 9))  # noqa: E731
         result = run_on(Resting(), work, rounds=2, iterations=7, target=1e-6, budget_s=0.5)
         assert result.procedure.reached is None or result.procedure.reached > 1e-6
-        assert "target-missed" not in {flag.name for flag in result.flags}
+        assert "imprecise" not in {flag.name for flag in result.flags}
 
 
 def test_the_times_add_up_to_the_whole_measurement() -> None:
@@ -335,94 +332,3 @@ def test_the_times_add_up_to_the_whole_measurement() -> None:
     assert times.gaps_s >= 2 * len(result.rounds) * result.procedure.gap_s
     assert times.warmup_s >= 0.2 * result.procedure.warmup_iterations
     assert times.warmup_s + times.rounds_s + times.gaps_s == pytest.approx(taken_s, abs=0.3)
-
-
-class AtWork:
-    """An estimate of 10 W while work runs, and of nothing otherwise."""
-
-    name = "at-work"
-    poll_period_s = 0.05
-    domains = Resting.domains
-
-    def __init__(self) -> None:
-        self._worked_s = 0.0
-        self._since_s: float | None = None
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count the time of the block."""
-        self._since_s = time.monotonic()
-        yield
-        self._worked_s, self._since_s = self._worked_s + time.monotonic() - self._since_s, None
-
-    def read(self) -> list[float | str]:
-        since_s = self._since_s
-        return [10 * (self._worked_s + (0.0 if since_s is None else time.monotonic() - since_s))]
-
-    def close(self) -> None:
-        """Do nothing: the meter holds no resources."""
-
-
-@dataclass
-class FasterLater:
-    """Iterations of prefill and decode that are long in the warm-up and the trial, and short afterwards."""
-
-    meter: AtWork
-    peak_memory_bytes: int | None = None
-    counts: list[int] = field(default_factory=list)
-
-    def prepare_round(self) -> None:
-        """Do nothing."""
-
-    def work(self, iterations: int = 1) -> None:
-        half_s = 0.3 if len(self.counts) < 2 else 0.06
-        self.counts.append(iterations)
-        made = []
-        with self.meter.working():
-            for _ in range(iterations):
-                start_ns = time.monotonic_ns()
-                time.sleep(half_s)
-                border_ns = time.monotonic_ns()
-                time.sleep(half_s)
-                made.append(iteration(start_ns, time.monotonic_ns(), border_ns))
-        self._rank = rank_of(*made)
-
-    def timeline(self) -> Timeline:
-        return Timeline(ranks=(self._rank,))
-
-
-def test_rounds_that_do_not_resolve_a_phase_after_all_are_made_longer() -> None:
-    """A busy machine may be quiet again after the trial."""
-    meter = AtWork()
-    workload = FasterLater(meter)
-    plan = round_plan(rounds=4, floor=3, warmup=1, budget_s=7.0, phases=frozenset({"prefill"}))
-    result = measure(workload, plan, Selection((meter,), ()), Lease(devices=("cpu",)))
-    prefill = result.metrics["prefill_energy_j"]
-    assert prefill.value is not None, prefill.reason
-    assert prefill.uncertainty is not None
-    assert abs(prefill.value - 0.6) <= 3 * prefill.uncertainty
-    # The warm-up, the trial and rounds of one iteration, and at last the rounds of the record.
-    assert workload.counts[0] == 1
-    assert workload.counts[-1] == result.procedure.iterations > 1
-    assert len(result.rounds) >= 3
-
-
-def test_rounds_are_kept_if_no_longer_ones_that_fit_can_resolve_a_phase() -> None:
-    """Two iterations fit into the budget, and three would be needed."""
-    for _ in range(3):
-        meter = AtWork()
-        workload = FasterLater(meter)
-        plan = round_plan(rounds=4, floor=3, warmup=1, budget_s=2.8, phases=frozenset({"prefill"}))
-        result = measure(workload, plan, Selection((meter,), ()), Lease(devices=("cpu",)))
-        if result.metrics["prefill_energy_j"].value is None:
-            break
-        # On a busy machine the phase is longer, and one iteration may be enough.
-    reason = result.metrics["prefill_energy_j"].reason
-    assert reason is not None
-    assert re.search(
-        r"phase in \d rounds; prefill needs rounds of about 0\.\d+ s, but the budget of 2\.8 s "
-        r"\(--energy-budget\) (allows 0\.\d+ s|is spent before); try \d+ s$",
-        reason,
-    )
-    assert set(workload.counts) == {1}
-    assert len(workload.counts) == 2 + len(result.rounds)

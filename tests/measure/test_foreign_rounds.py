@@ -150,7 +150,7 @@ class TestStretches:
         assert [(each.rounds, each.share) for each in found] == [(1, 1.0)] * 5
         assert [each.timed_s for each in found] == [0.2] * 5
         (flag,) = foreign_round_flags(own, found)
-        assert (flag.name, flag.severity) == ("own-timer", "warning")
+        assert (flag.name, flag.severity) == ("joined-rounds", "warning")
         assert flag.detail.startswith("process_time may not report wall-clock time")
 
     def test_the_slowest_counter_decides_the_minimum_length_of_a_stretch(self) -> None:

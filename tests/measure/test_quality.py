@@ -64,7 +64,7 @@ def test_a_clean_round_has_no_flag() -> None:
     ("found", "expected"),
     [
         (WindowEnergy(None, reason="gone"), "warning: unmeasured: gone"),
-        (energy(-4, 1), "warning: impossible: the counters give -4 J, which is impossible"),
+        (energy(-4, 1), "warning: doubtful: the counters give -4 J, which is impossible"),
         (
             energy(-2, 1),
             "warning: imprecise: standard uncertainty more than all of the energy",
@@ -100,7 +100,7 @@ def test_rounds_below_zero_count_in_the_mean_and_the_median(dithered: bool) -> N
         )
         for index, joules in enumerate(read_j)
     ]
-    assert sum("impossible" in {flag.name for flag in each.flags} for each in rounds) == 9
+    assert sum("doubtful" in {flag.name for flag in each.flags} for each in rounds) == 9
     metric = compute_metrics(rounds, None, coverage=0.25)["energy_j"]
     assert metric.value == pytest.approx(15)
     assert metric.n == 28
@@ -108,23 +108,13 @@ def test_rounds_below_zero_count_in_the_mean_and_the_median(dithered: bool) -> N
 
 class TestTheReader:
     def test_few_ticks_are_flagged(self) -> None:
-        assert flags(series=ticking(700)) == ["warning: few-ticks: gpu:GPU-a ticked 0 times in 1000 ms"]
-
-    def test_a_round_shorter_than_a_tick_is_flagged(self) -> None:
-        assert flags(series=ticking(400), round_=measured_round(iteration(1_000 * MS, 1_390 * MS)))[0] == (
-            "warning: too-short: 390 ms, shorter than a tick of the counter (400 ms)"
-        )
-
-    def test_an_estimate_has_no_tick_that_a_round_could_be_shorter_than(self) -> None:
-        resting = ticking(400, domain()._replace(rests=True))
-        found = flags(series=resting, round_=measured_round(iteration(1_000 * MS, 1_390 * MS)))
-        assert not any("too-short" in each for each in found)
+        assert flags(series=ticking(700)) == ["warning: imprecise: gpu:GPU-a ticked 0 times in 1000 ms"]
 
     def test_a_reader_gap_in_the_round_is_flagged(self) -> None:
         series = ticking()
         series.late.append((1_500 * MS, 1_650 * MS))
         assert flags(series=series) == [
-            "warning: reader-gap: gpu:GPU-a was not read for 150 ms although it was due"
+            "warning: doubtful: gpu:GPU-a was not read for 150 ms although it was due"
         ]
 
     @pytest.mark.parametrize("pause", [(1_500, 1_590), (2_100, 2_400)], ids=["short", "elsewhere"])
@@ -134,10 +124,10 @@ class TestTheReader:
         assert flags(series=series) == []
 
     def test_flags_of_the_meter_domain_are_added_to_the_round(self) -> None:
-        rejected = Flag(name="counter-rejected", severity="warning", detail="stood still")
+        rejected = Flag(name="meter", severity="warning", detail="stood still")
         plain = domain()
         flagged = plain._replace(flags=(rejected,))
-        assert flags(series=ticking(meter_domain=flagged)) == ["warning: counter-rejected: stood still"]
+        assert flags(series=ticking(meter_domain=flagged)) == ["warning: meter: stood still"]
 
 
 class TestTheHost:
@@ -240,7 +230,7 @@ class TestComparedWithOtherRounds:
 
     def test_a_temperature_above_that_of_the_first_round_is_flagged(self) -> None:
         heating = [Condition(temperature_c=celsius) for celsius in (50.0, 55.0, 56.0)]
-        assert self.named(heating, "temperature-drift") == [
+        assert self.named(heating, "drift") == [
             [],
             [],
             ["started at 56 °C, the first round at 50 °C"],
@@ -248,7 +238,7 @@ class TestComparedWithOtherRounds:
 
     def test_a_clock_below_the_median_round_is_flagged(self) -> None:
         clocks = [Condition(sm_clock_mhz=mhz) for mhz in (1980, 1980, 1935, 1755)]
-        assert self.named(clocks, "clock-change") == [
+        assert self.named(clocks, "drift") == [
             [],
             [],
             [],

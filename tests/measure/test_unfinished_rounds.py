@@ -198,13 +198,13 @@ def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_r
     for name in ("test_fails", "test_expects_the_error"):
         assert records[name]["status"] == "failed"
         require_unfinished(records[name]["rounds"], "the work failed: ValueError: no more")
-        assert "target-missed" not in [flag["name"] for flag in records[name]["flags"]]
+        assert "imprecise" not in [flag["name"] for flag in records[name]["flags"]]
     # The longest of several that failed.
     require_unfinished(records["test_fails_again_and_again"]["rounds"], "ValueError: no more")
     again = records["test_measures_again"]
     assert again["status"] == "measured"
     assert len(again["rounds"]) == 4
-    assert "target-missed" in [flag["name"] for flag in again["flags"]]
+    assert "imprecise" in [flag["name"] for flag in again["flags"]]
     assert "invalid" not in [flag["severity"] for each in again["rounds"] for flag in each["flags"]]
     window = records["test_has_a_window_too"]
     assert (window["status"], window["rounds"], len(window["windows"])) == ("measured", [], 1)
@@ -238,7 +238,7 @@ def test_meters_that_fail_too_lose_no_round(quick: pytest.Pytester, read_report:
         assert records[name]["metrics"]["energy_j"]["n"] == count - 1
     record = records["test_all_rounds"]
     require_unfinished(record["rounds"], "the work failed: ValueError: no more x")
-    (flag,) = [flag for flag in record["flags"] if flag["name"] == "unevaluated"]
+    (flag,) = [flag for flag in record["flags"] if flag["name"] == "unmeasured"]
     assert flag["detail"] == f"the rounds are kept, but their metrics {gone}"
     assert [meter["domain"] for meter in record["meters"]] == ["cpu:ten"]
     done.stdout.fnmatch_lines(["unevaluated: test_all_rounds: the rounds are kept*"])

@@ -119,7 +119,7 @@ def test_real_pytest_flags_and_widens_a_board_outside_the_table(
     known = [round_ for round_ in record["rounds"] if round_["energy_j"] is not None]
     assert len(known) >= 6
     for round_ in known:
-        assert "coverage-unknown" in [flag["name"] for flag in round_["flags"]]
+        assert "meter" in [flag["name"] for flag in round_["flags"]]
         # 500 W all the time, unless a busy machine began or ended the work late.
         end_s = round_["start_s"] + round_["duration_s"]
         true_j = world.true_energy_j(0, round(round_["start_s"] * 1e9), round(end_s * 1e9))

@@ -14,11 +14,6 @@ from .inner import COMPARE, FAIL, ONE, edit, usage_error
 class TestUsage:
     """One line and exit code 4, before anything is measured."""
 
-    def test_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
-        assert usage_error(suite, FAIL) == (
-            "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
-        )
-
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -94,14 +89,6 @@ class TestUsage:
         result = base.runpytest(COMPARE, f"--energy-fail-on={option}")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {message}"])
-
-    def test_duplicate_metric_is_a_usage_error(self, base: pytest.Pytester) -> None:
-        message = "--energy-fail-on: mean_power_w is named twice; keep one of them"
-        assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == message
-
-    def test_unknown_inconclusive_policy_is_a_usage_error(self, suite: pytest.Pytester) -> None:
-        message = "--energy-inconclusive=ignore: must be warn, fail or pass"
-        assert usage_error(suite, "--energy-inconclusive=ignore") == message
 
     def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()

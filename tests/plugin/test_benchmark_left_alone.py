@@ -20,13 +20,6 @@ class TestNotMeasured:
         result.stdout.fnmatch_lines(["energy report: no test was measured; *"])
         assert not (pytester.path / "energy.json").exists()
 
-    def test_benchmark_only_records_only_benchmarks(
-        self, bench: Callable[..., pytest.RunResult], read_report: Read
-    ) -> None:
-        suite = BOTH + "    def test_other():\n        pass\n"
-        bench(suite, "--benchmark-only").assert_outcomes(passed=2, skipped=1)
-        assert set(by_name(read_report())) == {"test_call", "test_pedantic"}
-
     def test_benchmarks_in_workers_are_invalid(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
@@ -41,13 +34,6 @@ class TestNotMeasured:
         lines = [line for line in result.outlines if line.startswith("INVALID ")]
         assert len(lines) == 1
         assert lines[0].endswith(("test_call and 1 more:", "test_pedantic and 1 more:"))
-
-    @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
-    def test_disabled_or_skipped_benchmarks_in_workers_write_no_report(
-        self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, option: str
-    ) -> None:
-        bench(BOTH, "-n1", option)
-        assert not (pytester.path / "energy.json").exists()
 
     def test_gate_on_an_unmeasured_benchmark_fails(self, bench: Callable[..., pytest.RunResult]) -> None:
         result = bench(
@@ -84,15 +70,6 @@ class TestNotMeasured:
         assert slept_s >= 0.05
         found = energy(record)
         assert abs(found["value"] - WATTS * slept_s) <= 4 * found["uncertainty"]
-
-    def test_uncalled_benchmark_is_invalid_and_passes(
-        self, bench: Callable[..., pytest.RunResult], read_report: Read
-    ) -> None:
-        # pytest-benchmark warns about an unused fixture.
-        bench("def test_it(benchmark):\n    pass\n", "-Wdefault").assert_outcomes(passed=1, warnings=1)
-        (record,) = read_report()["records"]
-        assert (record["status"], record["rounds"]) == ("invalid", [])
-        assert record["reason"] == "the test requests the fixture benchmark but did not call it"
 
     def test_failed_benchmark_is_recorded_and_the_next_is_measured(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
@@ -139,20 +116,6 @@ class TestNotMeasured:
         ).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert (record["status"], record["reason"]) == ("invalid", "the benchmark raised ValueError")
-
-    def test_skip_inside_a_benchmark_is_a_skip(
-        self, bench: Callable[..., pytest.RunResult], read_report: Read
-    ) -> None:
-        bench(
-            "import pytest\ndef test_it(benchmark):\n    benchmark(lambda: pytest.skip('not here'))\n"
-        ).assert_outcomes(skipped=1)
-        (record,) = read_report()["records"]
-        assert (record["status"], record["reason"]) == ("skipped", "not here")
-
-    def test_benchmark_fails_without_the_required_meter(self, bench: Callable[..., pytest.RunResult]) -> None:
-        result = bench(BOTH, "--energy-meter=estimate", "--energy-require=measured", "-Wdefault")
-        result.assert_outcomes(failed=2)
-        result.stdout.fnmatch_lines(["*MeterError: no meter that measures (--energy-require=measured)*"])
 
     def test_codspeed_fixture_is_invalid_with_a_reason(
         self, pytester: pytest.Pytester, read_report: Read

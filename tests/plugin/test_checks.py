@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.options.values import gpus
-from pytest_llenergy.plugin import checks
 from pytest_llenergy.plugin.checks import LAUNCHERS
 
 COLLECTED = "raise SystemExit('collected')"
@@ -52,10 +50,6 @@ class TestPrompts:
             "prompts.txt holds no prompt; write one per line"
         )
 
-    def test_is_reported_once_under_xdist(self, pytester: pytest.Pytester) -> None:
-        pytest.importorskip("xdist")
-        assert "none.txt cannot be read" in refusal(pytester, "-n2", "--energy-prompts=none.txt")
-
 
 class TestServerCommand:
     @pytest.mark.parametrize(
@@ -72,19 +66,10 @@ class TestServerCommand:
             ),
             (
                 "llama-server -m {model}",
-                ": the command 'llama-server -m {model}' has no placeholder for the port; add {port}, or "
-                "give the url as well",
-            ),
-            (
-                "no-such-server --port {port}",
-                ": 'no-such-server' is not a program on PATH; install it, or write its whole path",
-            ),
-            (
-                "./none --port {port}",
-                ": './none' is not an executable file; install it, or write its whole path",
+                ": the command has no placeholder for the port; add {port}, or give the url as well",
             ),
         ],
-        ids=["quotes", "placeholder", "port", "program", "path"],
+        ids=["quotes", "placeholder", "port"],
     )
     def test_unusable_command(self, pytester: pytest.Pytester, command: str, message: str) -> None:
         told = refusal(pytester, "--energy-backend=server", f"--energy-server-command={command}")
@@ -102,9 +87,8 @@ class TestServerCommand:
                 ": two commands for the backend fast; give them different names",
             ),
             (("vllm=python {port}",), ": vllm is another backend; choose another name for the server"),
-            (("mine=none-such {port}",), ": 'none-such' is not a program on PATH"),
         ],
-        ids=["twice", "same-name", "taken", "program"],
+        ids=["twice", "same-name", "taken"],
     )
     def test_named_commands(self, pytester: pytest.Pytester, commands: tuple[str, ...], message: str) -> None:
         told = refusal(pytester, *(f"--energy-server-command={command}" for command in commands))
@@ -126,17 +110,6 @@ class TestServerCommand:
         name = command.partition("=")[0]
         told = refusal(pytester, f"--energy-server-command={command}", f"--energy-backend={name}")
         assert told == f"--energy-server-command{message}"
-
-    def test_empty_program(self, pytester: pytest.Pytester) -> None:
-        told = refusal(pytester, "--energy-server-command='' --port {port}")
-        assert told.endswith(": the command begins with an empty word; begin it with the server's program")
-
-    def test_program_is_looked_up_only_for_a_selected_server(self, pytester: pytest.Pytester) -> None:
-        pytester.makeini("[pytest]\nenergy_server_command = no-such-server --port {port}\n")
-        pytester.makepyfile("def test_it(): pass")
-        pytester.runpytest("--energy-backend=transformers").assert_outcomes(passed=1)
-        told = refusal(pytester, "--energy-backend=server")
-        assert told.startswith("ini key energy_server_command: 'no-such-server' is not a program on PATH")
 
     def test_url_names_its_option(self, pytester: pytest.Pytester) -> None:
         told = refusal(pytester, "--energy-server-url=https://127.0.0.1")
@@ -215,15 +188,11 @@ class TestMeters:
 
 
 class TestRankLogs:
-    def test_file(self, pytester: pytest.Pytester) -> None:
+    @pytest.mark.parametrize("name", ["logs", "logs/deep/er"])
+    def test_file(self, pytester: pytest.Pytester, name: str) -> None:
         (pytester.path / "logs").write_text("")
-        told = refusal(pytester, "--energy-rank-logs=logs")
-        assert told == f"--energy-rank-logs={pytester.path}/logs: the file exists; name a directory"
-
-    def test_below_a_file(self, pytester: pytest.Pytester) -> None:
-        (pytester.path / "logs").write_text("")
-        told = refusal(pytester, "--energy-rank-logs=logs/deep/er")
-        assert told.endswith(f": {pytester.path}/logs exists and is no directory")
+        told = refusal(pytester, f"--energy-rank-logs={name}")
+        assert told.endswith(f"{name}: {pytester.path}/logs is a file; name a directory")
 
     def test_missing_directory_is_created_later(self, pytester: pytest.Pytester) -> None:
         pytester.makepyfile("def test_it(): pass")
@@ -277,20 +246,6 @@ def test_name_that_is_too_long_for_a_file(pytester: pytest.Pytester, option: str
     assert message in refusal(pytester, option.format("x" * 300))
 
 
-def test_path_with_room_for_the_report_but_not_for_its_journal(pytester: pytest.Pytester) -> None:
-    """Linux limits a path to 4095 bytes."""
-    deep = pytester.path
-    while len(str(deep)) < 4060 - 200:
-        deep /= "d" * 190
-    deep /= "d" * (4060 - len(str(deep)))
-    for folder in reversed([deep, *deep.parents][: len(deep.parts)]):
-        folder.mkdir(exist_ok=True)
-    assert len(f"{deep}/energy.json") < 4095
-    message = refusal(pytester, f"--energy-report={deep}/energy.json")
-    assert message.endswith("/energy.json: File name too long")
-    assert list(deep.iterdir()) == []
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the file system /proc")
 def test_directory_where_no_file_can_be_created(pytester: pytest.Pytester) -> None:
     """Also for root, whom permissions do not stop."""
@@ -302,24 +257,6 @@ def test_directory_where_no_file_can_be_created(pytester: pytest.Pytester) -> No
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/a", "-a", "a\0b", "a b"])
 def test_save_refuses_what_is_no_plain_name(pytester: pytest.Pytester, name: str) -> None:
     assert refusal(pytester, f"--energy-save={name}").startswith("--energy-save=")
-
-
-@pytest.mark.parametrize("key", ["report", "gpus", "rank_logs", "model"])
-def test_null_character_in_an_ini_file(pytester: pytest.Pytester, key: str) -> None:
-    pytester.makeini(f"[pytest]\nenergy_{key} = a\0b.json\n")
-    assert refusal(pytester) == (rf"ini key energy_{key}=a\x00b.json: contains a null character; remove it")
-
-
-def test_unreadable_directory_of_saved_reports(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> bool:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    # Root may read any directory.
-    monkeypatch.setattr(checks, "_nearest_directory", refuse)
-    path = pytester.path / ".llenergy" / "nr.json"
-    assert refusal(pytester, "--energy-save=nr") == f"--energy-save=nr: {path}: Permission denied"
 
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
@@ -421,26 +358,6 @@ class TestLauncher:
             monkeypatch.setenv(name, value)
         quick.runpytest("-n1", "--energy-report").assert_outcomes(passed=1)
         assert read_report()["run"]["slurm"] == {"id": "7", "nodes": "n1", "tasks": 4}
-
-    @pytest.mark.slow
-    def test_torchrun(self, quick: pytest.Pytester) -> None:
-        pytest.importorskip("torch")
-        quick.makepyfile("def test_it(energy): energy(sum, [1])")
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pytest"]
-
-        def run(*options: str) -> str:
-            done = subprocess.run(
-                [*torchrun, *options], capture_output=True, text=True, check=False, timeout=120
-            )
-            return done.stdout + done.stderr
-
-        refused = run("--energy-report")
-        # torchrun may end the second process before it gets so far.
-        assert "ERROR: torchrun or the like has started 2 pytest processes" in refused
-        assert "1 passed" not in refused
-        assert not (quick.path / "energy.json").exists()
-        # A suite that keeps no energy may run so.
-        assert run().count("1 passed") == 2
 
 
 def test_idle_run_does_not_import_the_checks(pytester: pytest.Pytester) -> None:

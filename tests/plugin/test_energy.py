@@ -80,25 +80,6 @@ def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
     quick.runpytest("--energy-warmup=3").assert_outcomes(passed=1)
 
 
-def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pytester, read_report: Read) -> None:
-    pytester.makepyfile("def test_it(energy): energy(sum, range(5_000_000))")
-    result = pytester.runpytest(
-        "--energy-report",
-        "--energy-rounds=2",
-        "--energy-warmup=0",
-        "--energy-budget=0.1",
-        "--energy-meter=estimate",
-    )
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["energy estimated *Cloud Carbon Footprint*"])
-    (record,) = read_report()["records"]
-    domain = record["rounds"][0]["by_domain"]["cpu:processes"]
-    assert domain["kind"] == "estimated"
-    assert 0 < domain["low_j"] < domain["energy_j"] < domain["high_j"]
-    assert record["meters"][0]["kind"] == "estimated"
-    assert record["flags"][0]["name"] == "estimated"
-
-
 def test_require_measured_refuses_to_estimate_and_says_why(
     pytester: pytest.Pytester, read_report: Read
 ) -> None:
@@ -230,67 +211,6 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
     assert long[0] != long[1], "the end of a long text counts"
     assert values == [1, 2.5, None, True, "PurePosixPath('p')", "object", "{1, 2}"]
     assert items[:187] == ("[" + "i, " * 100)[:187]
-
-
-def test_report_of_a_stopped_run_is_incomplete(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        "def test_a(energy):\n    energy(sum, [1])\n    assert 0\ndef test_b(energy):\n    energy(sum, [1])\n"
-    )
-    quick.runpytest("--energy-report", "-x")
-    assert read_report()["run"]["complete"] is False
-    assert len(read_report()["records"]) == 1
-
-
-def test_interrupted_run_writes_a_report(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        "import time\ndef test_a(energy):\n    energy(time.sleep, 0.1)\n"
-        "def test_b(energy):\n    raise KeyboardInterrupt\n"
-    )
-    assert quick.runpytest_subprocess("--energy-report").ret == pytest.ExitCode.INTERRUPTED
-    report = read_report()
-    assert report["run"]["complete"] is False
-    assert [record["status"] for record in report["records"]] == ["measured"]
-
-
-def test_run_without_energy_tests_writes_no_report(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest("--energy-report")
-    result.stdout.fnmatch_lines(["energy report: no test was measured; *energy.json was not written"])
-    assert not (pytester.path / "energy.json").exists()
-    assert not list(pytester.path.glob("*.jsonl"))
-
-
-def test_junit_has_the_metrics(quick: pytest.Pytester) -> None:
-    import xml.etree.ElementTree as ElementTree
-
-    quick.makepyfile(SLEEPY)
-    quick.runpytest("--junitxml=junit.xml", "-W", "error").assert_outcomes(passed=1)
-    root = ElementTree.parse(quick.path / "junit.xml").getroot()
-    properties = {each.get("name"): each.get("value") for each in root.iter("property")}
-    assert 1.9 < float(properties["llenergy.energy_j"] or 0) < 4
-    assert properties["llenergy.kind"] == "measured"
-
-
-def test_quiet_prints_nothing(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SLEEPY)
-    quick.runpytest("-q").stdout.no_fnmatch_line("*energy*")
-
-
-def test_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    quick.makepyfile(
-        """
-        import time, pytest
-        @pytest.mark.parametrize("attention_implementation", ["flash_attention_2"])
-        @pytest.mark.parametrize("max_new_tokens", [128])
-        def test_a_rather_long_name_of_a_test(energy, attention_implementation, max_new_tokens):
-            energy(time.sleep, 0.1)
-        """
-    )
-    lines = quick.runpytest("--energy-report").stdout.lines
-    start = next(index for index, line in enumerate(lines) if " energy " in line)
-    assert all(len(line) <= 80 for line in lines[start:])
-    assert "ten-watts" in "\n".join(lines[start:])
 
 
 def test_energy_tests_are_found_by_fixture_not_by_name(quick: pytest.Pytester, read_report: Read) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.record.report import json_schema
 
-from .inner import COMPARE, FAIL, MARKED, ONE, RERUNS, TWO, edit, with_b
+from .inner import COMPARE, FAIL, MARKED, ONE, TWO, edit, with_b
 
 Read = Callable[..., dict[str, Any]]
 
@@ -89,25 +89,6 @@ class TestRegressed:
     def test_xfail_covers_a_regression(self, base: pytest.Pytester) -> None:
         base.makepyfile(test_some=MARKED.format("xfail(strict=True)"))
         base.runpytest(COMPARE, FAIL).assert_outcomes(xfailed=1)
-
-    def test_rerun_measures_and_compares_again(
-        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
-    ) -> None:
-        """Reruns within one runtest protocol with an execution count, as pytest-rerunfailures does."""
-        conftest = Path("conftest.py")
-        conftest.write_text(conftest.read_text() + RERUNS)
-        result = base.runpytest(COMPARE, FAIL, "--energy-report")
-        result.assert_outcomes(passed=1)
-        records = read_report()["records"]
-        assert [(each["attempt"], each["status"]) for each in records] == [(1, "failed"), (2, "measured")]
-        verdicts = [each["comparisons"][0]["verdict"] for each in records]
-        assert verdicts == ["regressed", "unchanged"]
-        result.stdout.fnmatch_lines(["1 unchanged; *"])
-
-    def test_regression_without_a_gate_is_only_shown(self, base: pytest.Pytester) -> None:
-        result = base.runpytest(COMPARE)
-        result.assert_outcomes(passed=1)
-        result.stdout.fnmatch_lines(["*= energy, compared with base.json =*", "*test_a*"])
 
     @pytest.mark.parametrize(("absolute", "failed"), [("2W", 0), ("500mW", 1)])
     def test_absolute_part_of_a_threshold_must_be_exceeded_too(

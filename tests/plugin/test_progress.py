@@ -191,24 +191,6 @@ def test_quiet_shows_no_progress(quick: pytest.Pytester) -> None:
     quick.runpytest_subprocess("-q", "-s", *ONE).stdout.no_fnmatch_line("*: round *")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "coloured"),
-    [
-        ([], {}, True),
-        ([], {"NO_COLOR": "1"}, False),
-        (["--color=yes"], {"NO_COLOR": "1"}, True),
-    ],
-)
-def test_colours_follow_the_option_of_pytest(
-    quick: pytest.Pytester, arguments: list[str], environment: dict[str, str], coloured: bool
-) -> None:
-    quick.makepyfile(test_it=AMONG_OTHERS)
-    seen = pytest_on_terminal("test_it.py", *ONE, *arguments, environment=environment)
-    assert seen.showed("test_measured: round 1 of 2")
-    assert ("\x1b[36m" in seen.raw) == coloured
-    assert ("\x1b[1mtest " in seen.raw) == coloured
-
-
 def test_dumb_terminal_gets_whole_lines(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
@@ -261,31 +243,6 @@ def test_xdist_workers_print_no_progress(quick: pytest.Pytester) -> None:
     seen = pytest_on_terminal("test_it.py", *ONE, "-n1")
     assert seen.code == 0
     assert not seen.showed("round ")
-
-
-def test_streams_replaced_by_a_test_stay_replaced(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        test_it="""
-        import io, sys, time
-        from contextlib import redirect_stdout
-        def test_redirected(energy):
-            with redirect_stdout(io.StringIO()) as mine:
-                energy(lambda: print("mine"))
-                print("after")
-                assert sys.stdout is mine
-            assert mine.getvalue() == "mine\\nmine\\nafter\\n"
-        def test_captured(energy, capsys):
-            energy(lambda: print("mine"))
-            assert capsys.readouterr().out == "mine\\nmine\\n"
-        def test_by_descriptor(energy, capfd):
-            energy(lambda: print("mine", file=sys.stderr))
-            assert capfd.readouterr().err == "mine\\nmine\\n"
-        """
-    )
-    seen = pytest_on_terminal("test_it.py")
-    assert seen.code == 0
-    for name in ("redirected", "captured", "by_descriptor"):
-        assert seen.showed(f"test_{name}: round 2 of 2")
 
 
 def test_no_progress_is_written_during_a_round(quick: pytest.Pytester, read_report: Read) -> None:
@@ -348,25 +305,6 @@ def test_progress_stops_while_a_debugger_runs(quick: pytest.Pytester) -> None:
     after = seen.raw.partition("PDB set_trace")[2]
     assert "herehere" in after
     assert "round 2" not in after
-
-
-def test_closed_terminal_fails_no_test(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makeconftest(SOON)
-    quick.makepyfile(
-        test_it="""
-        import os, time
-        def test_measured(energy, pytestconfig):
-            reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-            def gone(*args, **kwargs):
-                raise OSError(5, "Input/output error")
-            written, reporter._tw.write_raw = reporter._tw.write_raw, gone
-            energy(time.sleep, 0.2)
-            reporter._tw.write_raw = written
-        """
-    )
-    seen = pytest_on_terminal("test_it.py", "--energy-report")
-    assert seen.code == 0
-    assert read_report()["records"][0]["status"] == "measured"
 
 
 #: Source of a conftest that says at once what a test waits for, so that a busy machine cannot miss it.

@@ -19,8 +19,7 @@ def test_the_host_that_raised_a_flag_most_often_is_the_one_that_is_shown() -> No
 
 def test_boards_of_one_host_count_once_in_a_round() -> None:
     flags = [
-        Flag(name="clock-change", severity="warning", detail=f"n1/GPU-{board} ran at 900 MHz")
-        for board in (0, 1)
+        Flag(name="drift", severity="warning", detail=f"n1/GPU-{board} ran at 900 MHz") for board in (0, 1)
     ]
     assert join_flags([flags, flags], 2, {"n1", "n2"}).detail == "2 of 2 rounds: n1/GPU-0 ran at 900 MHz"
 

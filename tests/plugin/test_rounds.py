@@ -115,22 +115,6 @@ def test_mark_on_a_test_without_rounds_is_refused(quick: pytest.Pytester) -> Non
     )
 
 
-@pytest.mark.parametrize("place", ["fixture", "body"])
-def test_late_marks_count(quick: pytest.Pytester, place: str) -> None:
-    add = "request.node.add_marker(pytest.mark.energy_options(rounds=4))"
-    quick.makepyfile(
-        f"""
-        import pytest
-        @pytest.fixture
-        def late(energy, request): {add if place == "fixture" else "pass"}
-        def test_it(energy, late, request):
-            {add if place == "body" else "pass"}
-            assert len(energy(int).rounds) == 4
-        """
-    )
-    quick.runpytest().assert_outcomes(passed=1)
-
-
 def test_marked_numbers_travel_with_records_of_workers(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """

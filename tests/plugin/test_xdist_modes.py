@@ -3,11 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,13 +55,6 @@ def states(report: dict[str, Any]) -> dict[str, str]:
     return {record["id"].partition("::")[2]: record["status"] for record in records}
 
 
-def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while text not in path.read_text():
-        assert time.monotonic() < deadline, path.read_text()
-        time.sleep(0.1)
-
-
 def tables(result: pytest.RunResult) -> int:
     return sum(line.strip("= ") == "energy" for line in result.outlines)
 
@@ -81,32 +69,6 @@ def test_each_test_has_one_record(quick: pytest.Pytester, read_report: Read, dis
     assert report["run"]["complete"] is True
     assert tables(result) == 1
     assert sorted(path.name for path in quick.path.glob("energy*")) == ["energy.json"]
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        pytest.param(["-n0"], id="-n0"),
-        pytest.param(["--dist=no"], id="--dist=no", marks=pytest.mark.slow),
-        pytest.param(["-n2", "--dist=no"], id="-n2 --dist=no", marks=pytest.mark.slow),
-    ],
-)
-def test_xdist_without_workers_gives_the_same_records(
-    quick: pytest.Pytester, read_report: Read, args: list[str]
-) -> None:
-    quick.makepyfile(SUITE)
-    result = quick.runpytest_subprocess("--energy-report", *args)
-    result.assert_outcomes(passed=4, failed=1, skipped=1)
-    assert states(read_report()) == STATES
-    assert tables(result) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["auto", "logical"])
-def test_auto_and_logical_start_one_worker_without_gpus(quick: pytest.Pytester, word: str) -> None:
-    quick.makepyfile("def test_it(energy):\n    energy(lambda: None)\n")
-    result = quick.runpytest_subprocess("--energy-report", "-n", word)
-    result.stdout.fnmatch_lines(["*1/1 worker*"])
 
 
 class TestGroups:
@@ -152,23 +114,6 @@ class TestEach:
         assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "the table names the workers"
 
     @pytest.mark.slow
-    def test_records_carry_the_ids_of_their_workers(self, quick: pytest.Pytester, read_report: Read) -> None:
-        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
-        quick.runpytest_subprocess(
-            "--energy-report", "--dist=each", "--tx=popen//id=new", "--tx=popen//id=old"
-        )
-        assert set(states(read_report())) == {"test_it@new", "test_it@old"}
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("args", [["-n1"], ["--tx=popen"]])
-    def test_single_worker_adds_no_name(
-        self, quick: pytest.Pytester, read_report: Read, args: list[str]
-    ) -> None:
-        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
-        quick.runpytest_subprocess("--energy-report", "--dist=each", *args)
-        assert set(states(read_report())) == {"test_it"}
-
-    @pytest.mark.slow
     def test_each_worker_is_compared_with_its_own_baseline(
         self, quick: pytest.Pytester, read_report: Read
     ) -> None:
@@ -188,18 +133,6 @@ class TestEach:
             (comparison,) = record["comparisons"]
             assert comparison["id"] == record["id"]
             assert 0.7 < comparison["ratio"] < 1.4, "not the other worker's"
-
-    @pytest.mark.slow
-    def test_baseline_of_one_worker_leaves_all_tests_new(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
-        quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
-        quick.runpytest_subprocess("--energy-report=base.json")
-        result = quick.runpytest_subprocess(
-            "--energy-report", "--energy-compare=base.json", "-n2", "--dist=each"
-        )
-        assert {record["comparisons"][0]["verdict"] for record in read_report()["records"]} == {"new"}
-        result.stdout.fnmatch_lines(["in base.json but not compared: test_it (not in this run)"])
 
 
 class TestStopping:
@@ -223,21 +156,3 @@ class TestStopping:
         assert sum(state == "failed" for state in states(report).values()) == outcomes["failed"]
         assert report["run"]["complete"] is False
         assert tables(result) == 1
-
-
-@pytest.mark.slow
-def test_looponfail_runs_again_after_an_edit(quick: pytest.Pytester) -> None:
-    """``--looponfail`` reruns pytest in a subprocess."""
-    suite = quick.makepyfile("def test_it(energy):\n    energy(sum, [1])\n    assert False\n")
-    command = [sys.executable, "-m", "pytest", "-f", "--energy-report", "-p", "no:cacheprovider"]
-    output = quick.path / "output"
-    with output.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
-        try:
-            wait_for(output, "1 failed")
-            wait_for(output, "LOOPONFAILING")
-            (record,) = json.loads(Path("energy.json").read_text())["records"]
-            assert record["status"] == "failed"
-            suite.write_text("def test_it(energy):\n    energy(sum, [1])\n    assert 'now it passes'\n")
-            wait_for(output, "1 passed")
-        finally:
-            process.kill()

@@ -35,7 +35,7 @@ BOARD = Board(
     uuid="GPU-a", name="NVIDIA H100", pci_bus_id="0000:17:00.0", memory_bytes=80 * 2**30, power_limit_w=700.0
 )
 DOMAIN = DomainEnergy(energy_j=12.5, energy_u_j=0.25, kind="measured", low_j=11.875, high_j=13.125)
-NOTE = Flag(name="few-ticks", severity="warning", detail="gpu:GPU-a ticked 1 times in 90 ms")
+NOTE = Flag(name="imprecise", severity="warning", detail="gpu:GPU-a ticked 1 times in 90 ms")
 ROUND = Round(
     start_s=100.5,
     duration_s=2.0,

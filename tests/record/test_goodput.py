@@ -22,7 +22,6 @@ FAMILY = (
     "slo_attainment",
     "energy_per_good_request_j",
     "energy_per_output_token_at_slo_j",
-    "goodput_per_watt",
 )
 LIMITS = slo(ttft=0.5, tpot=0.05, e2e=10.0)
 
@@ -79,7 +78,6 @@ def test_goodput_counts_good_requests_and_the_joules_of_the_whole_load() -> None
         "slo_attainment": pytest.approx(0.5),
         "energy_per_good_request_j": pytest.approx(100.0),
         "energy_per_output_token_at_slo_j": pytest.approx(200 / 51),
-        "goodput_per_watt": pytest.approx(0.01),
     }
 
 
@@ -97,16 +95,14 @@ def test_a_load_without_good_requests_has_a_reason_and_no_energy_for_each() -> N
     for name in FAMILY[2:4]:
         assert metrics[name].value is None
         assert metrics[name].reason == "2 of 2 rounds: no request met every limit of the SLO"
-    assert (metrics["goodput_per_watt"].value, metrics["goodput_per_watt"].reason) == (0, None)
 
 
 def test_a_round_without_good_requests_leaves_their_joules_without_a_value() -> None:
-    """The other rounds alone would hide its joules; good requests per joule count it as 0."""
+    """The other rounds alone would hide its joules."""
     metrics = compute_metrics([load(), load(), load([(1.0, 0.01, 2.0, 5)] * 4)], None)
     for name in FAMILY[2:4]:
         assert metrics[name].value is None
         assert metrics[name].reason == "1 of 3 rounds: no request met every limit of the SLO"
-    assert metrics["goodput_per_watt"].value == pytest.approx(4 / 600)
 
 
 def test_joules_of_good_requests_are_those_of_all_rounds_together() -> None:
@@ -114,7 +110,6 @@ def test_joules_of_good_requests_are_those_of_all_rounds_together() -> None:
     found = values(load(), load(), one)
     assert found["energy_per_good_request_j"] == pytest.approx(600 / 5)
     assert found["energy_per_output_token_at_slo_j"] == pytest.approx(600 / 107)
-    assert found["goodput_per_watt"] == pytest.approx(5 / 600)
 
 
 def test_uncertainties_come_from_the_rounds() -> None:
@@ -127,14 +122,13 @@ def test_uncertainties_come_from_the_rounds() -> None:
         assert metric.uncertainty_absolute is not None
         relative[name] = metric.uncertainty / metric.value
         assert metric.uncertainty_absolute > metric.uncertainty
-    assert list(relative.values()) == pytest.approx([relative["energy_j"]] * 4, rel=0.02)
+    assert list(relative.values()) == pytest.approx([relative["energy_j"]] * 3, rel=0.02)
 
 
 def test_a_load_without_joules_has_goodput() -> None:
     metrics = compute_metrics([load(energy_j=None)] * 2, None)
     assert metrics["goodput_requests_per_s"].value == pytest.approx(0.25)
     assert metrics["energy_per_good_request_j"].value is None
-    assert metrics["goodput_per_watt"].value is None
 
 
 def test_a_load_without_an_slo_has_none_of_these_metrics() -> None:
@@ -159,7 +153,6 @@ def test_better_is_more_goodput_and_less_energy() -> None:
         "slo_attainment": "more",
         "energy_per_good_request_j": "less",
         "energy_per_output_token_at_slo_j": "less",
-        "goodput_per_watt": "more",
         "max_load_requests_per_s": "more",
     }
     assert set(directions) <= set(ROUND_METRICS)

@@ -184,7 +184,7 @@ def test_a_phase_that_some_rounds_do_not_have_has_no_value() -> None:
 
 def test_invalid_rounds_are_left_out() -> None:
     impossible = msgspec.structs.replace(
-        round_of(1e9, 0.1), flags=[Flag(name="impossible", severity="invalid", detail="x")]
+        round_of(1e9, 0.1), flags=[Flag(name="doubtful", severity="invalid", detail="x")]
     )
     warned = msgspec.structs.replace(
         ROUNDS[2], flags=[Flag(name="contended", severity="warning", detail="x")]
@@ -419,10 +419,9 @@ def test_joules_are_given_for_each_kind_of_token() -> None:
         "energy_per_token_j": 8 / 62,
         "prefill_energy_per_input_token_j": 2 / 40,
         "decode_energy_per_output_token_j": 6 / 20,
-        "energy_delay_product_js": 8 * 2.0,
     }
     assert {name: metrics[name].value for name in expected} == pytest.approx(expected)
-    assert {metrics[name].unit for name in expected} == {"J/token", "J·s"}
+    assert {metrics[name].unit for name in expected} == {"J/token"}
     for name, value in expected.items():
         phase = name.partition("_")[0]
         u = {"prefill": 0.1, "decode": 0.05}.get(phase, 0.05) / math.sqrt(3) * math.sqrt(math.pi / 2)
@@ -456,7 +455,6 @@ def test_the_metrics_of_tokens_do_not_depend_on_the_number_of_iterations() -> No
     )
     often = compute_metrics([thrice] * 3, None)
     assert [often[name].value for name in names] == pytest.approx([once[name].value for name in names])
-    assert often["energy_delay_product_js"].value == pytest.approx(16.0)
 
 
 def test_one_token_for_each_request_leaves_nothing_for_decode() -> None:
@@ -485,4 +483,5 @@ def test_a_phase_is_resolved_by_all_rounds_together() -> None:
     assert metric.uncertainty == pytest.approx(0.5 / math.sqrt(6) * math.sqrt(math.pi / 2), rel=0.01)
     assert compute_metrics(scattered[:1], None)["prefill_energy_j"].value is None
     shared = compute_metrics([with_prefill(1.0, shape_j=0.5)] * 6, None)["prefill_energy_j"]
-    assert (shared.value, shared.reason) == (None, "not resolvable: 10 ms phase in 6 rounds")
+    assert shared.value is None
+    assert (shared.reason or "").startswith("not resolvable: 10 ms phase in 6 rounds; more iterations")

@@ -16,12 +16,10 @@ import pytest_llenergy.record
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.report import (
     SCHEMA_VERSION,
-    decode_lean_report,
     decode_report,
     encode_report,
     json_schema,
 )
-from pytest_llenergy.record.served import ServedRequests
 
 from .reports import RECORD, REPORT
 from .schemas import in_order
@@ -122,28 +120,6 @@ def test_an_unknown_field_is_refused() -> None:
     assert refusal(data) == (
         "base.json: broken report (Object contains unknown field `joules` - at `$.records[0]`)"
     )
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_served_loads_of_earlier_checkouts_are_read(indent: int | None) -> None:
-    """They call the time per output token of each request what is now the name of a metric."""
-    served = ServedRequests(
-        sent_s=[0.0, 0.5],
-        time_to_first_token_s=[0.1, 0.1],
-        end_to_end_latency_s=[0.4, 0.1],
-        output_tokens=[4, 1],
-        time_per_output_token_s=[0.1, None],
-    )
-    rounds = [msgspec.structs.replace(RECORD.rounds[0], served=served)]
-    report = msgspec.structs.replace(REPORT, records=[msgspec.structs.replace(RECORD, rounds=rounds)])
-    data = json.loads(encode_report(report))
-    former = data["records"][0]["rounds"][0]["served"]
-    former["inter_token_latency_s"] = former.pop("time_per_output_token_s")
-    raw = json.dumps(data, indent=indent).encode()
-    assert decode_report(raw, "old.json") == report
-    assert decode_lean_report(raw, "old.json").records[0].rounds[0].served == served
-    former["inter_token_latency_ms"] = []
-    assert "unknown field `inter_token_latency_ms`" in refusal(data)
 
 
 def test_a_missing_field_or_a_wrong_type_is_refused() -> None:

@@ -121,7 +121,7 @@ def test_every_round_of_both_sides_is_listed_with_its_flags() -> None:
     assert [row[0] for row in rounds.rows if row] == [
         f"{s} {n}" for s in ("base", "head") for n in range(1, 9)
     ]
-    assert rounds.row("base 6")[-1] == "impossible: the counter ran backwards"
+    assert rounds.row("base 6")[-1] == "doubtful: the counter ran backwards"
 
 
 def test_settings_that_differ_are_marked() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,13 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 
-from pytest_llenergy.cli import main
 from pytest_llenergy.plugin.report_builder import ReportBuilder
-from pytest_llenergy.record.report import json_schema
 from pytest_llenergy.report.store import read_report
 
 from ..compare.runs import record_of
@@ -48,46 +44,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "extra", [[], pytest.param(["-n2"], marks=pytest.mark.slow)], ids=["one process", "-n2"]
-)
-def test_sigkill_keeps_every_finished_test(
-    quick: pytest.Pytester, extra: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick.makepyfile(THREE)
-    process = subprocess.Popen([*COMMAND, *extra], stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def records() -> int:
-        journals = quick.path.glob("energy.*.journal.jsonl")
-        return sum(path.read_text().count('\n{"id"') for path in journals)
-
-    wait_for(lambda: (quick.path / "third").exists() and records() == 2)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (quick.path / "energy.json").exists()
-    (journal,) = quick.path.glob("energy.*.journal.jsonl")
-    # A line that was cut off while it was written.
-    with journal.open("a") as file:
-        file.write('{"id": "test_three", "attem')
-    assert main(["merge", str(journal), "-o", "merged.json"]) == 0
-    assert capsys.readouterr().out == "merged.json: 2 records, incomplete\n"
-    merged = json.loads(Path("merged.json").read_text())
-    jsonschema.validate(merged, json_schema())
-    assert merged["run"]["complete"] is False
-    assert merged["run"]["exit_status"] is None
-    ids = sorted(record["id"].split("::")[1] for record in merged["records"])
-    assert ids == ["test_one", "test_two"]
-    assert all(record["metrics"]["energy_j"]["value"] > 0 for record in merged["records"])
-
-
-def test_a_complete_report_leaves_no_journal(quick: pytest.Pytester) -> None:
-    quick.makepyfile("def test_it(energy): energy(sum, [1])")
-    quick.runpytest("--energy-report").assert_outcomes(passed=1)
-    assert not list(quick.path.glob("*.jsonl"))
-    assert not list(quick.path.glob(".energy.json-*"))
-    assert oct((quick.path / "energy.json").stat().st_mode & 0o777) == oct(0o666 & ~_umask())
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -103,23 +59,6 @@ def pytest_runtest_logfinish(nodeid):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 """
-
-
-def test_a_full_disk_keeps_the_journal_and_fails_the_run(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        "import pytest\n@pytest.mark.parametrize('i', range(3))\ndef test_it(energy, i): energy(sum, [1])\n",
-        full=FULL,
-    )
-    (quick.path / "energy.json").write_text("what was there before")
-    done = subprocess.run([*COMMAND, "-p", "full"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout
-    assert "3 passed" in done.stdout
-    assert "energy.json: could not be written (File too large); the journal " in done.stdout
-    assert (quick.path / "energy.json").read_text() == "what was there before"
-    assert not list(quick.path.glob(".energy.json-*"))
-    (journal,) = quick.path.glob("energy.*.journal.jsonl")
-    assert main(["merge", str(journal), "-o", "saved.json"]) == 0
-    assert len(json.loads(Path("saved.json").read_text())["records"]) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root")

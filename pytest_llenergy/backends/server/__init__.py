@@ -33,18 +33,17 @@ SPEC = BackendSpec(
 
 
 def specs_of_run(
-    commands: Mapping[str, str], url: str, health: str, model: str, timeout_s: float
+    commands: Mapping[str, str], url: str, model: str, timeout_s: float
 ) -> dict[str, BackendSpec]:
     """Return the backend ``server`` and those with commands of their own, with the run's options preset.
 
     Args:
         commands: Commands that start servers, by name of the backend.
         url: URL of a running server, for ``server``; empty for none.
-        health: Path of the health check.
         model: Name of the model in the server's API; empty for the first that it lists.
         timeout_s: Value of ``--energy-timeout`` (seconds).
     """
-    preset = {"health": health, "model": model, "timeout_s": SERVER_START_SHARE * timeout_s}
+    preset = {"model": model, "timeout_s": SERVER_START_SHARE * timeout_s}
     specs = {}
     for name, command in {SPEC.name: "", **commands}.items():
         own = {"command": command, "url": url if name == SPEC.name else ""}

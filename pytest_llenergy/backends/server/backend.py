@@ -232,8 +232,8 @@ class ServerBackend:
             )
         self._process.show_tail()
         raise ServerError(
-            f"server: not ready after {settings.timeout_s:g} s, GET {settings.health}: {last}; see "
-            "--energy-server-health and --energy-timeout"
+            f"server: not ready after {settings.timeout_s:g} s, GET {settings.health}: {last}; see the "
+            "load option health and --energy-timeout"
         )
 
     def _verify_owner(self, address: Address, context: RankContext) -> list[Flag]:
@@ -256,7 +256,7 @@ class ServerBackend:
         if family.root is not None:
             return []
         detail = f"the processes of the server at {address.url} are unknown: {family.reason}"
-        return [Flag(name="server-unknown", severity="warning", detail=detail)]
+        return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
 
     def _list_models(self, client: Client) -> dict[str, Any]:
         """Return the answer of ``/v1/models``; empty if the server lacks it."""

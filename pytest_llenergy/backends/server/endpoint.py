@@ -153,7 +153,7 @@ class Endpoint:
             )
             return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
         if any(answer.cached_tokens is None for answer in answers):
-            return [Flag(name="prefix-cache-unknown", severity="warning", detail=CACHE_UNKNOWN)]
+            return [Flag(name="prefix-cache", severity="warning", detail=CACHE_UNKNOWN)]
         return []
 
 

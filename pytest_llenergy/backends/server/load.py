@@ -331,7 +331,7 @@ class LoadJob:
             f"{max(long):.2g} s; latencies, and an SLO, count from sending, and waited_s in the record has "
             "the waits"
         )
-        return [Flag(name="held-back", severity="warning", detail=detail)]
+        return [Flag(name="late-request", severity="warning", detail=detail)]
 
 
 def _refusal(failures: Sequence[str], answered: int, max_failures: int) -> str | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Dialect, Stream
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.record.secrets import hide_keys
 from pytest_llenergy.record.timeline import RequestTimeline
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ def _check_status(stream: Stream, name: str) -> None:
 
 def error_text(body: str) -> str:
     """Return an error's message in one line; the body itself if it is not in the API's format."""
+    body = hide_keys(body)
     try:
         decoded = msgspec.json.decode(body)
     except msgspec.DecodeError:

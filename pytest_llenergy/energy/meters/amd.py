@@ -144,7 +144,7 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
     if still and (wanted or len(still) == len(chosen)):
         raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {AMD_STILL_S:g} s")
     detail = f"no energy counter moves on {', '.join(still)}: not in the energy, or in that of the other die"
-    flags = (Flag(name="unmoving", severity="warning", detail=detail),) if still else ()
+    flags = (Flag(name="meter", severity="warning", detail=detail),) if still else ()
     return [AmdMeter(library, uuid, chosen[uuid], flags) for uuid in chosen if uuid not in still]
 
 

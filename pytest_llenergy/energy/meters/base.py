@@ -183,9 +183,7 @@ class Accuracy:
 def unknown_accuracy(source: str) -> Accuracy:
     """Return an unknown accuracy: the limits exclude the error of the source, and a flag says this."""
     detail = f"the accuracy of {source} is not known: limits and uncertainties leave its error out"
-    return Accuracy(
-        "not known", within(0.0), (Flag(name="accuracy-unknown", severity="note", detail=detail),)
-    )
+    return Accuracy("not known", within(0.0), (Flag(name="meter", severity="note", detail=detail),))
 
 
 def parse_accuracy(argument: str, source: str) -> tuple[str, Accuracy]:

@@ -87,7 +87,7 @@ class CommandMeter:
             Domain(
                 name=f"external:{self._program}",
                 kind="measured",
-                source=f"watts printed by: {command}",
+                source=f"watts printed by: {self._program}",
                 scope="external: whatever the meter is plugged to",
                 # Integrated joules have no step; the resolution of the watts is unknown.
                 resolution_j=0.0,

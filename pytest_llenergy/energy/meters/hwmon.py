@@ -143,10 +143,10 @@ def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
             f"{sensor.chip} does not report how often {sensor.label} is refreshed, and it changed too seldom "
             f"to show it while it was watched; its joules may lag by up to {refresh.late_s[1]:.0f} s"
         )
-        flags.append(Flag(name="refresh-unknown", severity="warning", detail=detail))
+        flags.append(Flag(name="meter", severity="warning", detail=detail))
     if not sensor.smear_known:
         detail = f"{sensor.chip} does not report over how long {sensor.label} is averaged: phases may blur"
-        flags.append(Flag(name="averaging-unknown", severity="note", detail=detail))
+        flags.append(Flag(name="meter", severity="note", detail=detail))
     return flags
 
 

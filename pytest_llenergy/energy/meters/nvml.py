@@ -350,7 +350,7 @@ def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) 
         f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
         f"refreshed; its joules may lag by up to {refresh.late_s[1] * 1e3:.0f} ms"
     )
-    return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
+    return (Flag(name="meter", severity="warning", detail=detail),)
 
 
 def _accuracy(coverage: Coverage, shared: str = "") -> str:
@@ -368,19 +368,19 @@ def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[
     flags = []
     if quantity.scope == "module":
         detail = "the driver reports only the whole module, with its CPU and its memory"
-        flags.append(Flag(name="module-scope", severity="warning", detail=f"{uuid}: {detail}"))
+        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.board.shared:
         detail = "MIG instances have no energy counter: the joules are those of the whole board"
-        flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {detail}"))
+        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
     if not (coverage := sensor_coverage(sources.board.name)).known:
         detail = (
             f"what share of each tick the power sensor of {sources.board.name} sees was not measured: "
             f"{coverage.share:.0%} is assumed, unless rounds in shuffled phase show what it misses"
         )
-        flags.append(Flag(name="coverage-unknown", severity="warning", detail=f"{uuid}: {detail}"))
+        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.counter is not None and rejected is not None:
         detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
-        flags.append(Flag(name="counter-rejected", severity="warning", detail=f"{uuid}: {detail}"))
+        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
     return tuple(flags)
 
 

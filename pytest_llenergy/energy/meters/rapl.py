@@ -163,7 +163,7 @@ def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[floa
     for other in zones[:-1]:
         if other.domain == zone.domain or _mirrors(other, zone, pause):
             detail = f"{zone.domain} shows the same counter as {other.domain} and is not counted"
-            flags.append(Flag(name="mirror", severity="note", detail=detail))
+            flags.append(Flag(name="meter", severity="note", detail=detail))
             zones.pop().close()
             return
 
@@ -253,7 +253,7 @@ class RaplMeter:
             each.zone.close()
         return [
             Flag(
-                name="unmoving",
+                name="meter",
                 severity="warning",
                 detail=f"the counter of {each.zone.domain} stands still; it is not in the energy",
             )
