@@ -26,6 +26,7 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_window_picture_is_right_where_two_readings_are_far_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +44,7 @@ def test_the_coverage_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     assert "within 2u" in (tmp_path / "coverage.svg").read_text()
 
 
+@pytest.mark.slow
 def test_the_verdict_picture_has_a_region_and_an_example_of_each_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

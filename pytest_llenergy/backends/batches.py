@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llenergy.backends.models import check_context_length, check_not_empty
 from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.timeline import RequestTimeline
 
 
 def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, limit: int | None) -> None:
     """Check that each prompt has tokens and that the longest one, with its output, fits the model.
+
+    Beyond its context length most libraries silently generate nonsense.
 
     Args:
         backend: Name of the backend, for messages.
@@ -22,8 +24,14 @@ def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, lim
     Raises:
         BackendError: If a prompt is empty or too long.
     """
-    check_not_empty(backend, lengths)
-    check_context_length(backend, max(lengths) + max_new_tokens, limit)
+    if 0 in lengths:
+        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
+    tokens = max(lengths) + max_new_tokens
+    if limit is not None and tokens > limit:
+        raise BackendError(
+            f"{backend}: longest prompt and max_new_tokens are {tokens} tokens; the model has room "
+            f"for {limit}"
+        )
 
 
 def batch_result(

@@ -141,12 +141,6 @@ class _Load:
         done = sorted(self.done_s)
         return [number - bisect_right(done, due) for number, due in enumerate(self.due_s) if due >= done[0]]
 
-    @property
-    def most_in_flight(self) -> int:
-        """Most at a time that were due and not yet done."""
-        done = sorted(self.done_s)
-        return max(number - bisect_right(done, due) for number, due in enumerate(self.due_s, 1))
-
 
 def load_phases(
     requests: Sequence[RequestTimeline],
@@ -190,7 +184,7 @@ def load_phases(
     behind = None
     if concurrency is None:
         for each in filter(None, (_read_first_turns(requests, due_ns, failed_ns), load)):
-            lag = _describe_lag(each, load, is_capped=is_capped)
+            lag = _describe_lag(each, load)
             if lag is not None and _overloads(each, is_short=short is not None):
                 detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
                 return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
@@ -202,26 +196,17 @@ def load_phases(
     return phase_spans(requests, concurrency, start_ns, end_ns, talks), []
 
 
-def _describe_lag(part: _Load, whole: _Load, *, is_capped: bool) -> str | None:
+def _describe_lag(part: _Load, whole: _Load) -> str | None:
     """Return by how much the server fell behind the rate asked for, as ``part`` shows; None if it kept up.
 
-    Rates and numbers in flight are those of ``whole``: first turns are served faster than conversations.
+    The rates are those of ``whole``: first turns are served faster than conversations.
     """
     load = part.settled()
     if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
         return None
-    before_s, after_s = median(load.waits_s[: load.third]), median(load.waits_s[-load.third :])
-    since, where = (
-        (" from the time they were due", "waiting or in flight") if is_capped else ("", "in flight")
-    )
-    of = f" of {part.name}" if part is not whole else ""
-    return (
-        f"achieved {whole.finished_per_s:.3g} of {whole.asked_per_s:.3g} {whole.name}/s; time to first "
-        f"token{of}{since} {before_s:.2g} s in the first third, {after_s:.2g} s in the last, and up to "
-        f"{whole.most_in_flight} {whole.name} {where}"
-    )
+    return f"achieved {whole.finished_per_s:.3g} of {whole.asked_per_s:.3g} {whole.name}/s"
 
 
 def _overloads(whole: _Load, *, is_short: bool) -> bool:
@@ -251,8 +236,7 @@ def _read_first_turns(
     if None not in due_ns:
         return None
     pairs = [(each, due) for each, due in zip(requests, due_ns, strict=True) if due is not None]
-    load = _read_load([each for each, _ in pairs], [due for _, due in pairs], (), failed_ns)
-    return None if load is None else replace(load, name="first turns")
+    return _read_load([each for each, _ in pairs], [due for _, due in pairs], (), failed_ns)
 
 
 def _read_load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,31 +182,9 @@ def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list
         BackendError: If a prompt has no tokens.
     """
     ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
-    check_not_empty(backend, map(len, ids))
-    return ids
-
-
-def check_not_empty(backend: str, lengths: Iterable[int]) -> None:
-    """Raise ``BackendError`` if a prompt has no tokens; ``lengths`` are the tokens of each."""
-    if 0 in lengths:
+    if not all(ids):
         raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
-
-
-def check_context_length(backend: str, tokens: int, limit: int | None) -> None:
-    """Raise ``BackendError`` if a prompt and its output exceed the context length.
-
-    Beyond it most libraries silently generate nonsense.
-
-    Args:
-        backend: Name of the backend, for messages.
-        tokens: Tokens of the longest prompt with its output.
-        limit: Context length of the model in tokens; None if unknown.
-    """
-    if limit is not None and tokens > limit:
-        raise BackendError(
-            f"{backend}: longest prompt and max_new_tokens are {tokens} tokens; the model has room "
-            f"for {limit}"
-        )
+    return ids
 
 
 def first_error_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.batches import batch_result
+from pytest_llenergy.backends.batches import batch_result, check_lengths
 from pytest_llenergy.backends.convert import (
     GENAI_CONFIG,
     NO_TELEMETRY,
@@ -26,7 +26,7 @@ from pytest_llenergy.backends.convert import (
     onnx_directory,
 )
 from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options, show_options
-from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
+from pytest_llenergy.backends.models import ModelSource, encode_prompts
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
@@ -244,7 +244,7 @@ class OnnxRuntimeBackend:
         longest = max(lengths)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
         total = longest + params.max_new_tokens
-        self._check_batch(rows, ends, params, total)
+        self._check_batch(rows, ends, params)
         padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
         search = {
             **PLAIN_SEARCH,
@@ -270,9 +270,7 @@ class OnnxRuntimeBackend:
             ends=ends,
         )
 
-    def _check_batch(
-        self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams, total: int
-    ) -> None:
+    def _check_batch(self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams) -> None:
         """Raise ``BackendError`` for batches that would fail or be computed wrongly."""
         shape = self._shape
         if any(shape.pad in row for row in rows) or shape.pad in ends:
@@ -285,7 +283,8 @@ class OnnxRuntimeBackend:
                 "onnxruntime: this model takes position_ids and is wrong for prompts of unequal length in "
                 "one batch; give one prompt at a time, or name the original model to have it converted"
             )
-        check_context_length("onnxruntime", total, shape.context)
+        lengths = [len(row) for row in rows]
+        check_lengths("onnxruntime", lengths, params.max_new_tokens, shape.context)
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 

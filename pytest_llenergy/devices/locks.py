@@ -319,7 +319,7 @@ class _Wait:
             self.message_s = waited_s + WAIT_MESSAGE_EVERY_S
         time.sleep(min(self.pause_s, self.wait_s - waited_s))
         self.pause_s = min(self.pause_s * POLL_GROWTH, POLL_LONGEST_S)
-        return waited_s > QUEUE_AFTER_S
+        return time.monotonic() - self.start_s > QUEUE_AFTER_S
 
 
 def _take(held: Held, request: LockRequest, wait: _Wait) -> tuple[int, ...]:

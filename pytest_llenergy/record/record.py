@@ -38,7 +38,7 @@ class Flag(StoredStruct, frozen=True):
 
 
 #: Flags with several causes, which only their details tell apart.
-SEVERAL_CAUSES = frozenset({"doubtful", "drift", "imprecise", "meter"})
+SEVERAL_CAUSES = frozenset({"doubtful", "drift", "imprecise", "meter", "unmeasured"})
 
 
 def flag_kind(flag: Flag) -> tuple[str, str]:

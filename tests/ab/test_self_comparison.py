@@ -257,6 +257,7 @@ def test_a(energy):
 """
 
 
+@pytest.mark.slow
 def test_interrupted_campaign_reports_what_it_has_and_continues(project: Project, tmp_path: Path) -> None:
     project.environment["GO_ON"] = str(tmp_path / "waits")
     project.write("test_some.py", WAITING)

@@ -304,6 +304,7 @@ def test_a_module_that_only_the_base_skips_is_named(project: Project) -> None:
     ids=["once", "always"],
 )
 @pytest.mark.parametrize("how", ["assert 0", "pytest.skip('busy')"])
+@pytest.mark.slow
 def test_a_base_that_does_not_work_is_no_pass(
     project: Project, fails: str, verdict: str, reason: str, how: str
 ) -> None:

@@ -149,8 +149,7 @@ class TestSaturation:
         sent_s = arrivals_s(1, 20 / 6.8, 32, 0)
         _, (flag,) = load_phases(queued(1, sent_s), None, 0, 10**15)
         assert (flag.name, flag.severity) == ("saturated", "warning")
-        assert flag.detail.startswith("achieved 1 of 2.94 requests/s; time to first token ")
-        assert flag.detail.endswith(" requests in flight; lower the rate")
+        assert flag.detail == "achieved 1 of 2.94 requests/s; lower the rate"
 
     def test_a_request_that_was_held_back_counts_from_when_it_was_due(self) -> None:
         """A client that waits for its turn would hide the queue."""
@@ -160,19 +159,9 @@ class TestSaturation:
             msgspec.structs.replace(each, start_ns=(each.first_token_ns or 0) - 250 * MS) for each in queue
         ]
         due_ns = [each.start_ns or 0 for each in queue]
-        assert load_phases(held, None, 0, 10**15, due_ns)[1][0].name == "saturated"
-
-    def test_a_cap_is_named_in_what_waited(self) -> None:
-        """All 32 are due before the first is done, so that 32 wait or are in flight."""
-        requests = queued(1, [number / 100 for number in range(32)])
-        due_ns = [each.start_ns for each in requests]
-        _, (flag,) = load_phases(requests, None, 0, 10**15, due_ns, is_capped=True)
+        _, (flag,) = load_phases(held, None, 0, 10**15, due_ns, is_capped=True)
         assert flag.name == "saturated"
-        assert "; time to first token from the time they were due " in flag.detail
-        assert flag.detail.endswith(
-            ", and up to 32 requests waiting or in flight; lower the rate or raise concurrency"
-        )
-        assert "up to 32 requests in flight" in load_phases(requests, None, 0, 10**15)[1][0].detail
+        assert flag.detail.endswith("; lower the rate or raise concurrency")
 
     def test_answers_of_unlike_length_in_flight_are_no_overload(self) -> None:
         """A server that serves everything at once is never overloaded. 36 are in flight of 144."""

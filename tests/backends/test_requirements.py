@@ -138,10 +138,10 @@ def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
 
 
 def test_an_unmet_mark_of_a_parameter_is_a_collection_error(two: pytest.Pytester) -> None:
-    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='embed', timestamps='token')"))
+    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='serve', cache='static')"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "test_an_unmet_mark_of_a_parameter_is_a_collection_error.py::test_it: " in text_of(result)
-    assert "one does not offer the task embed (it has: generate)" in text_of(result)
+    assert "one does not offer the task serve (it has: generate)" in text_of(result)
     assert "; backends that do: none here" in text_of(result)
 
 

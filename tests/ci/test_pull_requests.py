@@ -64,6 +64,7 @@ class Clone:
         return read_paired_report(self.out / "energy.json")
 
 
+@pytest.mark.slow
 def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     summary = tmp_path / "summary.md"
@@ -198,6 +199,7 @@ def run_in(workspace: Path, *command: str, **variables: str) -> subprocess.Compl
     return subprocess.run(command, cwd=workspace, env=given, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_tool_is_installed_outside_the_workspace_without_its_modules(trap: Path, tmp_path: Path) -> None:
     script, folder = str(ROOT / "action/install.sh"), tmp_path / "environment"
     done = run_in(trap, "bash", script, str(wheel(tmp_path, "")), str(folder), PYTHONPATH=str(trap))
@@ -206,6 +208,7 @@ def test_the_tool_is_installed_outside_the_workspace_without_its_modules(trap: P
     assert list(folder.glob("lib/python*/site-packages/pytest_llenergy/cli.py"))
 
 
+@pytest.mark.slow
 def test_the_comment_of_gitlab_runs_nothing_next_to_the_artifacts(trap: Path, tmp_path: Path) -> None:
     job = yaml.safe_load(template())["energy-comment"]
     script = "\n".join(["set -eo pipefail", *job["script"]])
@@ -221,6 +224,7 @@ def test_the_comment_of_gitlab_runs_nothing_next_to_the_artifacts(trap: Path, tm
 
 
 @pytest.mark.parametrize("present", [False, True])
+@pytest.mark.slow
 def test_the_comment_action_runs_with_or_without_artifacts(present: bool, trap: Path, tmp_path: Path) -> None:
     (step,) = [
         each

@@ -102,7 +102,8 @@ def build_project(root: Path, name: str = "t.py::a", **changes: Any) -> None:
     for place, data in contents.items():
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_bytes(data)
-    journal = Journal(root / "head.0190.journal.jsonl", msgspec.structs.replace(base, records=[]))
+    journal = Journal(root / "head.0190.journal.jsonl")
+    journal.add(msgspec.structs.replace(base, records=[]))
     journal.add(base.records[0])
     journal.close(remove=False)
     for day in range(3):

@@ -203,7 +203,7 @@ def test_a_board_that_cannot_be_read_is_named_with_an_estimate(
     assert main(["run", *named, "--", "true"]) == 0
     lines = capfd.readouterr().err.splitlines()
     (line,) = [line for line in lines if "meter" in line]
-    assert line.startswith(f"energy: unread-meter: nvml: {world.board(0).uuid} ")
+    assert line.startswith(f"energy: meter: nvml: {world.board(0).uuid} ")
 
 
 def test_a_wrong_use_is_one_line_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

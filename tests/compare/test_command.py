@@ -331,6 +331,7 @@ def test_budgets_and_marks_of_the_head_are_not_passed_over(compare: Compare) -> 
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "comment"])
+@pytest.mark.slow
 def test_output_that_the_encoding_lacks_is_no_error(compare: Compare, tmp_path: Path, form: str) -> None:
     named = record_of("test_ł")
     compare(of(named), of(named))

@@ -98,6 +98,7 @@ def test_rounds_without_any_request_raise_nothing() -> None:
     assert work_differences(record_of(rounds=rounds), record_of(rounds=rounds), 0.03) == []
 
 
+@pytest.mark.slow
 def test_gates_compare_the_goodput_of_a_server_that_begins_to_shed_load(quick: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     quick.makepyfile(

@@ -374,6 +374,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("whole_suite", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_wrong_backend_fails_the_check_for_it(project: pytest.Pytester, whole_suite: bool) -> None:
     """With the whole suite: and no other check."""
     chosen = []

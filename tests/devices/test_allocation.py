@@ -164,7 +164,7 @@ def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
 
 
 def test_an_instance_is_leased_with_a_share_of_its_board(parted: World) -> None:
-    """Their joules are one number, which the flag shared-board says; they may be used side by side."""
+    """Their joules are one number, which the flag meter says; they may be used side by side."""
     board = DeviceLock(parted.board(1).uuid, shared=True)
     for uuid in ("MIG-a", "MIG-b"):
         assert select_devices(GpuRequest(1), uuid, {}).request().choices == ((DeviceLock(uuid), board),)

@@ -110,6 +110,7 @@ def files() -> list[str]:
     return [name for name in os.listdir(os.environ["LLENERGY_LOCK_DIR"]) if "settings" in name]  # noqa: PTH208
 
 
+@pytest.mark.slow
 def test_a_sweep_sets_each_value_and_puts_it_back(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
@@ -169,6 +170,7 @@ def test_nothing_is_changed_without_the_mark(suite: pytest.Pytester, world: Worl
         ({}, "graphics_clock_mhz=2000", "errors", "NVIDIA H200 takes a graphics clock up to 1980 MHz"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_impossible_is_refused_with_the_reason(
     suite: pytest.Pytester, world: World, board: dict[str, Any], mark: str, outcome: str, message: str
 ) -> None:
@@ -240,6 +242,7 @@ def test_mig_instances_and_the_cpu_are_refused(
         ),
     ],
 )
+@pytest.mark.slow
 def test_invalid_marks(suite: pytest.Pytester, marks: str, message: str) -> None:
     suite.makepyfile(f"import pytest\n@pytest.mark.{marks}\ndef test_it(gpus): pass\n")
     result = run(suite)
@@ -272,6 +275,7 @@ def test_invalid_clocks(value: object) -> None:
 
 
 @pytest.mark.parametrize("body", ["raise ValueError", "raise KeyboardInterrupt", "pytest.exit('enough')"])
+@pytest.mark.slow
 def test_boards_are_restored_after_any_end_of_the_test(
     suite: pytest.Pytester, world: World, body: str
 ) -> None:
@@ -356,6 +360,7 @@ class TestKills:
         assert sorted(set_on(killed.world, 0, 1)) == sorted([FACTORY, CHANGED]), "the other is not leased"
         assert len(files()) == 2
 
+    @pytest.mark.slow
     def test_a_board_that_cannot_be_restored_is_an_error_that_says_what_to_do(
         self, killed: Killed, suite: pytest.Pytester
     ) -> None:
@@ -370,6 +375,7 @@ class TestKills:
         )
         assert len(files()) == 4
 
+    @pytest.mark.slow
     def test_the_doctor_names_what_is_left(self, killed: Killed) -> None:
         command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--no-steps"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
@@ -391,6 +397,7 @@ class TestKills:
         assert f"note     {uuid}: a killed run noted a power limit of 300 W, but the board has 450 W" in shown
         assert f"{uuid} -pl" not in shown, "it would override the limit that somebody has set since"
 
+    @pytest.mark.slow
     def test_the_board_is_leased_until_it_is_restored(self, killed: Killed, suite: pytest.Pytester) -> None:
         guard = killed.guard()
         guard.suspend()

@@ -175,6 +175,7 @@ def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
     run(suite, "--energy-gpus=MIG-a").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_plain_function_in_a_gpu_test_does_not_fall_back_to_the_cpu(
     suite: pytest.Pytester, world: World
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_backend_without_gpu_support_is_skipped_instead_of_run_on_the_cpu(
     result.stdout.fnmatch_lines(["*sleepy does not run on GPUs here"])
 
 
+@pytest.mark.slow
 def test_a_board_without_a_counter_has_its_power_integrated(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:

@@ -171,8 +171,8 @@ def test_invalid_arguments_name_the_test_and_the_mark(
     pytester: pytest.Pytester, world: World, suite: str, conftest: str
 ) -> None:
     result = run(pytester, world, suite, conftest, "0")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["PlanError: test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
 def test_a_gate_without_effect_on_a_parameter_is_refused(pytester: pytest.Pytester) -> None:
@@ -182,8 +182,8 @@ def test_a_gate_without_effect_on_a_parameter_is_refused(pytester: pytest.Pytest
         "def test_it(i): pass\n"
     )
     result = pytester.runpytest()
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["PlanError: *test_it?0?: @pytest.mark.energy_gate checks what energy*"])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*::test_it: @pytest.mark.energy_gate checks what energy*"])
 
 
 def test_an_environment_variable_set_by_a_test_does_not_change_later_leases(
@@ -340,10 +340,8 @@ class TestLevels:
             def test_it(n): pass
             """
         )
-        result.assert_outcomes(passed=1, errors=1)
-        result.stdout.fnmatch_lines(
-            ["PlanError: test_it.py::test_it?0?: @pytest.mark.gpus(2) and *gpus(1) *"]
-        )
+        assert result.ret != 0
+        result.stdout.fnmatch_lines(["*test_it.py::test_it: @pytest.mark.gpus(2) and *gpus(1) *"])
 
 
 @BOTH

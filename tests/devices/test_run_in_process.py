@@ -69,6 +69,7 @@ def run(pytester: pytest.Pytester, source: str, *args: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("--energy-report", "-p", "no:cacheprovider", *args)
 
 
+@pytest.mark.slow
 def test_without_a_mark_every_visible_gpu_is_leased_and_measured(
     pytester: pytest.Pytester, world: World, read_report: Read
 ) -> None:

@@ -52,6 +52,7 @@ def loaded(pytester: pytest.Pytester) -> dict[str, bool]:
 @pytest.mark.parametrize(
     "args", [["--collect-only"], ["--help"], ["--markers"], ["--fixtures"], ["--setup-plan"]], ids=str
 )
+@pytest.mark.slow
 def test_inspecting_a_suite_does_not_load_the_driver(
     pytester: pytest.Pytester, world: World, args: Sequence[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_collecting_two_thousand_tests_does_not_ask_the_driver(
     assert (world.init_count(), loaded(pytester)) == (0, {"main": False})
 
 
+@pytest.mark.slow
 def test_the_xdist_controller_does_not_query_the_driver(
     pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_board_held_elsewhere_is_not_leased(
 
 
 @BOTH
+@pytest.mark.slow
 def test_the_record_of_a_timed_out_lease_has_the_wait_and_no_devices(
     pytester: pytest.Pytester,
     world: World,

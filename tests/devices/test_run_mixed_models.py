@@ -72,6 +72,7 @@ def test_a_rerun_waits_for_the_model_of_the_first_attempt(
     result.stdout.fnmatch_lines([f"*gpus: waited 0.3 s for {uuid}: held by an unknown process;*"])
 
 
+@pytest.mark.slow
 def test_a_test_gets_the_model_of_its_baseline(
     pytester: pytest.Pytester, world: World, make: MakeLocker, read_report: Read
 ) -> None:

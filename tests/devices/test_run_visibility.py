@@ -95,6 +95,7 @@ def needs_torch() -> None:
 
 class TestHiddenOnPurpose:
     @pytest.mark.parametrize("value", ["", "-1"])
+    @pytest.mark.slow
     def test_an_environment_that_allows_no_gpu_skips_with_the_reason(
         self, run: Run, read_report: Read, value: str
     ) -> None:
@@ -108,6 +109,7 @@ class TestHiddenOnPurpose:
         run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         assert read_report()["records"][0]["devices"] == [C]
 
+    @pytest.mark.slow
     def test_cpu_ranks_run_only_with_a_fallback_and_the_record_shows_it(
         self, run: Run, read_report: Read
     ) -> None:
@@ -118,6 +120,7 @@ class TestHiddenOnPurpose:
         (record,) = read_report()["records"]
         assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
 
+    @pytest.mark.slow
     def test_a_rank_without_a_gpu_does_not_fall_back_to_the_cpu(self, run: Run) -> None:
         """torch sees no GPU although NVML shows one: the error names both."""
         needs_torch()
@@ -280,6 +283,7 @@ class TestOrder:
             assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"]
             assert round_["energy_u_j"] < 0.1 * truth
 
+    @pytest.mark.slow
     def test_device_numbers_on_a_mixed_host_are_refused_until_their_order_is_known(
         self, run: Run, world: World
     ) -> None:

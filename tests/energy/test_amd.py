@@ -96,7 +96,7 @@ def test_without_targets_moving_amd_counters_are_read_and_others_are_flagged(roc
     measured, _, still, _ = open_amd(rocm)
     assert measured == "gpu:moves 15.3 1.53"
     assert still == (
-        "unmoving: no energy counter moves on stands: not in the energy, or in that of the other die"
+        "meter: no energy counter moves on stands: not in the energy, or in that of the other die"
     )
 
 

@@ -23,6 +23,7 @@ SEEDS = 8
 @pytest.mark.parametrize("rest_ms", [10, 100])
 @pytest.mark.parametrize("length_ms", [50, 100, 300])
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.__name__)
+@pytest.mark.slow
 def test_two_standard_uncertainties_cover_windows_in_a_loop(
     world: World, length_ms: int, rest_ms: int
 ) -> None:
@@ -35,6 +36,7 @@ def test_two_standard_uncertainties_cover_windows_in_a_loop(
 
 
 @pytest.mark.parametrize("rest_ms", [10, 50, 100])
+@pytest.mark.slow
 def test_windows_of_a_tick_in_a_loop_are_right_to_two_percent(rest_ms: int) -> None:
     """Read at both ends, or taken alone, each would miss up to a fifth of its energy.
 
@@ -114,6 +116,7 @@ def test_a_loop_of_even_power_read_at_its_ticks_is_exact(length_ms: int, rest_ms
 
 @pytest.mark.parametrize(("length_ms", "rest_ms"), [(100, 100), (100, 50), (80, 20)])
 @pytest.mark.parametrize("world", [even, uneven])
+@pytest.mark.slow
 def test_windows_of_different_names_are_solved_together(world: World, length_ms: int, rest_ms: int) -> None:
     results = [
         each

@@ -182,7 +182,7 @@ def test_a_counter_frozen_during_the_self_check_is_replaced_by_power(world: Worl
         with energy.window("frozen") as window:
             time.sleep(0.6)
     check_energy(world, window)
-    # A busy host may add the flag reader-gap.
+    # A busy host may add the flag doubtful.
     assert [flag.name for flag in window.flags][:2] == ["meter", "meter"]
 
 

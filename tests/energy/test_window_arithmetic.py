@@ -43,6 +43,7 @@ def test_two_standard_uncertainties_cover_the_truth_and_are_not_inflated(kind: K
     assert found.fullness > (0.1 if kind.integrated else least)
 
 
+@pytest.mark.slow
 def test_the_error_is_far_below_that_of_reading_the_counter_at_both_ends() -> None:
     rng = Random(0)
     found = summarise([draw(rng, KINDS[0]) for _ in range(WINDOWS)])

@@ -46,6 +46,7 @@ def limits_w(hosts: TwoHosts) -> list[float]:
     return [limit_w for host in hosts.hosts for limit_w in host.limits_w()]
 
 
+@pytest.mark.slow
 def test_settings_hold_on_all_hosts_for_one_test(two_hosts: TwoHosts) -> None:
     (two_hosts.directory / "wait").touch()
     process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
@@ -99,6 +100,7 @@ def test_it(workers, energy):
     assert limits_w(two_hosts) == [700.0] * 4
 
 
+@pytest.mark.slow
 def test_agents_restore_boards_when_pytest_is_killed(two_hosts: TwoHosts) -> None:
     (two_hosts.directory / "wait").touch()
     process = two_hosts.start(SETTINGS, "--energy-rounds=2", "--energy-warmup=0")
@@ -164,6 +166,7 @@ def test_a_wait_for_processes_without_a_lease_is_shown_and_ends(two_hosts: TwoHo
     assert "1 passed" in output, seen + output
 
 
+@pytest.mark.slow
 def test_boards_that_stay_busy_are_an_error_or_a_skip(two_hosts: TwoHosts) -> None:
     two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
     output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5")

@@ -6,6 +6,8 @@ from __future__ import annotations
 import statistics
 import time
 
+import pytest
+
 from .two_hosts import WORK, TwoHosts
 
 EVERYTHING = (
@@ -62,6 +64,7 @@ def test_gpus(gpus):
 )
 
 
+@pytest.mark.slow
 def test_a_host_with_too_few_gpus_makes_the_whole_test_fall_back(two_hosts: TwoHosts) -> None:
     """Otherwise some ranks would run on GPUs and others, unnoticed, on CPUs."""
     two_hosts.hosts[1].environment["CUDA_VISIBLE_DEVICES"] = "0"
@@ -81,6 +84,7 @@ def test_roles(workers, energy):
 )
 
 
+@pytest.mark.slow
 def test_roles_have_the_joules_of_their_boards_on_all_hosts(two_hosts: TwoHosts) -> None:
     """Each role has a board on each host."""
     for host, powers_w in zip(two_hosts.hosts, ((90.0, 240.0), (410.0, 55.0)), strict=True):
@@ -128,6 +132,7 @@ def test_windows(workers, energy_meter, energy):
 )
 
 
+@pytest.mark.slow
 def test_windows_have_the_joules_of_all_hosts(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(WINDOWS, "--energy-rounds=2", "--energy-warmup=0")
     assert "1 passed" in output, output
@@ -174,6 +179,7 @@ def test_lost(workers, energy_meter):
 )
 
 
+@pytest.mark.slow
 def test_windows_that_had_ended_keep_the_joules_of_a_host_that_is_lost_later(two_hosts: TwoHosts) -> None:
     """Nobody reads a window before the host is lost."""
     output = two_hosts.run(LOST_LATER.replace("SECONDS", "3"))
@@ -224,6 +230,7 @@ def pytest_llenergy_meters(config):
 """
 
 
+@pytest.mark.slow
 def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
     (two_hosts.directory / "steady_meter.py").write_text(STEADY)
     (two_hosts.directory / "conftest.py").write_text(HOOK)

@@ -102,6 +102,7 @@ def test_one_host_again(workers):
 
 
 @pytest.mark.parametrize("source", [ALIKE, UNLIKE], ids=["alike", "unlike"])
+@pytest.mark.slow
 def test_marks_that_mean_the_same_devices_share_ranks_and_only_those(
     two_hosts: TwoHosts, source: str
 ) -> None:

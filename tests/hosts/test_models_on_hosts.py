@@ -84,6 +84,7 @@ def run_converting(two_hosts: TwoHosts, conversion: str, *options: str, source: 
 
 @needs_another_host
 @pytest.mark.parametrize("conversion", ["quick", pytest.param("real", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_each_host_converts_a_model_once_into_its_own_cache(
     two_hosts: TwoHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conversion: str
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_host_without_the_model_is_named(two_hosts: TwoHosts) -> None:
     assert f"No such file or directory: '{file}'" in output
 
 
+@pytest.mark.slow
 def test_an_error_of_a_single_rank_names_its_host(two_hosts: TwoHosts) -> None:
     source = MODEL.replace("4, per_host=2", "1")
     output = run_converting(two_hosts, "failing", "--energy-model=random:llama-tiny", source=source)
@@ -141,6 +143,7 @@ def test_warm(backend, number):
 """
 
 
+@pytest.mark.slow
 def test_ranks_stay_warm_on_all_hosts_and_workers_of_xdist_share_them_in_turn(two_hosts: TwoHosts) -> None:
     options = ("--energy-model=random:llama-tiny",)
     output = run_converting(two_hosts, "quick", *options, source=WARM)

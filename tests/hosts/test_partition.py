@@ -107,6 +107,7 @@ def test_two_hosts(workers):
 
 @needs_another_host
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_both_sides_end_without_the_other(
     two_hosts: TwoHosts, cable: Cable, monkeypatch: pytest.MonkeyPatch, torch: bool
 ) -> None:

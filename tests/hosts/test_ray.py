@@ -66,6 +66,7 @@ def wait_until_lost(gang: RayGang, slot: int, timeout_s: float = GONE_S) -> str:
     return gang.lost()[gang.hosts[slot].name]
 
 
+@pytest.mark.slow
 def test_a_gang_has_its_devices_on_every_host(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     assert [(offer.name, offer.devices, offer.busy_with) for offer in cluster.offers()] == [
         (host.name, 4, None) for host in ray_cluster.hosts
@@ -114,6 +115,7 @@ def test_never_is_not_busy(cluster: RayCluster, shape: Shape, ray_cluster: RayNo
     assert time.monotonic() - begin_s < 60.0
 
 
+@pytest.mark.slow
 def test_busy_names_who_holds_the_gpus_and_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     holding = start(cluster, hosts=2, per_host=3)
     lines: list[str] = []
@@ -189,6 +191,7 @@ def test_a_wait_ends_when_the_gpus_are_free(cluster: RayCluster) -> None:
     "killed",
     ["broker", pytest.param("actor", marks=pytest.mark.slow), pytest.param("agent", marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes, killed: str) -> None:
     gang = start(cluster)
     lost = ray_cluster.hosts[1]
@@ -314,6 +317,7 @@ def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: R
             start(cluster, hosts=1, per_host=6)
 
 
+@pytest.mark.slow
 def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
     def threads() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name.startswith("llenergy-")}

@@ -52,6 +52,7 @@ def die_while_others_wait() -> None:
     dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_gloo_ranks_on_two_hosts_work_together_and_stay_for_the_next_test(gang: Gang) -> None:
     pool = RankPool(60.0, "spawn", "module")
     try:

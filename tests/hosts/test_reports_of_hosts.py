@@ -40,6 +40,7 @@ def test_it(workers, energy):
 )
 
 
+@pytest.mark.slow
 def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     paths = {f"GPU-{host.name}-0": str(host.world.path) for host in two_hosts.hosts}
     output = two_hosts.run(DISTURBED.replace("PATHS", repr(paths)), "-v", "--energy-busy=skip")
@@ -83,6 +84,7 @@ def test_it(workers, energy):
 )
 
 
+@pytest.mark.slow
 def test_the_joules_of_a_host_are_shown_if_another_has_no_meter(two_hosts: TwoHosts) -> None:
     second = two_hosts.hosts[1].world
     for board in range(2):
@@ -107,6 +109,7 @@ def test_it(workers):
 )
 
 
+@pytest.mark.slow
 def test_logs_that_a_host_cannot_write_are_one_line(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(UNWRITABLE, "--energy-rank-logs=/proc/x")
     assert re.search(r"^WorkerError: n1: its ranks cannot be started: .*'/proc/x'$", output, re.MULTILINE)

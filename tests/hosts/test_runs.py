@@ -51,6 +51,7 @@ def test_here(energy):
 """
 
 
+@pytest.mark.slow
 def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) -> None:
     done = cluster_runs.run(SUM, "--energy-rounds=3", "--energy-warmup=0")
     assert "4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
@@ -82,6 +83,7 @@ def test_ranks_on_two_hosts_and_the_joules_of_both(cluster_runs: ClusterRuns) ->
         assert abs(round_.energy_j - sum(powers_w.values()) * round_.duration_s) <= 4 * round_.energy_u_j
 
 
+@pytest.mark.slow
 def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: ClusterRuns) -> None:
     """Also in a run of pytest-xdist, whose workers lease the hosts."""
     options = ["--energy-rounds=4", "--energy-warmup=0", "-k", "test_sum"]

@@ -24,6 +24,7 @@ OPTIONS = ["--energy-rounds=2", "--energy-warmup=0", "--energy-budget=0.1", "--e
 
 
 @pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.slow
 def test_each_board_of_the_host_must_have_a_process(
     two_hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch, shards: int
 ) -> None:
@@ -42,8 +43,9 @@ def test_each_board_of_the_host_must_have_a_process(
     assert record.status == ("measured" if shards == 2 else "invalid")
 
 
+@pytest.mark.slow
 def test_a_server_for_two_hosts_is_refused(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(TEST.format(gpus=4), f"--energy-server-command={sharded('{gpus}')}", *OPTIONS)
     assert (
-        "server does not offer one model over several hosts (it needs 4 devices, and a host has 2;" in output
+        "server does not offer one model over several hosts (it needs 4 devices, and a host has 2)" in output
     )

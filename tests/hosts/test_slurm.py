@@ -462,6 +462,7 @@ gang.close()
     assert len(answers) == len(NODES) - len(lost)
 
 
+@pytest.mark.slow
 def test_several_pytest_processes_of_a_step(slurm_cluster: Slurm, quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-report"]

@@ -53,6 +53,7 @@ def loaded(gang: Gang, degrees: Parallel, each: int = 1, **options: float) -> It
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_model_is_spread_over_hosts_and_counted_once(gang: Gang) -> None:
     with loaded(gang, Parallel(tensor=2, pipeline=2), each=2) as group:
         workload = task_workload(group, PROMPTS, GenerationParams(max_new_tokens=5), 60.0)
@@ -83,6 +84,7 @@ def test_a_model_is_spread_over_hosts_and_counted_once(gang: Gang) -> None:
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_the_cpu_time_of_a_part_reaches_to_the_end_of_the_work(gang: Gang) -> None:
     """Its rank has nothing to do, and its processes go on until the first rank has answered."""
     with loaded(gang, Parallel(tensor=2), token_s=0.0) as group:
@@ -97,6 +99,7 @@ def test_the_cpu_time_of_a_part_reaches_to_the_end_of_the_work(gang: Gang) -> No
 
 
 @pytest.mark.parametrize("ends", ["worker", "agent", "first worker"])
+@pytest.mark.slow
 def test_the_end_of_a_part_ends_all_and_names_its_host(tmp_path: Path, ends: str) -> None:
     with marked() as mark:
         require_end(tmp_path, ends)

@@ -200,6 +200,7 @@ class TestJoules:
 
     @pytest.mark.parametrize("wait_ns", [0, 30 * MS, 100 * MS, 300 * MS])
     @pytest.mark.parametrize("gaps_w", [(100.0, 400.0), (400.0, 100.0), (300.0, 400.0)], ids=str)
+    @pytest.mark.slow
     def test_a_board_may_have_waited_at_less_than_the_power_of_the_gaps(
         self, wait_ns: int, gaps_w: tuple[float, float]
     ) -> None:

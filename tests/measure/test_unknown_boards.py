@@ -89,6 +89,7 @@ def test_scatter_of_a_known_sensor_or_within_the_width_changes_nothing(known: bo
     assert widen_by_scatter(rounds, [domain_facts(series)]) == rounds
 
 
+@pytest.mark.slow
 def test_real_pytest_flags_and_widens_a_board_outside_the_table(
     pytester: pytest.Pytester, nvml_children: Give, read_report: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

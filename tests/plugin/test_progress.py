@@ -75,6 +75,7 @@ def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("before", [29, 30, 58])
+@pytest.mark.slow
 def test_full_line_of_dots_is_not_overwritten(quick: pytest.Pytester, before: int) -> None:
     """Forty columns hold the file name and 29 dots."""
     quick.makepyfile(
@@ -201,6 +202,7 @@ def test_dumb_terminal_gets_whole_lines(quick: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", "no"])
+@pytest.mark.slow
 def test_long_work_without_a_terminal_prints_lines(quick: pytest.Pytester, capture: str) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(
@@ -321,6 +323,7 @@ held.release()
 """
 
 
+@pytest.mark.slow
 def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON_WAITS)
     quick.makepyfile(test_it=AMONG_OTHERS)
@@ -343,6 +346,7 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
 
 
 @pytest.mark.parametrize("arguments", [["-q"], ["-qq"], ["-n1"]])
+@pytest.mark.slow
 def test_a_wait_for_devices_is_shown_even_if_progress_is_silent(
     quick: pytest.Pytester, arguments: list[str]
 ) -> None:

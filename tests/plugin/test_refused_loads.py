@@ -58,6 +58,7 @@ def starts(path: Path) -> int:
     return len((path / "orders.starts").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_below_a_load_that_the_server_refuses(
     search: Any, read_report: Read, quick: pytest.Pytester
 ) -> None:
@@ -146,6 +147,7 @@ def test_the_reason_of_a_load_that_ended_early_names_the_requests_that_failed() 
         ("exit", 1000, "ServerError: server: "),
     ],
 )
+@pytest.mark.slow
 def test_other_faults_are_no_sign_of_too_high_a_load(
     search: Any, read_report: Read, order: str, message: str, max_failures: int
 ) -> None:

@@ -69,6 +69,7 @@ def test_broken_entry_point_fails_with_one_line(quick: pytest.Pytester, install:
     assert result.stderr.str().strip() == f"ERROR: {OF_A}"
 
 
+@pytest.mark.slow
 def test_broken_meter_fails_measurements_with_one_line(quick: pytest.Pytester, install: Install) -> None:
     install("a", "import no_such_module\n", "meters")
     quick.makepyfile("def test_measured(energy): energy(sum, [1])\ndef test_plain(): pass\n")
@@ -124,6 +125,7 @@ def test_doctor_shows_broken_entry_points_and_continues(install: Install) -> Non
 @pytest.mark.parametrize(
     ("returned", "shown"), [('["x"]', "['x']"), ('"x"', "'x'"), ("3", "3"), ("sleepy.SPEC", "BackendSpec(")]
 )
+@pytest.mark.slow
 def test_hook_without_backends_is_named(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, returned: str, shown: str
 ) -> None:
@@ -196,6 +198,7 @@ INFO = 'BackendInfo(name="careless", version="1", model=model.label)'
         (INFO, "Job()", "Job: result returned a list, needs a result such as Generation"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_values_of_a_backend_are_named(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, load: str, prepare: str, message: str
 ) -> None:

@@ -90,6 +90,7 @@ def failing(quick: pytest.Pytester) -> pytest.Pytester:
     return quick
 
 
+@pytest.mark.slow
 def test_no_frame_of_this_package_is_shown(failing: pytest.Pytester) -> None:
     result = failing.runpytest("--energy-report")
     result.assert_outcomes(failed=9, passed=1, errors=3)

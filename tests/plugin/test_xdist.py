@@ -105,6 +105,7 @@ class TestAuto:
             pytest.param("", 1, marks=pytest.mark.slow),
         ],
     )
+    @pytest.mark.slow
     def test_auto_starts_one_worker_per_visible_gpu(
         self,
         quick: pytest.Pytester,
@@ -127,6 +128,7 @@ class TestAuto:
         boards.update(1, name="NVIDIA L4")
         assert query_gpu_count() == 3
 
+    @pytest.mark.slow
     def test_auto_starts_one_worker_and_warns_if_the_query_fails(
         self, quick: pytest.Pytester, boards: World
     ) -> None:
@@ -139,6 +141,7 @@ class TestAuto:
         )
         result.stdout.fnmatch_lines(["*1/1 worker*", warning])
 
+    @pytest.mark.slow
     def test_environment_variable_overrides_auto(
         self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -185,6 +188,7 @@ def test_worker_crash_keeps_finished_records_and_reports_the_crash(
     result.stdout.fnmatch_lines(["CRASHED *::test_b: worker*"])
 
 
+@pytest.mark.slow
 def test_parameters_reach_the_controller_as_primitives(quick: pytest.Pytester, read_report: Read) -> None:
     """With any other object in a record, xdist drops the worker and exits with 0."""
     quick.makepyfile(

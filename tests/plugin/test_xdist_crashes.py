@@ -103,6 +103,7 @@ def dying(quick: pytest.Pytester) -> pytest.Pytester:
         for how in HOWS
     ],
 )
+@pytest.mark.slow
 def test_crash_in_any_phase_is_recorded_once(
     quick: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, where: str, how: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_crash_in_any_phase_is_recorded_once(
         ),
     ],
 )
+@pytest.mark.slow
 def test_crash_is_recorded_in_every_distribution_mode(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, dist: str
 ) -> None:
@@ -171,6 +173,7 @@ def test_crash_is_recorded_in_every_distribution_mode(
     assert report["run"]["complete"] is True
 
 
+@pytest.mark.slow
 def test_each_crash_of_a_rerun_test_is_an_attempt(dying: pytest.Pytester, read_report: Read) -> None:
     dying.makepyfile(
         "import os\ndef test_it(energy):\n    os._exit(1)\ndef test_z(energy):\n    energy(int)\n"

@@ -60,6 +60,7 @@ def tables(result: pytest.RunResult) -> int:
 
 
 @pytest.mark.parametrize("dist", DISTS)
+@pytest.mark.slow
 def test_each_test_has_one_record(quick: pytest.Pytester, read_report: Read, dist: str) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest_subprocess("--energy-report", "-n2", f"--dist={dist}")

@@ -198,6 +198,7 @@ class TestOtherHosts:
         ]
         assert elsewhere == ["gw0", "gw0"]
 
+    @pytest.mark.slow
     def test_report_of_hosts_with_different_hardware_has_no_environment(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
@@ -210,6 +211,7 @@ class TestOtherHosts:
         assert report["environment"] is None
         result.stdout.fnmatch_lines(["tests ran on different hardware (cores: *"])
 
+    @pytest.mark.slow
     def test_worker_on_another_host_compares_with_the_baseline(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:

@@ -89,6 +89,7 @@ def run(suite: pytest.Pytester, *args: str) -> tuple[pytest.RunResult, list[tupl
     return ran, [tuple(json.loads(line)) for line in (suite.path / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_worker_gets_a_test_that_fits_beside_the_others(suite: pytest.Pytester) -> None:
     suite.makepyfile(SUITE + IN_TURN)
     _, log = run(suite)

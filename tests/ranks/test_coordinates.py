@@ -39,6 +39,7 @@ def place_in_mesh(degrees: dict[str, int]) -> dict[str, int]:
     return {name: mesh.get_local_rank(name) for name in degrees}
 
 
+@pytest.mark.slow
 def test_ranks_have_the_coordinates_of_torch(host: LocalHost) -> None:
     """With gloo: torch's own mesh of the process group that the plugin made."""
     degrees = Parallel(pipeline=2, tensor=2)

@@ -35,6 +35,7 @@ def test_after():
 
 
 @everywhere(SPAWNED, FORKED, name="ended_by", values=["signal", "thread"])
+@pytest.mark.slow
 def test_a_timeout_of_pytest_timeout_leaves_no_process(
     pytester: pytest.Pytester, mark: str, ended_by: str, where: Where
 ) -> None:
@@ -96,6 +97,7 @@ def test_ctrl_c_and_pytest_exit_in_a_rank_end_the_run(
         ),
     ],
 )
+@pytest.mark.slow
 def test_an_xdist_worker_that_dies_leaves_no_process(
     pytester: pytest.Pytester, mark: str, n: int, method: StartMethod
 ) -> None:
@@ -127,6 +129,7 @@ def test_an_xdist_worker_that_dies_leaves_no_process(
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_xdist_controller_leaves_no_process(
     pytester: pytest.Pytester, mark: str, n: int, method: StartMethod
 ) -> None:

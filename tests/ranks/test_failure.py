@@ -94,6 +94,7 @@ class TestFailures:
         assert text.endswith("\n\nrank 1 later: RuntimeError: Connection closed by peer: the second")
 
     @pytest.mark.parametrize("wait", ["of itself", "of autograd"])
+    @pytest.mark.slow
     def test_torchs_error_about_a_lost_peer_is_recognised(
         self, forking: dict[str, Host], tmp_path: Path, wait: str
     ) -> None:

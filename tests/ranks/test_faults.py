@@ -117,6 +117,7 @@ def sections(output: str) -> dict[str, str]:
 
 
 @everywhere(FORKED)
+@pytest.mark.slow
 def test_every_fault_is_reported_and_leaves_no_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, where: Where
 ) -> None:
@@ -167,6 +168,7 @@ def test_after(workers):
 
 
 @everywhere(SPAWNED)
+@pytest.mark.slow
 def test_ranks_that_lose_supervisor_and_guard_are_reported_and_leave_no_process(
     pytester: pytest.Pytester, mark: str, where: Where
 ) -> None:
@@ -218,6 +220,7 @@ NO_STARTS = {
 
 
 @everywhere(SPAWNED, FORKED, name="fault", values=list(NO_STARTS))
+@pytest.mark.slow
 def test_ranks_that_cannot_start_are_not_started_for_each_test(
     pytester: pytest.Pytester, mark: str, fault: str, where: Where
 ) -> None:

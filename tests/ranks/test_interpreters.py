@@ -190,6 +190,7 @@ class TestRuns:
             "-p", "no:cacheprovider", "--energy-backend=toy", "--energy-model=random:llama-tiny", *args
         )
 
+    @pytest.mark.slow
     def test_the_interpreter_runs_the_backend_but_not_functions_of_tests(
         self, pytester: pytest.Pytester, other: Path, read_report: Read
     ) -> None:

@@ -50,6 +50,7 @@ def test_it(workers):
 """
 
 
+@pytest.mark.slow
 def test_ranks_use_an_ipv6_loopback(pytester: pytest.Pytester) -> None:
     pytest.importorskip("torch")
     pytester.makepyfile(REDUCE)

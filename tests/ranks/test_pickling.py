@@ -149,6 +149,7 @@ sys.meta_path.append(_EditableFinder)
 """
 
 
+@pytest.mark.slow
 def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("deeper") / "test_wrapped.py").write_text(WRAPPED)
     without_torch(pytester.path)
@@ -214,6 +215,7 @@ def test_modules_that_a_test_has_registered_stay_registered() -> None:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.slow
 def test_classes_of_an_editable_install_are_pickled_by_name(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

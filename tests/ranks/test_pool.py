@@ -84,9 +84,6 @@ def variable(name: str) -> str | None:
 
 
 class TestSharing:
-    def test_another_number_of_ranks_needs_new_ranks(self, pool: RankPool) -> None:
-        assert set(pids(pool)).isdisjoint(pids(pool, n=2))
-
     def test_another_directory_or_search_path_needs_new_ranks(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -68,6 +68,7 @@ def test_allreduce(energy, workers):
 @pytest.mark.parametrize(
     "n", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_torch_and_accelerate_find_the_process_group(
     quick: pytest.Pytester, read_report: Read, n: int
 ) -> None:

@@ -67,15 +67,6 @@ def test_descendants_of_a_killed_rank_are_killed(host: LocalHost, mark: str) -> 
     assert len(survivors(mark)) == 2
 
 
-def test_groups_follow_one_another_under_one_supervisor(host: LocalHost) -> None:
-    parents = []
-    for _ in range(3):
-        ranks = start(host, 1)
-        parents += run(ranks, os.getppid)
-        ranks.close()
-    assert len(set(parents)) == 1
-
-
 def leave_stranger() -> int:
     """Leave a grandchild with an empty environment."""
 

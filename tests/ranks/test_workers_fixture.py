@@ -81,6 +81,7 @@ def test_the_record_names_the_measured_ranks(quick: pytest.Pytester, read_report
     assert f"measured {record['ranks'][0]['pid']}" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_ranks_have_the_interpreter_flags_of_pytest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -65,7 +65,7 @@ class Reader(HTMLParser):
         """The first row with these cells."""
         return next(row for row in self.rows if set(cells) <= set(row))
 
-    def of(self, tag: str, name: str, **others: str) -> list[str]:
+    def of(self, tag: str, name: str) -> list[str]:
         """An attribute of all elements with a tag that have it."""
         return [content for each, key, content in self.attributes if (each, key) == (tag, name)]
 

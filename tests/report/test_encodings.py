@@ -46,6 +46,7 @@ def test_only_characters_that_the_encoding_lacks_are_replaced(encoding: str, mes
     ("encoding", "u", "limits", "rule"),
     [("ascii", "energy+/-u", "...", "-"), ("utf-8", "energy ± u", " … ", "─")],
 )
+@pytest.mark.slow
 def test_tables_of_a_run_and_of_the_commands_keep_all_rows_in_every_encoding(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,

@@ -126,6 +126,7 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
 
 
 @pytest.mark.parametrize(("taken", "message"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
+@pytest.mark.slow
 def test_the_step_summary_stays_below_the_limit_of_github(
     taken: int, message: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.html.charts import Axis
 from pytest_llenergy.report.html.page import render_compared, render_report
 
-from ..compare.runs import TEST, record_of, report_of, round_of, scaled
+from ..compare.runs import TEST, record_of, report_of, round_of
 from ..record.reports import REPORT
 from .pages import HOSTILE, Reader, load_curve, names, odd, pair_of, run_of
 
@@ -125,10 +125,9 @@ def test_every_round_of_both_sides_is_listed_with_its_flags() -> None:
 
 
 def test_settings_that_differ_are_marked() -> None:
-    sides = [report_of(record_of(TEST, scaled(f), params={"n": f, "same": 1})) for f in (1.0, 1.1)]
-    pair = pair_of([])
-    text = render_compared(*sides, pair.compared)
-    assert re.search(r'parameter n <td class="text differs">1 <td class="text differs">1.1', text)
+    base, head = (report_of(record_of(params={"n": number, "same": 1})) for number in (1, 2))
+    text = render_compared(base, head, pair_of([]).compared)
+    assert re.search(r'parameter n <td class="text differs">1 <td class="text differs">2', text)
     assert re.search(r'parameter same <td class="text">1 <td class="text">1', text)
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -42,6 +42,13 @@ UNREACHABLE = """() => [...document.querySelectorAll(".scroll")].filter(box => {
   return last.width && last.right > box.getBoundingClientRect().right + 1;
 }).length"""
 
+#: Numbers below a chart that cover each other.
+CLASHES = """() => [...document.querySelectorAll(".chart, .rows")].flatMap(chart => {
+  const all = [...chart.querySelectorAll(":scope > .middle")].map(each => each.getBoundingClientRect());
+  const clash = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return all.filter((a, place) => a.width && all.slice(place + 1).some(b => b.width && clash(a, b)));
+}).length"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -58,8 +65,10 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def open_page(browser: Browser, path: Path, width: int, scheme: str) -> tuple[Page, list[str]]:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+def open_page(
+    browser: Browser, path: Path, width: int, scheme: Literal["light", "dark"]
+) -> tuple[Page, list[str]]:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     seen: list[str] = []
     page.on("request", lambda request: seen.append(request.url))
     page.on("console", lambda message: seen.append(message.text))
@@ -72,12 +81,14 @@ def open_page(browser: Browser, path: Path, width: int, scheme: str) -> tuple[Pa
 def test_a_page_fits_its_window_and_asks_for_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
     path = tmp_path / "page.html"
     path.write_text(PAGES[name](), "utf-8")
-    for width, scheme in ((400, "light"), (1280, "dark"), (1700, "light")):
+    schemes: list[tuple[int, Literal["light", "dark"]]] = [(400, "light"), (1280, "dark"), (1700, "light")]
+    for width, scheme in schemes:
         page, seen = open_page(browser, path, width, scheme)
         assert seen == [path.as_uri()]
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(OUTSIDE) == []
         assert page.evaluate(UNREACHABLE) == 0
+        assert page.evaluate(CLASHES) == 0
         assert page.evaluate("window.hacked") is None
         assert not page.query_selector_all("script, img, iframe, object, embed")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.cli import main
+from pytest_llenergy.record.report import encode_report
+
+from ..record.reports import REPORT
+
 TEST = """
 import time
 
@@ -127,6 +132,18 @@ def test_without_the_extra_nothing_runs(quick: pytest.Pytester, monkeypatch: pyt
         "ERROR: --energy-html: HTML needs jinja2: pip install 'pytest-llenergy[html]'"
     )
     assert not Path("energy.json").exists()
+
+
+def test_a_command_without_the_extra_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    path, page = tmp_path / "base.json", tmp_path / "out.html"
+    path.write_bytes(encode_report(REPORT))
+    assert main(["report", str(path), "--format=html", "-o", str(page)]) == 2
+    line = "llenergy report: HTML needs jinja2: pip install 'pytest-llenergy[html]'\n"
+    assert capsys.readouterr() == ("", line)
+    assert not page.exists()
 
 
 def test_a_page_that_could_not_be_written_leaves_the_report(quick: pytest.Pytester) -> None:

@@ -172,6 +172,7 @@ def test_last():
 
 @pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["once", "twice"])
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
+@pytest.mark.slow
 def test_ctrl_c_while_a_slow_driver_is_queried(
     suite: pytest.Pytester, tmp_path: Path, nvml_children: Give, options: tuple[str, ...], again: bool
 ) -> None:
@@ -276,6 +277,7 @@ def pytest_runtest_makereport(call):
 
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
 @pytest.mark.parametrize("hook", [RECORD_HOOK, REPORT_HOOK], ids=["record", "report"])
+@pytest.mark.slow
 def test_ctrl_c_ends_a_slow_hook_and_keeps_the_record(
     quick: pytest.Pytester, hook: str, options: tuple[str, ...]
 ) -> None:
@@ -343,6 +345,7 @@ def test_other_signals_leave_the_journal(suite: pytest.Pytester, number: signal.
     check_kept(suite.path, "test_first")
 
 
+@pytest.mark.slow
 def test_keyboard_interrupt_in_a_rank_ends_the_run_like_ctrl_c(quick: pytest.Pytester) -> None:
     """For pytest-xdist its worker has crashed, but test and record say what happened."""
     quick.makepyfile(

@@ -42,6 +42,7 @@ def properties(pytester: pytest.Pytester, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+@pytest.mark.slow
 def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list[str]) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest("--junitxml=junit.xml", "-o", "junit_family=xunit1", *extra).assert_outcomes(

@@ -65,10 +65,10 @@ def test_tests_whose_file_is_gone_are_dropped(saved: pytest.Pytester) -> None:
     ("how", "options", "lost"),
     [
         ("fail", [], 2),
-        ("skip", ["-n", "2"], 2),
+        pytest.param("skip", ["-n", "2"], 2, marks=pytest.mark.slow),
         ("interrupt", [], 4),
         ("pass", ["-k", "one"], 4),
-        ("pass", ["test_first.py::test_one", "test_second.py"], 3),
+        pytest.param("pass", ["test_first.py::test_one", "test_second.py"], 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_measured_less_lies_beside(

@@ -43,6 +43,7 @@ def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "arguments", [[], pytest.param(["-q"], marks=pytest.mark.slow), ["-n2"]], ids=["", "-q", "-n2"]
 )
+@pytest.mark.slow
 def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, arguments: list[str]) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-report", *arguments)
@@ -62,6 +63,7 @@ def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, argument
     assert re.search(r"test_window &#183; load</code>: \d", text)
 
 
+@pytest.mark.slow
 def test_layout_follows_the_options_of_the_terminal_summary(quick: pytest.Pytester, summary: Path) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest("--energy-report", "--energy-columns=rounds,meter")
@@ -70,6 +72,7 @@ def test_layout_follows_the_options_of_the_terminal_summary(quick: pytest.Pytest
     assert lines.count("|---|---:|---|") == 1
 
 
+@pytest.mark.slow
 def test_run_without_a_report_adds_nothing(quick: pytest.Pytester, summary: Path) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest()
@@ -88,6 +91,7 @@ def test_an_unwritable_step_summary_is_reported_and_fails_nothing(
     assert (quick.path / "energy.json").exists()
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
     record = record_of()
     records = [

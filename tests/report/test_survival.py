@@ -62,6 +62,7 @@ def pytest_runtest_logfinish(nodeid):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root")
+@pytest.mark.slow
 def test_no_space_left_on_the_device(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     disk = quick.mkdir("disk")
@@ -96,6 +97,7 @@ def pytest_collection_modifyitems():
 """
 
 
+@pytest.mark.slow
 def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
     conftest = quick.path / "conftest.py"
     conftest.write_text(conftest.read_text() + BOTH_BEGIN)
@@ -109,6 +111,7 @@ def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
     assert not list(quick.path.glob("*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_report_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     quick.runpytest("--energy-report=other.json").assert_outcomes(passed=1)

@@ -416,6 +416,7 @@ def test_it(energy, size):
 """
 
 
+@pytest.mark.slow
 def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-columns=duration_s,meter")
@@ -429,6 +430,7 @@ def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     with (quick.path / "tox.ini").open("a") as ini:
@@ -441,6 +443,7 @@ def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("verbosity", "rounds", "terms"), [([], False, False), (["-v"], True, False), (["-vv"], True, True)]
 )
+@pytest.mark.slow
 def test_verbosity_options_add_rounds_and_uncertainty(
     quick: pytest.Pytester, verbosity: list[str], rounds: bool, terms: bool
 ) -> None:
@@ -468,6 +471,7 @@ class TestTimes:
 
 
 @pytest.mark.parametrize(("args", "times"), [((), False), (("-v",), True), (("--durations=1",), True)])
+@pytest.mark.slow
 def test_durations_include_those_of_the_measurement(
     quick: pytest.Pytester, args: tuple[str, ...], times: bool
 ) -> None:

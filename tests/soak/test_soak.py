@@ -22,6 +22,7 @@ def check(result: Soak) -> None:
     assert all(each.tests for each in result.residents)
 
 
+@pytest.mark.slow
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
     check(soak(8.0, 1, tmp_path, RESIDENTS[:1]))
 

@@ -100,6 +100,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(machine.CUDA_VARIABLE, "")
 
 
+@pytest.mark.slow
 def test_skipped_or_failed_part_has_a_reason_and_the_next_one_runs(tmp_path: Path, here: Machine) -> None:
     validation = Validation(tmp_path, tmp_path, dry=False, total_s=600.0, here=here)
     # A module that exits without writing a result, then two parts.

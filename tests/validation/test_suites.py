@@ -36,6 +36,7 @@ def pytest_run(*options: str, suite: str, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_suites_are_collected_only_by_path() -> None:
     suites = sorted(path.stem for path in SUITE.glob("suite_*.py"))
     command = [
@@ -52,6 +53,7 @@ def test_suites_are_collected_only_by_path() -> None:
     assert not list(SUITE.parent.rglob("test_*.py"))
 
 
+@pytest.mark.slow
 def test_tests_are_skipped_after_the_deadline(tmp_path: Path) -> None:
     output = pytest_run(
         "--energy-backend=transformers",

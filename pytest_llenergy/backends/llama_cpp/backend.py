@@ -16,7 +16,7 @@ from pytest_llenergy.backends.batches import check_lengths
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.llama_cpp.options import CONTEXT_STEP, SMALLEST, Capacity, Settings
 from pytest_llenergy.backends.llama_cpp.server import LlamaServer
-from pytest_llenergy.backends.models import ModelSource, check_context_length
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo
@@ -216,7 +216,7 @@ class LlamaCppBackend:
             self.close()
             self._server = self._serve(capacity)
         limit = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
-        check_context_length("llama-cpp", needed, limit)
+        check_lengths("llama-cpp", list(map(len, rows)), new, limit)
         return self._server
 
     def _serve(self, capacity: Capacity, *, describes: bool = False) -> LlamaServer:

@@ -38,9 +38,9 @@ class Axis:
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """Return places and texts of about ``most`` round values or names."""
+        """Return places and texts of about ``most`` round values, or of four names."""
         if self.names:
-            places = range(0, len(self.names), ceil(len(self.names) / most))
+            places = range(0, len(self.names), ceil(len(self.names) / 4))
             return [(self.share(place), self.names[place]) for place in places]
         if self.log:
             powers = range(floor(self.low), ceil(self.high) + 1)
