@@ -124,6 +124,7 @@ def test_worktrees_in_another_cache_are_found_through_git(waiting: Project, tmp_
     assert (left.exists(), worktrees(waiting)) == (False, 0)
 
 
+@pytest.mark.slow
 def test_kept_comparison_is_removed_only_on_request(project: Project) -> None:
     assert project.ab("--keep", *OTHER).status == 0
     (kept,) = checkouts(project)

@@ -62,6 +62,7 @@ REASONS = {
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 def test_no_round_of_a_measurement_that_fails_later_counts(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmu
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 def test_higher_power_of_a_commit_is_found(project: Project) -> None:
     project.write("conftest.py", CONFTEST)
     project.write("work.py", "WATTS = 10\n")

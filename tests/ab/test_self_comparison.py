@@ -45,6 +45,7 @@ def result_of(repeated: tuple[Project, Result]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_alarms_are_counted_with_their_limits(repeated: tuple[Project, Result]) -> None:
     found = result_of(repeated)
     assert repeated[1].status == 0
@@ -137,6 +138,7 @@ def test_kept_floor_above_the_default_threshold_is_refused(feature: Project) -> 
     )
 
 
+@pytest.mark.slow
 def test_floor_that_only_the_head_has_does_not_count(feature: Project) -> None:
     (place,) = (feature.path / ".llenergy" / "floors").glob("*.json")
     text = place.read_text()
@@ -232,6 +234,7 @@ def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Resul
         kept.write_text(text)
 
 
+@pytest.mark.slow
 def test_working_tree_is_compared_with_itself_and_few_comparisons_keep_no_floor(project: Project) -> None:
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab("--aa=2", "--head=.", *ONCE, "--format=json", "--", "pytest", "-q")

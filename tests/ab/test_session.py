@@ -76,6 +76,7 @@ def test_collection_error_stops_the_comparison(project: Project) -> None:
     assert "  | ERROR test_some.py" in result.err
 
 
+@pytest.mark.slow
 def test_session_without_measurements_stops_the_comparison(project: Project) -> None:
     project.write("test_some.py", "def test_a(): pass")
     project.commit()
@@ -107,6 +108,7 @@ def test_project_settings_that_stop_sessions_are_refused(project: Project, optio
         ),
     ],
 )
+@pytest.mark.slow
 def test_session_that_exits_early_stops_the_comparison(project: Project, happens: str, how: str) -> None:
     message = on_the_head(project, happens)
     for _ in range(2):
@@ -116,6 +118,7 @@ def test_session_that_exits_early_stops_the_comparison(project: Project, happens
     assert "resuming a stopped comparison: 1 sessions are finished" in result.lines
 
 
+@pytest.mark.slow
 def test_session_that_could_not_write_its_report_is_repeated(project: Project, tmp_path: Path) -> None:
     full = tmp_path / "full"
     project.environment["FULL"] = str(full)
@@ -142,6 +145,7 @@ def test_removed_checkout_stops_the_comparison_which_can_continue(project: Proje
     assert [len(each.rounds) for each in project.paired().head.records] == [4, 4]
 
 
+@pytest.mark.slow
 def test_truncated_report_of_a_session_names_the_remedy(project: Project) -> None:
     message = on_the_head(project, 'assert "FAIL" not in os.environ or os._exit(3)')
     project.environment["FAIL"] = "1"
@@ -269,6 +273,7 @@ ADDED = "from work import work\ndef test_new(energy): energy(work)"
 
 
 @pytest.mark.parametrize("args", [["pytest", "benchmarks"], ["pytest", "-q", "-k", "new"]])
+@pytest.mark.slow
 def test_baseline_without_energy_tests_passes_and_says_so(project: Project, args: list[str]) -> None:
     project.git("checkout", "-q", "-b", "feature")
     project.write("benchmarks/test_new.py", ADDED)
@@ -341,6 +346,7 @@ def test_directory_that_the_baseline_lacks_is_no_baseline(project: Project) -> N
         ({"conftest.py": "raise SystemExit(5)"}, ["-q"], "ended with exit code 5"),
     ],
 )
+@pytest.mark.slow
 def test_baseline_that_fails_is_an_error(
     project: Project, base: dict[str, str], args: list[str], how: str
 ) -> None:

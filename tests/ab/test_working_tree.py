@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project
@@ -85,6 +87,7 @@ def test_gates_in_project_settings_are_ignored(project: Project) -> None:
     assert not list(project.path.rglob("x.json"))
 
 
+@pytest.mark.slow
 def test_xdist_workers_skip_finished_tests(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("test_some.py", TWO)

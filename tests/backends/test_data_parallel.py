@@ -43,6 +43,7 @@ def pair() -> Iterator[LoadedRanks]:
         yield ranks
 
 
+@pytest.mark.slow
 def test_accelerate_sees_every_rank(pair: LoadedRanks) -> None:
     found = pair.call(ask_accelerate, [])
     assert [each["processes"] for each in found] == [2, 2]
@@ -87,6 +88,7 @@ def share(prompts, **keywords):
 """
 
 
+@pytest.mark.slow
 def test_a_test_function_can_use_accelerate(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         USES_ACCELERATE

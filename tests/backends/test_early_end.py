@@ -138,6 +138,7 @@ def test_a_load_that_keeps_its_limits_is_complete(backend: ServerBackend) -> Non
 
 
 @pytest.mark.parametrize(("limit_s", "is_missed"), [(4.0, False), (0.25, True)], ids=["kept", "missed"])
+@pytest.mark.slow
 def test_a_stream_that_ends_long_after_its_last_token_is_late_only_if_a_token_was(
     limit_s: float, is_missed: bool
 ) -> None:

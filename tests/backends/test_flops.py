@@ -92,6 +92,7 @@ def made(*lengths: tuple[int, int]) -> Generation:
     return Generation(texts=[], token_ids=[], requests=requests)
 
 
+@pytest.mark.slow
 def test_torch_counts_with_eager_attention_match_hand_counts(eager: LoadedRanks) -> None:
     actual, _ = flops(eager, ["hello world"], max_new_tokens=3)
     assert actual == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")

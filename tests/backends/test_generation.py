@@ -38,6 +38,7 @@ def smollm() -> Iterator[LoadedRanks]:
 
 
 class TestTransformers:
+    @pytest.mark.slow
     def test_a_sequence_that_ends_early_counts_its_own_tokens(self, tiny: LoadedRanks) -> None:
         """Padding after the end is not output, and one prompt's end token does not end another."""
         free, _ = tiny.generate(PROMPTS)

@@ -66,6 +66,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hub")
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_one_line_that_says_what_to_do(
     quick: pytest.Pytester, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ class TestTransformers:
             assert ranks.generate(["abcdefghij" * 4])[0].token_ids == expected.token_ids
 
     @pytest.mark.skipif(not is_installed("peft"), reason="needs peft; pip install 'pytest-llenergy[lora]'")
+    @pytest.mark.slow
     def test_an_adapter_changes_the_tokens_and_is_counted(self, tmp_path: Path) -> None:
         save_adapter(tmp_path / "adapter")
         with LoadedRanks(dtype="float32") as ranks:
@@ -301,6 +302,7 @@ class TestOthers:
         assert info.options["flash_attention"] == "enabled"
         assert (info.options["n_batch"], info.options["n_ubatch"]) == (64, "n_batch, 32 at most")
 
+    @pytest.mark.slow
     def test_openvino_applies_and_reads_back(self) -> None:
         needs(openvino.SPEC)
         options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "chunked_prefill": 32}

@@ -101,6 +101,7 @@ class TestAnswers:
         assert [span.name for span in made.spans] == ["ramp-up", "steady", "ramp-down"]
         assert sum(span.output_tokens or 0 for span in made.spans) == 180
 
+    @pytest.mark.slow
     def test_an_open_loop_sends_on_schedule_whatever_the_server_does(self) -> None:
         """Each request takes five seconds; the last is sent long before the first is done."""
         offsets_s = [0.0, 0.1, 0.3]
@@ -171,6 +172,7 @@ class TestFaults:
         assert said.endswith("ended with status 1 before GET /health gave 200: no memory for the model"), said
         assert "scripted server" in capfd.readouterr().out
 
+    @pytest.mark.slow
     def test_a_server_that_is_never_ready_is_reported_with_its_answer(self) -> None:
         assert refusal(command=scripted(fault="sick"), timeout_s=8.0) == (
             "server: not ready after 8 s, GET /health: 503: Loading model; see the load option health "

@@ -93,6 +93,7 @@ def elsewhere(record: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_roles_have_the_joules_of_the_processes_of_one_server(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
@@ -132,6 +133,7 @@ def test_roles_have_the_joules_of_the_processes_of_one_server(
         assert math.isclose(per_token["value"], whole["value"] / 32, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_curve_over_load_has_the_joules_of_roles_and_a_reason_for_operations(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
@@ -158,6 +160,7 @@ def true_energy_j(world: World, indices: list[int], round_: dict[str, Any]) -> f
     return sum(world.true_energy_j(each, start_ns, end_ns) for each in indices)
 
 
+@pytest.mark.slow
 def test_each_leased_board_must_have_a_process_of_the_server(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_running_server_must_be_on_the_leased_boards_and_no_others(
     assert record["status"] == ("invalid" if wrong else "measured")
 
 
+@pytest.mark.slow
 def test_a_server_whose_processes_are_not_visible_is_flagged_and_not_invalid(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:

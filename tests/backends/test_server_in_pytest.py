@@ -68,7 +68,7 @@ def test_a_key_is_in_no_file_and_no_output(quick: pytest.Pytester, read_report: 
     ]
     for command, outcomes, reason in (
         (f"{scripted()} --api-key=hunter2-key", {"passed": 1}, None),
-        (shlex.join(words), {"errors": 1}, "api_key=***"),
+        (shlex.join(words), {"failed": 1}, "api_key=***"),
     ):
         outputs = ["--energy-html", "--junit-xml=junit.xml", "--energy-save=kept"]
         result = quick.runpytest(*QUICK, *outputs, f"--energy-server-command={command}")
@@ -82,6 +82,7 @@ def test_a_key_is_in_no_file_and_no_output(quick: pytest.Pytester, read_report: 
         assert "hunter2" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
     """Three seconds long, so that a busy host that pauses does not make the load too short."""
     quick.makepyfile(
@@ -204,10 +205,10 @@ def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
     (record,) = read_report()["records"]
     metrics = record["metrics"]
     number = len(record["rounds"])
-    gaps = {each: metrics[f"inter_token_latency_{each}_s"] for each in ("p50", "p99", "max")}
+    gaps = {each: metrics[f"inter_token_latency_{each}_s"] for each in ("p50", "p99")}
     # The server sleeps at least this long; on a busy host it sleeps longer.
     assert gaps["p50"]["value"] >= 0.0099
-    assert gaps["max"]["value"] >= gaps["p99"]["value"] >= 0.49
+    assert gaps["p99"]["value"] >= 0.49
     assert (gaps["p99"]["n"], gaps["p99"]["rounds"]) == (32 * 19 * number, number)
     per_token = metrics["time_per_output_token_p99_s"]
     assert per_token["value"] < gaps["p99"]["value"] / 2
@@ -216,6 +217,7 @@ def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
     assert metrics["requests_per_s"]["n"] == number
 
 
+@pytest.mark.slow
 def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
@@ -346,6 +348,7 @@ class TestCpuTime:
         assert BackendProcesses().servers == ()
 
 
+@pytest.mark.slow
 def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: Read) -> None:
     """Lengths, waits, cache hits and failures of each request; of a long trace only a digest."""
     quick.makepyfile(

@@ -115,6 +115,7 @@ class TestTraffic:
     """Prompts of exact lengths on a real tokenizer, chat template and prefix cache."""
 
     @pytest.mark.parametrize("endpoint", ["completions", "chat"])
+    @pytest.mark.slow
     def test_prompts_are_exact_by_another_implementation_of_the_tokenizer(
         self, in_process: ServerBackend, endpoint: str
     ) -> None:
@@ -140,6 +141,7 @@ class TestTraffic:
         made = job.result(job.run())
         assert sorted(each.input_tokens for each in made.requests) == sorted(map(int, filter(None, asked)))
 
+    @pytest.mark.slow
     def test_shared_prefixes_are_cache_hits_and_rounds_do_not_hit_each_other(
         self, in_process: ServerBackend
     ) -> None:

@@ -56,6 +56,7 @@ def counts(made: ServedLoad) -> list[tuple[int, int]]:
 class TestLengths:
     @pytest.mark.parametrize("owner", ["vllm", "scripted"])
     @pytest.mark.parametrize("endpoint", ["completions", "chat"])
+    @pytest.mark.slow
     def test_prompts_have_the_tokens_that_were_asked_for(self, owner: str, endpoint: str) -> None:
         """A token is a letter here, so words do not fit evenly. Only one of the servers tokenizes for us."""
         traffic = synthetic(count=4, input_tokens=123, input_stdev=20, output_tokens=6, output_stdev=2)
@@ -64,6 +65,7 @@ class TestLengths:
         assert counts(made) == [(each.input_tokens, each.output_tokens) for each in traffic]
         assert len(set(counts(made))) == 4
 
+    @pytest.mark.slow
     def test_texts_are_written_once_for_all_rates(self) -> None:
         """Without ``/tokenize``, each count is a request for one token."""
 
@@ -83,6 +85,7 @@ class TestLengths:
             ).requests
         assert (len(other.prompt), len(chat.prompt)) == (51, 46)
 
+    @pytest.mark.slow
     def test_a_prompt_that_the_server_counts_otherwise_is_refused(self) -> None:
         with loaded() as backend:
             job = prepare(backend, synthetic(count=1, input_tokens=50), concurrency=1)
@@ -94,6 +97,7 @@ class TestLengths:
             "server: request 1 of 1: the server counts 50 tokens in a prompt written to have 49"
         )
 
+    @pytest.mark.slow
     def test_prompts_too_short_for_a_template_are_refused(self) -> None:
         with loaded(template=30) as backend, pytest.raises(BackendError) as caught:
             prepare(backend, synthetic(count=1, input_tokens=32), concurrency=1, endpoint="chat")
@@ -143,6 +147,7 @@ class TestChat:
         assert (then.start_ns or 0) - (first.last_token_ns or 0) >= 200e6
         assert plain["prompt"] == "Be short.\n\none\n\naa\n\ntwo"
 
+    @pytest.mark.slow
     def test_conversations_of_a_closed_loop_run_side_by_side(self) -> None:
         traffic = synthetic(count=3, input_tokens=40, output_tokens=2, turns=3)
         with loaded(first=0.05) as backend:
@@ -154,6 +159,7 @@ class TestChat:
             each.start_ns for each in made.requests if each.input_tokens == 40
         }
 
+    @pytest.mark.slow
     def test_conversations_above_the_capacity_are_saturated(self) -> None:
         """10 requests/s are possible. 9 conversations/s ask for 18, and the first turns for less than 10."""
         talk = Request(prompt="a", output_tokens=2, follow_ups=(Request(prompt="b", think_s=0.05),))
@@ -232,6 +238,7 @@ class TestFailures:
             "max_failures is 0"
         )
 
+    @pytest.mark.slow
     def test_a_time_out_is_a_failure(self) -> None:
         with loaded() as backend:
             made = served(
@@ -282,6 +289,7 @@ class TestFailures:
 
 
 class TestPrefixCache:
+    @pytest.mark.slow
     def test_hits_are_those_of_one_run(self) -> None:
         """Half of each prompt is shared: all but the first find it, in the second run as in the first."""
         traffic = synthetic(count=4, input_tokens=100, shared_prefix=0.5, output_tokens=1)
@@ -299,6 +307,7 @@ class TestPrefixCache:
             assert not any("cache" in flag.name for flag in made.flags)
         assert counts(runs[0]) == counts(runs[1]) == [(100, 1)] * 4
 
+    @pytest.mark.slow
     def test_hits_that_must_not_be_are_still_invalid(self) -> None:
         traffic = synthetic(count=2, input_tokens=60, shared_prefix=0.5, output_tokens=1)
         with loaded(cached="prefix") as backend:

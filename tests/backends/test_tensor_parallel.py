@@ -63,6 +63,7 @@ def difference(one: list[float], two: list[float]) -> float:
 
 
 class TestTwoRanks:
+    @pytest.mark.slow
     def test_each_rank_holds_half_of_every_matrix(self, pair: LoadedRanks) -> None:
         """Counted by hand: four heads of 64, two key-value heads, 688 inner features, 259 tokens."""
         first, second = loaded(pair)

@@ -151,6 +151,7 @@ def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, 
     assert len(times(generation)) == generation.output_tokens == ids.index(stop) + 1 < 24
 
 
+@pytest.mark.slow
 def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
     actual = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
     assert actual == {

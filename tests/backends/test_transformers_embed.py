@@ -94,6 +94,7 @@ def test_input_tokens_are_counted_and_there_are_no_output_tokens(bert: LoadedRan
     }
 
 
+@pytest.mark.slow
 def test_two_ranks_split_the_texts(bert: LoadedRanks) -> None:
     with LoadedRanks(model=BERT, degrees=Parallel(data=2), dtype="float32") as pair:
         both = embed(pair, TEXTS)

@@ -99,6 +99,7 @@ def test_each_meter_is_tried(boards: Boards, doctor: Doctor) -> None:
     assert "+cpu is built without CUDA; get another at https://pytorch.org/get-started\n" in out
 
 
+@pytest.mark.slow
 def test_hidden_gpus_are_no_fault(boards: Boards, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     boards(Board(uuid="GPU-a"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -119,6 +120,7 @@ def test_hidden_gpus_are_no_fault(boards: Boards, doctor: Doctor, monkeypatch: p
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_the_environment_hides_is_named(
     boards: Boards, doctor: Doctor, monkeypatch: pytest.MonkeyPatch, value: str, code: int, shown: str
 ) -> None:

@@ -436,6 +436,7 @@ class Job(TinyJob):
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_need_one_another_are_shards(project: pytest.Pytester) -> None:
     suite = add(project, "shards", "import zlib\n" + SHARDS, row="framework='torch', tensor=True")
     project.runpytest(*OPTIONS, f"{suite}::{DEGREE}[tensor]").assert_outcomes(passed=1)

@@ -340,7 +340,7 @@ def test_lines_of_several_gpus_are_added_or_refused(project: Project) -> None:
 def test_a_meter_that_stops_or_says_no_number_gives_a_reason(project: Project) -> None:
     joules, reason = metered(project, "    print(100 if n < 15 else 'n/a', flush=True); time.sleep(0.05)")
     assert joules is None
-    assert "n/a" in reason or "number" in reason
+    assert "n/a" in reason or "number" in reason or "not read" in reason
 
 
 def test_another_holder_of_the_cpu_is_flagged(project: Project) -> None:

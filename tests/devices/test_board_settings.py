@@ -347,6 +347,7 @@ class TestKills:
         wait_until(lambda: not files())
         assert set_on(killed.world) == [FACTORY] * 3
 
+    @pytest.mark.slow
     def test_kill_of_everything(self, killed: Killed, suite: pytest.Pytester) -> None:
         """The next test that leases a board restores it, with or without the mark."""
         kill_all(killed.family())

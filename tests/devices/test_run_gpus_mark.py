@@ -203,6 +203,7 @@ def test_an_environment_variable_set_by_a_test_does_not_change_later_leases(
 
 
 @pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "0,,1"])
+@pytest.mark.slow
 def test_a_mistyped_selection_ends_the_run(pytester: pytest.Pytester, world: World, selection: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(): pass\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-gpus={selection}")

@@ -152,6 +152,7 @@ def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("content", NO_POWER)
+@pytest.mark.slow
 def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
     tmp_path: Path, content: str
 ) -> None:

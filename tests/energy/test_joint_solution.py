@@ -96,6 +96,7 @@ def test_the_window_around_thousands_of_others_needs_only_its_edges() -> None:
 
 
 @pytest.mark.parametrize(("length_ms", "rest_ms"), [(50, 50), (100, 50), (100, 100), (300, 10)])
+@pytest.mark.slow
 def test_a_loop_of_even_power_read_at_its_ticks_is_exact(length_ms: int, rest_ms: int) -> None:
     """At its ends too, where marks that are not solved, and the power around the loop, are near."""
 

@@ -77,6 +77,7 @@ def loop(rng: Random, start_ns: int, end_ns: int) -> Wave:
 @pytest.mark.parametrize("refresh", [refresh_with_period(0.1), UNKNOWN], ids=["refresh known", "unknown"])
 @pytest.mark.parametrize("shortest_ms", [100, 400, 1000])
 @pytest.mark.parametrize("course", [step, loop])
+@pytest.mark.slow
 def test_one_second_averages_give_the_energy_of_a_window_or_a_reason(
     monkeypatch: pytest.MonkeyPatch, course: Course, shortest_ms: int, refresh: Refresh
 ) -> None:

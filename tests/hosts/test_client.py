@@ -191,6 +191,7 @@ def test_a_killed_agent_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("filled", [False, True], ids=["idle", "full pipe"])
+@pytest.mark.slow
 def test_a_stopped_agent_is_lost_after_three_missed_beats(filled: bool) -> None:
     with gang(None) as [client]:
         begin_s = time.monotonic()
@@ -252,6 +253,7 @@ def test_an_agent_that_never_comes_ends_the_others() -> None:
     listener.close()
 
 
+@pytest.mark.slow
 def test_an_agent_that_comes_early_waits_for_the_others_and_for_pytest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -43,6 +43,7 @@ RAMPS_W = {"n1": [(100.0, 640.0), (310.0, 90.0)], "n2": [(80.0, 400.0), (690.0, 
 
 @pytest.mark.clock
 @pytest.mark.parametrize("engine", ["sharded", pytest.param("spread", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_each_copy_is_on_one_host_and_counts_once(two_hosts: TwoHosts, engine: str) -> None:
     for host in two_hosts.hosts:
         for index, (from_w, to_w) in enumerate(RAMPS_W[host.name]):

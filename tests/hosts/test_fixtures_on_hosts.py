@@ -306,6 +306,7 @@ def test_it(workers, energy_meter):
 )
 
 
+@pytest.mark.slow
 def test_the_first_windows_of_a_test_may_open_in_several_threads(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(FIRST_WINDOWS)
     assert "1 passed" in output, output

@@ -124,6 +124,7 @@ def test_hosts_whose_boots_are_unknown_may_be_one_machine(
         gangs._refuse_same_machine(cluster.gangs[0].hosts)
 
 
+@pytest.mark.slow
 def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "WAIT_S", 0.3)
     keeper, _ = hosts.keeper("n1", "n2", lease_timeout=5.0)

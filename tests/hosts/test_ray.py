@@ -107,6 +107,7 @@ def test_a_part_of_the_devices_and_none(cluster: RayCluster, ray_cluster: RayNod
 
 
 @pytest.mark.parametrize("shape", [Shape(3, 1), Shape(2, 5)], ids=str)
+@pytest.mark.slow
 def test_never_is_not_busy(cluster: RayCluster, shape: Shape, ray_cluster: RayNodes) -> None:
     begin_s = time.monotonic()
     one, other = (host.name for host in ray_cluster.hosts)

@@ -156,6 +156,7 @@ def require_coverage(
 
 @needs_another_host
 @pytest.mark.clock
+@pytest.mark.slow
 def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
     tmp_path: Path, nvml_library: Path
 ) -> None:
@@ -353,6 +354,7 @@ def cpu_time_ns(pid: int) -> int:
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 def test_an_agent_hardly_uses_the_cpu_while_work_runs(tmp_path: Path, nvml_library: Path) -> None:
     """The limit for a real board, which ticks ten times a second, is 1 % of a core."""
     with metered_hosts(tmp_path, nvml_library, shifted=False) as hosts:

@@ -76,6 +76,7 @@ def test_a_rank_that_dies_is_named(ranks: RankGroup, code: str, message: str) ->
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_show_their_stacks_or_why_they_have_none(ranks: RankGroup) -> None:
     def hang_in_the_test() -> None:
         if os.environ["RANK"] == "3":

@@ -202,6 +202,7 @@ def test_rounds_wait_for_a_counter_that_ticks_slowly(
             assert meters.reasons == []
 
 
+@pytest.mark.slow
 def test_a_late_answer_costs_its_window_and_not_the_host(
     tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

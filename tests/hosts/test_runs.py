@@ -213,6 +213,7 @@ def count_covered(runs: ClusterRuns, rounds: int) -> tuple[int, int]:
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 def test_the_truth_of_two_hosts_is_covered(cluster_runs: ClusterRuns) -> None:
     covered, known = count_covered(cluster_runs, 6)
     # Of a hundred, up to two are not covered.

@@ -113,6 +113,7 @@ def require_coverage(
 
 @needs_another_host
 @pytest.mark.clock
+@pytest.mark.slow
 def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
     tmp_path: Path, nvml_library: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_rank_that_dies_in_the_third_round(quick: pytest.Pytester, read_report
     assert [each for each in map(json.loads, lines) if each.get("id") == record["id"]] == [record]
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_in_the_third_round(quick: pytest.Pytester, read_report: ReadReport) -> None:
     """A gate compares none of its rounds, even if the test expects the error."""
     quick.makepyfile(IN_PROCESS)

@@ -85,6 +85,7 @@ class TestBoards:
         return call
 
     @pytest.mark.parametrize("latch_ms", [20, pytest.param(100, marks=pytest.mark.slow)])
+    @pytest.mark.slow
     def test_energy_agrees_with_the_simulated_energy(
         self,
         run: Callable[..., tuple[pytest.RunResult, World]],
@@ -126,6 +127,7 @@ class TestBoards:
         assert record["devices"] == [world.board(index).uuid for index in range(3)]
         assert energy(record)["value"] == pytest.approx(700 * seconds(record), rel=0.02)
 
+    @pytest.mark.slow
     def test_option_and_mark_select_boards(
         self, run: Callable[..., tuple[pytest.RunResult, World]], read_report: Read
     ) -> None:

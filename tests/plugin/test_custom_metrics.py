@@ -83,6 +83,7 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
         ("ini", "--energy-columns=wer,energy_j"),
     ],
 )
+@pytest.mark.slow
 def test_a_metric_of_other_tests_only_is_a_note(suite: pytest.Pytester, where: str, option: str) -> None:
     name, _, value = option.partition("=")
     key = name.removeprefix("--").replace("-", "_")

@@ -134,6 +134,7 @@ def test_a_budget_can_limit_energy_per_operation(noting: pytest.Pytester) -> Non
     result.stdout.fnmatch_lines(["*energy_per_flop_j is * [µnm]J, over the budget of 10 pJ*"])
 
 
+@pytest.mark.slow
 def test_transformers_counts_and_its_ranks_are_reused(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """

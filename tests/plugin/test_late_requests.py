@@ -45,6 +45,7 @@ def run(pytester: pytest.Pytester, tests: str, *args: str) -> tuple[pytest.RunRe
 
 
 @pytest.mark.parametrize("args", [(), ("-n2",)], ids=["one process", "workers"])
+@pytest.mark.slow
 def test_energy_requested_in_the_body_is_recorded(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     result, records = run(pytester, LATE, *args)
     result.assert_outcomes(passed=3)
@@ -94,6 +95,7 @@ def test_late(request, subtests):
 
 
 @pytest.mark.parametrize("place", ["setup", "call", "teardown", "part"])
+@pytest.mark.slow
 def test_package_error_is_one_line(pytester: pytest.Pytester, place: str) -> None:
     tests = """
 import pytest
@@ -132,6 +134,7 @@ def test_part(request):
     assert not records
 
 
+@pytest.mark.slow
 def test_marks_that_are_added_after_collection_have_no_effect(pytester: pytest.Pytester) -> None:
     tests = """
 import pytest

@@ -96,6 +96,7 @@ def test_full_line_of_dots_is_not_overwritten(quick: pytest.Pytester, before: in
 
 
 @pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.slow
 def test_long_test_name_stays_on_one_line(quick: pytest.Pytester, columns: int) -> None:
     quick.makepyfile(
         test_it="""
@@ -153,6 +154,7 @@ def terminal() -> Iterator[TextIO]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
+@pytest.mark.slow
 def test_no_line_is_redrawn_while_output_is_not_captured(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,

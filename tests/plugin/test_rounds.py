@@ -101,7 +101,7 @@ def test_wrong_values_are_one_line_at_collection(quick: pytest.Pytester) -> None
     ]
 
 
-def test_mark_on_a_test_without_rounds_is_refused(quick: pytest.Pytester) -> None:
+def test_mark_on_a_test_without_rounds_is_refused(quick: pytest.Pytester, no_xdist: None) -> None:
     source = "import pytest\n@pytest.mark.energy_options(rounds=3)\ndef test_it({}): pass\n"
     quick.makepyfile(test_a=source.format("energy_meter"), test_b=source.format("benchmark"))
     result = quick.runpytest()

@@ -98,6 +98,7 @@ class TestGroups:
 class TestEach:
     """``--dist=each``: every worker runs every test."""
 
+    @pytest.mark.slow
     def test_every_worker_has_a_record_of_every_test(self, quick: pytest.Pytester, read_report: Read) -> None:
         quick.makepyfile(SUITE)
         result = quick.runpytest_subprocess("--energy-report", "-n2", "--dist=each")

@@ -98,6 +98,7 @@ def read_steps(steps: Path, rank: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("method", "kind", "backend"), [("spawn", "GPU", "nccl"), ("forkserver", "MIG", "gloo")]
 )
+@pytest.mark.slow
 def test_a_rank_chooses_its_device_before_it_joins_the_process_group(
     steps: Path, method: StartMethod, kind: str, backend: str
 ) -> None:

@@ -97,6 +97,7 @@ def test_each_role_has_the_joules_of_its_boards(
         assert math.isclose(metrics[per_token]["value"], found["value"] / tokens, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 def test_roles_that_one_meter_reads_together_have_a_reason(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:

@@ -55,6 +55,7 @@ def save(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest(*options, no_reraise_ctrlc=True)
 
 
+@pytest.mark.slow
 def test_tests_whose_file_is_gone_are_dropped(saved: pytest.Pytester) -> None:
     (saved.path / "test_second.py").unlink()
     save(saved).assert_outcomes(passed=4)
