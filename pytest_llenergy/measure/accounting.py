@@ -20,14 +20,9 @@ from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import Phase, Round, Tokens
 from pytest_llenergy.record.served import ServedRequests, TokenGaps
 from pytest_llenergy.record.timeline import RequestTimeline, Timeline
-
-#: Relative standard uncertainty of the energy of a phase for which rounds are made long enough: half of what
-#: is resolvable, so that it is known too if less is used than in the round that told how long.
-RESOLVED_WELL = RESOLVABLE / 2
 
 
 def time_to_first_token_s(timeline: Timeline) -> float | None:

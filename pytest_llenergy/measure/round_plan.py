@@ -64,11 +64,6 @@ class RoundPlan:
         """Seconds that the warm-up may take: for an estimate, as long as all its rounds."""
         return min(self.budget_s, ESTIMATE_S) if self.is_estimate else self.budget_s
 
-    @property
-    def sharing_rounds(self) -> int:
-        """Number of rounds that share what is left of the budget."""
-        return min(self.rounds, ESTIMATE_ROUNDS) if self.is_estimate else self.least
-
 
 def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:
     """Return the plan for these meters: further rounds cannot improve an estimate by much."""

@@ -390,7 +390,7 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: S
     """Return the flags of the rounds, each kind once with its number of rounds, and those in ``before``."""
     rounds = experiment.rounds if experiment is not None else []
     hosts = {host_of(meter.domain) for meter in meters}
-    by_kind: dict[tuple[str, str], list[list[Flag]]] = {}
+    by_kind: dict[tuple[str, str, str], list[list[Flag]]] = {}
     for round_ in rounds:
         for kind in dict.fromkeys(map(flag_kind, round_.flags)):
             by_kind.setdefault(kind, []).append([flag for flag in round_.flags if flag_kind(flag) == kind])

@@ -38,13 +38,24 @@ class Flag(StoredStruct, frozen=True):
 
 
 #: Flags with several causes, which only their details tell apart.
-SEVERAL_CAUSES = frozenset({"doubtful", "drift", "imprecise", "meter", "unmeasured"})
+SEVERAL_CAUSES = frozenset(
+    {
+        "doubtful",
+        "drift",
+        "foreign-unknown",
+        "imprecise",
+        "late-request",
+        "meter",
+        "prefix-cache",
+        "unmeasured",
+    }
+)
 
 
-def flag_kind(flag: Flag) -> tuple[str, str]:
-    """Return what flags of the same cause have in common: the name, and words that are no value or device."""
+def flag_kind(flag: Flag) -> tuple[str, str, str]:
+    """Return what flags of the same cause have in common: also words that are no value or device."""
     words = re.sub(r"\S*[\d:/]\S*", "", flag.detail) if flag.name in SEVERAL_CAUSES else ""
-    return flag.name, words
+    return flag.name, flag.severity, words
 
 
 class Metric(StoredStruct, frozen=True):

@@ -17,6 +17,9 @@ KEYS = ("HF_TOKEN", "OPENAI_API_KEY")
 #: Shorter values are no keys, and would hide ordinary words.
 SHORTEST_KEY = 8
 
+#: Keys in commands of servers of this process.
+_remembered: set[str] = set()
+
 #: Names of credentials. Models have tokens of their own, such as ``eos_token``.
 _NAME = re.compile(
     r"(?i:(.*[_.-])?(api|access|private|secret)[_-]?key|(.*[_.-])?(password|passphrase|secret|credentials?)"
@@ -39,14 +42,18 @@ def find_secret(value: object) -> str | None:
     return None
 
 
-def hide_keys(text: str, command: Sequence[str] = ()) -> str:
-    """Replace the keys of the environment, and those in the server's command, in a text from a server."""
-    keys = [os.environ.get(name, "") for name in KEYS]
-    for word, following in pairwise([*command, ""]):
-        option, equals, value = word.partition("=")
-        if option.startswith("-") and is_secret(option.lstrip("-")):
-            keys.append(value if equals else following)
-    for key in keys:
+def remember_keys(command: Sequence[str]) -> None:
+    """Remember the keys in a server's command, its environment and nested commands included."""
+    words = [part for word in command for part in re.split(r"[\s'\"]+", word)]
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if is_secret(name.lstrip("-")) and (equals or word.startswith("-")):
+            _remembered.add(value or following)
+
+
+def hide_keys(text: str) -> str:
+    """Replace the keys of the environment, and the remembered ones, in a text from a server."""
+    for key in (*(os.environ.get(name, "") for name in KEYS), *_remembered):
         if len(key) >= SHORTEST_KEY:
             text = text.replace(key, HIDDEN)
     return text

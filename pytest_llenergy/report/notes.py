@@ -83,19 +83,19 @@ def _fallback_notes(records: Sequence[Record]) -> list[str]:
 
 def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return severity and text of each important flag. The text names one test and counts the others."""
-    flagged: dict[tuple[str, str], list[tuple[Record, Flag]]] = {}
+    flagged: dict[tuple[str, str, str], list[tuple[Record, Flag]]] = {}
     for record in records:
         of_windows = [flag for window in record.windows for flag in window.flags]
         # The line of a window without joules says why.
         flags = [*record.flags, *(flag for flag in of_windows if flag.name != "unmeasured")]
-        found: dict[tuple[str, str], Flag] = {}
+        found: dict[tuple[str, str, str], Flag] = {}
         for flag in flags:
             if flag.severity != "note":
                 found.setdefault(flag_kind(flag), flag)
         for kind, flag in found.items():
             flagged.setdefault(kind, []).append((record, flag))
     lines: list[tuple[str, str]] = []
-    for (name, _), pairs in flagged.items():
+    for (name, *_), pairs in flagged.items():
         (record, flag), *others = pairs
         tests = labels[record.id]
         if any(other.detail != flag.detail for _, other in others):

@@ -70,7 +70,8 @@ class Journal:
 
     def add(self, part: Report | Record) -> None:
         """Append a line, which outlives this process; sync it to disk if the last sync is a while ago."""
-        end = self._file.tell()
+        # Not ``tell``, which stays where it was when a failed line is cut off.
+        end = os.fstat(self._file.fileno()).st_size
         try:
             rest = memoryview(msgspec.json.encode(part) + b"\n")
             while rest:

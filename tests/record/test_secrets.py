@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.record.secrets import find_secret, hide_keys, is_secret
+from pytest_llenergy.record.secrets import find_secret, hide_keys, is_secret, remember_keys
 
 
 def test_credentials_are_told_from_the_tokens_of_models() -> None:
@@ -23,6 +23,9 @@ def test_members_of_a_value_are_searched() -> None:
 def test_keys_of_the_environment_and_of_a_command_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-12345678")
     monkeypatch.setenv("HF_TOKEN", "short")
-    text = "keys sk-12345678 first-key second-key, a short one, word-after"
-    command = ["serve", "--api-key=first-key", "--api-key", "second-key", "--eos-token", "word-after"]
-    assert hide_keys(text, command) == "keys *** *** ***, a short one, word-after"
+    remember_keys(
+        ["env", "VLLM_API_KEY=third-key", "serve", "--api-key=first-key", "--api-key", "second-key"]
+    )
+    remember_keys(["sh", "-c", "serve --token='fourth-key' --eos-token word-after"])
+    text = "keys sk-12345678 first-key second-key third-key fourth-key, a short one, word-after"
+    assert hide_keys(text) == "keys *** *** *** *** ***, a short one, word-after"

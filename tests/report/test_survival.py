@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.plugin.report_builder import ReportBuilder
-from pytest_llenergy.report.store import read_report
+from pytest_llenergy.report.store import Journal, read_report
 
-from ..compare.runs import record_of
+from ..compare.runs import record_of, report_of
 from ..record.reports import REPORT
 
 THREE = """
@@ -206,3 +207,20 @@ def test_a_page_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester)
     line = f"energy: energy.html was written by another run meanwhile, so this run's page is {beside.name} *"
     result.stdout.fnmatch_lines([f"\x1b?33m{line}", f"energy page: {beside.name}"])
     result.stdout.no_fnmatch_line("*ERROR*")
+
+
+def test_records_after_those_that_a_full_disk_refused_are_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "r.x.journal.jsonl")
+    journal.add(report_of())
+    journal.add(record_of("t.py::test_0"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 100, limits[1]))
+    try:
+        for name in ("t.py::test_1", "t.py::test_2"):
+            with pytest.raises(OSError, match="too large"):
+                journal.add(record_of(name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.add(record_of("t.py::test_3"))
+    journal.close(remove=False)
+    assert [each.id for each in read_report(journal.path).records] == ["t.py::test_0", "t.py::test_3"]

@@ -24,7 +24,7 @@ from pytest_llenergy.backends.timeouts import (
     TERMINATE_TIMEOUT_S,
 )
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.secrets import hide_keys
+from pytest_llenergy.record.secrets import hide_keys, remember_keys
 
 if TYPE_CHECKING:
     import psutil
@@ -53,7 +53,8 @@ class ServerProcess:
             BackendError: If the program does not exist.
         """
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
-        self._name, self._words = words[0], words
+        self._name = words[0]
+        remember_keys(words)
         try:
             self._child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
@@ -86,7 +87,7 @@ class ServerProcess:
         size = os.fstat(self._output.fileno()).st_size
         # pread, since reading would move the file position at which the child writes.
         written = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
-        lines = hide_keys(written.decode(errors="replace"), self._words).splitlines()
+        lines = hide_keys(written.decode(errors="replace")).splitlines()
         return [line for line in lines if line.strip()][-TAIL_LINES:]
 
     def show_tail(self) -> None:
