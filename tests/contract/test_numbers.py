@@ -253,7 +253,9 @@ def test_it(energy_meter):
     for number in range(5):
         time.sleep(0.4)
         with energy_meter(f"w{number}"):
-            draw(650.0, 0.8)
+            time.sleep(0.1)
+            draw(650.0, 0.035)
+            time.sleep(0.1)
 """
 
 

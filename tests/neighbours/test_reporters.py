@@ -70,5 +70,5 @@ def test_with_pytest_sugar_the_energy_table_is_printed_once(
     ran = run(run_suite, workers, ("sugar",), *forced)
     found = ran.result.stdout.str()
     assert len(re.findall("^=+ energy =+$", found, re.MULTILINE)) == 1
-    assert len(re.findall(r"^test_measured i=\d .* ten-watts$", found, re.MULTILINE)) == 2
+    assert len(re.findall(r"^  i=\d +\d.* mJ ", found, re.MULTILINE)) == 2
     ran.result.stdout.fnmatch_lines(["energy report: energy.json"])

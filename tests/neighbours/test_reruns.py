@@ -57,7 +57,7 @@ def test_each_attempt_has_a_record(run_suite: RunSuite, workers: tuple[str, ...]
     }
     assert ran.records()["test_gate", 2]["failed_gate"]
     # The table shows the last attempt.
-    rows = [line.split()[0] for line in ran.result.outlines if line.rstrip().endswith("ten-watts")]
+    rows = [line.split()[0] for line in ran.result.outlines if line.startswith("test_") and " mJ " in line]
     assert sorted(rows) == ["test_flaky", "test_gate", "test_good", "test_set_up"]
     ran.result.stdout.fnmatch_lines(["3 earlier attempts not shown*"])
     cases = {case.get("name"): case for case in ElementTree.parse(ran.path / "junit.xml").iter("testcase")}

@@ -210,14 +210,14 @@ def test_a_gate_compares_them(suite: pytest.Pytester, monkeypatch: pytest.Monkey
 def test_a_gate_passes_a_perfect_zero(suite: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
     suite.makepyfile(
         test_some="""
-        import pytest
+        import time, pytest
         @pytest.mark.energy_gate(metric="wrong", threshold="5%+1")
         def test_mark(energy):
-            energy(int)
+            energy(time.sleep, 0.02)
             energy.metric("wrong", 0, better="less")
 
         def test_option(energy):
-            energy(int)
+            energy(time.sleep, 0.02)
             energy.metric("missed", 0, better="less", uncertainty=0.5)
     """
     )

@@ -110,7 +110,7 @@ def check_machine(*, steps: bool) -> Iterator[Line]:
 def _run_check(name: str, *arguments: str, timeout_s: float, remedy: str) -> Iterator[Line]:
     """Run a check in a process of its own, and yield what it found before it ended, died or hung."""
     root = str(Path(pytest_llenergy.__file__).parents[1])
-    command = [sys.executable, "-c", PROGRAM, root, __name__, str(timeout_s), name, *arguments]
+    command = [sys.executable, "-u", "-c", PROGRAM, root, __name__, str(timeout_s), name, *arguments]
     # In a session of its own, it can be killed with whatever it has started.
     process = subprocess.Popen(
         command,
