@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -118,6 +119,21 @@ def test_prefill_and_decode_are_told_apart(generated: Generated) -> None:
         for phase in each["phases"]:
             assert phase["duration_s"] > 0
             assert phase["energy_j"] is not None or phase["reason"]
+    # The first token of each sequence is one of prefill; a phase has the energy of all calls.
+    rounds = [
+        each for each in record["rounds"] if all(phase["energy_j"] is not None for phase in each["phases"])
+    ]
+    by_hand = [
+        phase["energy_j"] / (each["tokens"]["output"] - each["requests"])
+        for each in rounds
+        for phase in each["phases"]
+        if phase["name"] == "decode"
+    ]
+    decode = record["metrics"]["decode_energy_per_output_token_j"]
+    if len(by_hand) == len(record["rounds"]):
+        assert decode["value"] == pytest.approx(median(by_hand), rel=0.01)
+    else:
+        assert decode["value"] is not None or decode["reason"]
     first = record["metrics"]["time_to_first_token_s"]
     assert first["value"] is None or 0 < first["value"] < record["metrics"]["duration_s"]["value"]
 
