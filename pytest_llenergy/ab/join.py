@@ -215,7 +215,7 @@ def _sum_times(parts: Sequence[SessionRecord]) -> Times | None:
 def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:
     """Return the rounds with their session, flagged as invalid if they do not match the anchor."""
     why = _incompatibility(part, anchor)
-    flag = Flag(name="another-session", severity="invalid", detail=f"session {part.number}: {why}")
+    flag = Flag(name="elsewhere", severity="invalid", detail=f"session {part.number}: {why}")
     added = [flag] if why else []
     return [
         msgspec.structs.replace(each, flags=[*each.flags, *added], session=part.number)
@@ -264,7 +264,10 @@ def list_excluded_rounds(records: Iterable[Record]) -> dict[str, list[str]]:
         for record in records
         if (
             reasons := [
-                flag.detail for each in record.rounds for flag in each.flags if flag.name == "another-session"
+                flag.detail
+                for each in record.rounds
+                for flag in each.flags
+                if (flag.name, flag.severity) == ("elsewhere", "invalid")
             ]
         )
     }

@@ -39,7 +39,7 @@ from pytest_llenergy.record.text import count_tests, one_line, short_test_name
 ALARM = "regressed"
 
 #: Flags of rounds that something else on the machine disturbed.
-DISTURBED = ("contended", "stolen", "throttled")
+DISTURBED = ("contended", "throttled")
 
 
 class AlarmRate(StoredStruct, frozen=True):

@@ -42,8 +42,8 @@ UNKNOWN = "unknown"
 #: Kind of domain whose full name has the UUID of a board.
 GPU_DOMAIN = "gpu"
 
-#: Flags of rounds during which others used the CPU.
-DISTURBED = {"contended": "other processes used the CPU", "stolen": "the hypervisor ran other guests"}
+#: What the flag ``contended`` means.
+CPU_SHARED = "others used the CPU"
 
 #: A disturbance of more than this share of the rounds of a side matters.
 MAJORITY = 0.5
@@ -201,17 +201,15 @@ def device_differences(
 
 def _disturbance_notes(base: Record, head: Record) -> list[str]:
     """Return notes if others used the CPU during most of the rounds of a side."""
-    notes = []
-    for name, disturbance in DISTURBED.items():
-        disturbed = []
-        for side, record in (("base", base), ("head", head)):
-            count = sum(any(flag.name == name for flag in round_.flags) for round_ in record.rounds)
-            if record.rounds and count > MAJORITY * len(record.rounds):
-                disturbed.append(f"{count} of {len(record.rounds)} rounds of {side}")
-        if disturbed:
-            rounds = " and ".join(disturbed)
-            notes.append(f"{name}: {disturbance} during {rounds}, which may explain the difference")
-    return notes
+    disturbed = []
+    for side, record in (("base", base), ("head", head)):
+        count = sum(any(flag.name == "contended" for flag in round_.flags) for round_ in record.rounds)
+        if record.rounds and count > MAJORITY * len(record.rounds):
+            disturbed.append(f"{count} of {len(record.rounds)} rounds of {side}")
+    if not disturbed:
+        return []
+    rounds = " and ".join(disturbed)
+    return [f"contended: {CPU_SHARED} during {rounds}, which may explain the difference"]
 
 
 def comparison_notes(

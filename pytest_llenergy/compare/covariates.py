@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import hypot, inf, sqrt
 from statistics import fmean, variance
 
-from pytest_llenergy.compare.comparability import GPU_DOMAIN, MAJORITY
+from pytest_llenergy.compare.comparability import CPU_SHARED, GPU_DOMAIN, MAJORITY
 from pytest_llenergy.compare.limits import relative_spread
 from pytest_llenergy.record.comparison import CORRECTED
 from pytest_llenergy.record.record import Record, Round, domain_kind
@@ -33,8 +33,10 @@ MIN_SLOPE_ROUNDS = 8
 ALIKE, ALIKE_NOISE = 2.0, 0.05
 
 
-def _cores(cpu_s: float | None, round_: Round) -> float | None:
-    return None if cpu_s is None or round_.duration_s <= 0 else cpu_s / round_.duration_s
+def _cores_of_others(round_: Round) -> float | None:
+    if round_.other_cpu_s is None or round_.duration_s <= 0:
+        return None
+    return (round_.other_cpu_s + (round_.stolen_cpu_s or 0.0)) / round_.duration_s
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,7 @@ TEMPERATURE = "temperature"
 
 #: By the name of the flag of disturbed rounds, if there is one.
 DISTURBANCES = {
-    "contended": Disturbance(
-        lambda round_: _cores(round_.other_cpu_s, round_), "CPU use of other processes", "core"
-    ),
-    "stolen": Disturbance(
-        lambda round_: _cores(round_.stolen_cpu_s, round_), "CPU time given to other guests", "core"
-    ),
+    "contended": Disturbance(_cores_of_others, "CPU use of others", "core"),
     TEMPERATURE: Disturbance(
         lambda round_: round_.temperature_start_c, "temperature at the start of rounds", "K"
     ),
@@ -212,11 +209,7 @@ def find_disturbance(
         noise: Relative scatter of the rounds if those of both sides alternate, otherwise None.
     """
     calm = noise is not None and noise <= ALIKE_NOISE
-    for name, cause in (
-        ("throttled", "a board was throttled by heat"),
-        ("contended", "other processes used the CPU"),
-        ("stolen", "the hypervisor ran other guests"),
-    ):
+    for name, cause in (("throttled", "a board was throttled by heat"), ("contended", CPU_SHARED)):
         if name in adjusted or (calm and name in DISTURBANCES and _alike(name, covariates)):
             continue
         for side, record in (("base", base), ("head", head)):

@@ -108,7 +108,7 @@ class Occupancy:
         if not unknown:
             return []
         detail = f"{unknown[0].uuid}: other processes are unknown: {unknown[0].reason}"
-        return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
+        return [Flag(name="gpu-processes", severity="warning", detail=detail)]
 
 
 def wait_until_free(

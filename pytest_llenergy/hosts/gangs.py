@@ -289,14 +289,14 @@ class GangKeeper:
         for client in clients:
             if client.unlike_pytest:
                 detail = f"{client.name}: {'; '.join(client.unlike_pytest)}"
-                flags.append(Flag(name="process-settings", severity="warning", detail=detail))
+                flags.append(Flag(name="host", severity="warning", detail=detail))
         devices = [
             HostDevices(client.name, leases[client.name], held.hosts[client.name].usable_cpus())
             for client in clients
         ]
         environments = self._describe(clients)
         if unlike := describe_unlike(environments):
-            flags.append(Flag(name="unlike-hosts", severity="note", detail=unlike))
+            flags.append(Flag(name="host", severity="note", detail=unlike))
         self._pool.use_hosts(held.hosts)
         lease = join_leases([each.lease for each in devices])
         held.lease = GangLease(lease, devices, clients, environments, flags)

@@ -134,7 +134,7 @@ class RemoteMeters(MeterClient):
         fault = self._client.clock.fault(measured.gap_start_ns, measured.gap_end_ns)
         if fault is None:
             return found
-        flag = Flag(name="clock", severity="invalid", detail=f"{self._client.name} {fault}")
+        flag = Flag(name="host", severity="invalid", detail=f"{self._client.name} {fault}")
         return replace(found, flags=[*found.flags, flag])
 
     def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
@@ -211,7 +211,7 @@ class RemoteMeters(MeterClient):
             )
             for each in self._domains
         ]
-        flags = [] if self.lost is None else [Flag(name="host-lost", severity="invalid", detail=self.lost)]
+        flags = [] if self.lost is None else [Flag(name="host", severity="invalid", detail=self.lost)]
         return HostRound(domains, list(self.reasons), flags)
 
 

@@ -90,7 +90,7 @@ class RemoteWindows(MeterClient):
         fault = clock.fault(start_ns, end_ns)
         if fault is not None:
             reason = f"{self._client.name} {fault}"
-            flag = Flag(name="clock", severity="invalid", detail=reason)
+            flag = Flag(name="host", severity="invalid", detail=reason)
             return partial(self._without_energy, reason, [flag])
         slowest = self._begin("longest_wait_s")
         pending = self._begin_account("account", window, start_ns, end_ns)

@@ -234,7 +234,7 @@ def foreign_round_flags(reported: ForeignRounds, stretches: Sequence[Stretch]) -
             f"{reported.timer} may not report wall-clock time: the joules are those of everything from the "
             "first of its rounds to the last"
         )
-        flags.append(Flag(name="joined-rounds", severity="warning", detail=detail))
+        flags.append(Flag(name="doubtful", severity="warning", detail=detail))
     if rounds > len(stretches) and reported.timer is None:
         mean_s = sum(reported.durations_s) / rounds
         share = sum(each.timed_s for each in stretches) / sum(
@@ -245,7 +245,7 @@ def foreign_round_flags(reported: ForeignRounds, stretches: Sequence[Stretch]) -
             f"short for the meters; rounds took {share:.0%} of that time and are assigned that share of its "
             "joules"
         )
-        flags.append(Flag(name="joined-rounds", severity="note", detail=detail))
+        flags.append(Flag(name="meter", severity="note", detail=detail))
     return flags
 
 

@@ -167,7 +167,7 @@ def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
         return []
     change, t = drift
     detail = f"energy changed by {change:+.1%} over {len(energies)} rounds (t = {t:.1f}); warm up longer"
-    return [Flag(name="drift", severity="warning", detail=detail)]
+    return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
 
 
 def outlier_flags(rounds: Sequence[Round]) -> list[Flag]:
@@ -187,7 +187,7 @@ def outlier_flags(rounds: Sequence[Round]) -> list[Flag]:
         return []
     each = " an iteration" if any(round_.iterations > 1 for _, round_ in valid) else ""
     detail = f"{'; '.join(dict.fromkeys(found.values()))}{each}; medians are hardly moved by it"
-    return [Flag(name="outlying-rounds", severity="warning", detail=detail)]
+    return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
 
 
 def _name_outlying(
@@ -264,12 +264,12 @@ def _describe(error: BaseException) -> str:
 
 def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     used = (
-        ("contended", measured.other_cpu_s, "other processes used"),
-        ("stolen", measured.stolen_cpu_s, "the hypervisor gave other guests"),
+        (measured.other_cpu_s, "other processes used"),
+        (measured.stolen_cpu_s, "the hypervisor gave other guests"),
     )
     return [
-        Flag(name=name, severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")
-        for name, cpu_s, text in used
+        Flag(name="contended", severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")
+        for cpu_s, text in used
         if is_busy(cpu_s, duration_s)
     ]
 
@@ -287,7 +287,7 @@ def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
         flags += _elsewhere_flags(uuid, conditions, own_pids) if own_pids is not None else []
     for uuid in measured.unleased:
         detail = f"{uuid}: the server uses this board too, which the test does not lease; lease all of them"
-        flags.append(Flag(name="server-elsewhere", severity="invalid", detail=detail))
+        flags.append(Flag(name="gpu-processes", severity="invalid", detail=detail))
     return flags
 
 
@@ -320,7 +320,7 @@ def _elsewhere_flags(uuid: str, conditions: Sequence[Condition], own_pids: Colle
         f"{uuid}: the server has no process on this board; lease only boards that it uses, or let it use "
         "them all, such as with --tensor-parallel-size {gpus}"
     )
-    return [Flag(name="server-elsewhere", severity="invalid", detail=detail)]
+    return [Flag(name="gpu-processes", severity="invalid", detail=detail)]
 
 
 def _foreign_flags(
@@ -334,11 +334,11 @@ def _foreign_flags(
         elif others:
             names = ", ".join(f"{process.pid} ({process.name or 'name unknown'})" for process in others)
             detail = f"{uuid} is used by another process: {names}"
-            return [Flag(name="foreign-process", severity="invalid", detail=detail)]
+            return [Flag(name="gpu-processes", severity="invalid", detail=detail)]
     if unknown is None:
         return []
     detail = f"{uuid}: other processes are unknown: {unknown}"
-    return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
+    return [Flag(name="gpu-processes", severity="warning", detail=detail)]
 
 
 def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
@@ -346,7 +346,7 @@ def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
     if now_c is None or then_c is None or abs(now_c - then_c) <= TEMPERATURE_C:
         return []
     detail = f"started at {now_c:.0f} °C, the first round at {then_c:.0f} °C"
-    return [Flag(name="drift", severity="warning", detail=detail)]
+    return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
 
 
 def clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
@@ -362,6 +362,6 @@ def _clock_flags(clocks: Mapping[str, float], all_rounds: Sequence[Mapping[str, 
         usual_mhz = median(each[uuid] for each in all_rounds if uuid in each)
         if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
             detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
-            flag = Flag(name="drift", severity="warning", detail=detail)
+            flag = Flag(name="uneven-rounds", severity="warning", detail=detail)
             flags.setdefault(uuid.rpartition("/")[0], flag)
     return list(flags.values())

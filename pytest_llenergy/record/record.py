@@ -40,21 +40,23 @@ class Flag(StoredStruct, frozen=True):
 #: Flags with several causes, which only their details tell apart.
 SEVERAL_CAUSES = frozenset(
     {
+        "contended",
         "doubtful",
-        "drift",
-        "foreign-unknown",
+        "gpu-processes",
+        "host",
         "imprecise",
         "late-request",
         "meter",
         "prefix-cache",
+        "uneven-rounds",
         "unmeasured",
     }
 )
 
 
 def flag_kind(flag: Flag) -> tuple[str, str, str]:
-    """Return what flags of the same cause have in common: also words that are no value or device."""
-    words = re.sub(r"\S*[\d:/]\S*", "", flag.detail) if flag.name in SEVERAL_CAUSES else ""
+    """Return what flags of the same cause have in common: also words that are no value, device or process."""
+    words = re.sub(r"\(.*?\)|\S*[\d:/]\S*", "", flag.detail) if flag.name in SEVERAL_CAUSES else ""
     return flag.name, flag.severity, words
 
 

@@ -15,7 +15,7 @@ from pytest_llenergy.report.columns import scales_differ
 SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
 
 #: Flags in the order in which their notes are shown; others follow in the order of the tests.
-FIRST_FLAGS = ("saturated", "outlying-rounds")
+FIRST_FLAGS = ("saturated", "uneven-rounds")
 
 
 def list_notes(

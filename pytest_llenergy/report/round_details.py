@@ -155,9 +155,9 @@ def _flags(record: Record, said: set[tuple[str, str]]) -> Iterator[Text]:
         for flag in round_.flags:
             rounds.setdefault(flag, []).append(number)
     # Flags of rounds are also summarised in the record, and estimates are a note below.
-    shown = {"estimated", *(flag.name for flag in rounds)}
     for flag in record.flags:
-        if flag.name not in shown and (flag.name, flag.detail) not in said:
+        shown = any(flag.name == each.name and flag.detail.endswith(each.detail) for each in rounds)
+        if not shown and flag.name != "estimated" and (flag.name, flag.detail) not in said:
             said.add((flag.name, flag.detail))
             yield _line(flag, flag.name)
     for flag, numbers in rounds.items():

@@ -28,7 +28,7 @@ from .loaded_ranks import LoadedRanks
 
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
 
-FLAG = Flag(name="drift", severity="warning", detail="it drifts")
+FLAG = Flag(name="uneven-rounds", severity="warning", detail="it drifts")
 
 
 def test_types_of_most_parameters_come_first() -> None:
@@ -91,7 +91,7 @@ class TestTable:
         text = "\n".join(lines)
         assert lines[0].endswith("  types")
         assert re.search(r"^test_it\n  transformers .* f32\n  openvino .* q4_1, KV u8$", text, re.MULTILINE)
-        assert "drift: test_it transformers and 1 more: it drifts" in text
+        assert "uneven-rounds: test_it transformers and 1 more: it drifts" in text
         assert "test_it openvino: 6 rounds" in text
         assert "; number types q4_1+q8_0 bf16 kv-u8" in text.replace("\n", " ")
 

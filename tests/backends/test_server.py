@@ -333,7 +333,7 @@ class TestAttached:
         with running(scripted()) as (url, _), loaded(url=url) as (backend, _):
             assert [worker.pid for worker in backend.workers()] == [0]
             (flag,) = generated(backend, ["abc"], max_new_tokens=2).flags
-        assert flag.name == "foreign-unknown"
+        assert flag.name == "gpu-processes"
         assert "is not visible, such as another user's process" in flag.detail
 
     def test_an_address_without_a_listener_is_an_error(self) -> None:

@@ -88,7 +88,7 @@ def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
 def elsewhere(record: dict[str, Any]) -> list[list[str]]:
     """The boards of each round that are flagged because the server is not on them."""
     return [
-        [each["detail"].partition(":")[0] for each in round_["flags"] if each["name"] == "server-elsewhere"]
+        [each["detail"].partition(":")[0] for each in round_["flags"] if each["name"] == "gpu-processes"]
         for round_ in record["rounds"]
     ]
 
@@ -207,7 +207,7 @@ def test_a_server_whose_processes_are_not_visible_is_flagged_and_not_invalid(
     run(suite, f"--energy-server-command={sharded(1)}", "--energy-rounds=2").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert elsewhere(record) == [[], []]
-    assert "foreign-unknown" in {each["name"] for each in record["rounds"][0]["flags"]}
+    assert "gpu-processes" in {each["name"] for each in record["rounds"][0]["flags"]}
 
 
 def test_degrees_and_hosts_of_a_server_are_refused(suite: pytest.Pytester, world: World) -> None:

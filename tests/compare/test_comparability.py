@@ -170,7 +170,7 @@ def test_disturbed_rounds_are_a_note() -> None:
         return msgspec.structs.replace(RECORD, rounds=rounds)
 
     assert comparison_notes(with_flags(3), with_flags(4), HERE, HERE) == [
-        "contended: other processes used the CPU during 3 of 4 rounds of base and 4 of 4 rounds of head, "
+        "contended: others used the CPU during 3 of 4 rounds of base and 4 of 4 rounds of head, "
         "which may explain the difference"
     ]
     assert comparison_notes(with_flags(2), with_flags(0), HERE, HERE) == []

@@ -43,7 +43,7 @@ def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_differen
         assert other - one == pytest.approx(0.05)
     # s^2 = sum of squared residuals / (10 - 2 - 1); the standard error is s / sqrt(20), times 2 apart.
     assert done.error == pytest.approx(2 * (8e-6 / 7 / 20) ** 0.5)
-    assert "corrected for the CPU use of other processes (+10.0% per core)" in done.notes[0]
+    assert "corrected for the CPU use of others (+10.0% per core)" in done.notes[0]
 
 
 def test_covariate_without_an_effect_changes_nothing() -> None:
@@ -104,7 +104,7 @@ def test_disturbance_beyond_the_rounds_of_the_other_side_allows_no_verdict(slope
     base, head = disturbed(random, 12), moved(disturbed(random, 12), 3.0, slope=slope)
     found = compare_samples(base, head, design=STORED)
     assert (found.verdict, found.adjusted) == ("inconclusive", ())
-    assert "by itself, but the sides differ in the CPU use of other processes; " in found.reason
+    assert "by itself, but the sides differ in the CPU use of others; " in found.reason
 
 
 def test_temperature_that_differs_between_the_sides_is_not_corrected() -> None:
@@ -168,8 +168,8 @@ def verdict_against(head: Record, factor: float = 1.0) -> Comparison:
 @pytest.mark.parametrize(
     ("name", "detail", "cause"),
     [
-        ("contended", "other processes used 1.50 cores", "other processes used the CPU"),
-        ("stolen", "the hypervisor gave other guests 0.50 cores", "the hypervisor ran other guests"),
+        ("contended", "other processes used 1.50 cores", "others used the CPU"),
+        ("contended", "the hypervisor gave other guests 0.50 cores", "others used the CPU"),
         (
             "throttled",
             "GPU-1: held back by thermal-hardware 80% of the round",
@@ -242,4 +242,4 @@ def test_correction_is_a_note_of_the_comparison() -> None:
     assert found.verdict == "unchanged"
     assert found.noise is not None
     assert found.noise < 0.03
-    assert any(note.startswith("corrected for the CPU use of other processes (+") for note in found.notes)
+    assert any(note.startswith("corrected for the CPU use of others (+") for note in found.notes)

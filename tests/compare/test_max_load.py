@@ -108,7 +108,7 @@ def test_a_search_beside_other_work_decides_nothing(low: float | None) -> None:
     found = one(*[msgspec.structs.replace(each, devices=["cpu"], meters=[]) for each in sides])
     assert found.verdict == "inconclusive"
     assert found.reason.startswith(
-        "regressed by itself, but other processes used the CPU during 3 of 3 rounds of head; "
+        "regressed by itself, but others used the CPU during 3 of 3 rounds of head; "
     )
     assert suggest_remedy([found]) == "llenergy ab can decide"
 

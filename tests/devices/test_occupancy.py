@@ -181,7 +181,7 @@ class TestOnAHost:
         seen = wait(world, pauses=pauses)
         assert (seen.state, pauses.pauses) == ("unknown", [])
         (flag,) = seen.flags
-        assert (flag.name, flag.severity) == ("foreign-unknown", "warning")
+        assert (flag.name, flag.severity) == ("gpu-processes", "warning")
         assert flag.detail == (
             f"{uuids(world)[0]}: other processes are unknown: the driver does not report the processes "
             "on the board"

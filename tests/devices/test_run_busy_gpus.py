@@ -117,6 +117,6 @@ def test_unknown_processes_are_a_flag_not_a_failure(
     world.update(0, processes_supported=False)
     run(pytester).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
-    (flag,) = (flag for flag in record["flags"] if flag["name"] == "foreign-unknown")
+    (flag,) = (flag for flag in record["flags"] if flag["name"] == "gpu-processes")
     assert flag["severity"] == "warning"
     assert "the driver does not report the processes on the board" in flag["detail"]

@@ -385,8 +385,8 @@ class TestForeignProcess:
         run(ONE)
         (record,) = read_report()["records"]
         flags = [{flag["name"]: flag for flag in round_["flags"]} for round_ in record["rounds"]]
-        assert ["foreign-process" in each for each in flags] == [False, True]
-        found = flags[1]["foreign-process"]
+        assert ["gpu-processes" in each for each in flags] == [False, True]
+        found = flags[1]["gpu-processes"]
         assert found["severity"] == "invalid"
         assert found["detail"].startswith(f"{A} is used by another process: 1 (")
         assert record["metrics"]["energy_j"]["n"] == 1

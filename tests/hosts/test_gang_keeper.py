@@ -206,7 +206,7 @@ def test_machine_and_packages_of_each_host_are_known_and_differences_are_named(h
         assert each.host.cpu_model == here.host.cpu_model
         assert each.driver is not None
     (flag,) = found.flags
-    assert (flag.name, flag.severity) == ("unlike-hosts", "note")
+    assert (flag.name, flag.severity) == ("host", "note")
     assert flag.detail == "GPUs: Small 700 W (n1), Large 700 W (n2)"
     keeper.finish_test()
     alone = keeper.lease(GpuRequest(1), "test_it", exclusive=False, on_wait=lambda _: None)

@@ -253,7 +253,7 @@ def test_a_lost_host_without_ranks_ends_the_measurement_and_the_rounds_are_kept(
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
     assert is_valid(first)
     require_lost(second, lost.lost, work.truths[1][0][0])
-    assert ("host-lost", "invalid", lost.lost) in [astuple(flag) for flag in second.flags]
+    assert ("host", "invalid", lost.lost) in [astuple(flag) for flag in second.flags]
     # The only valid round.
     assert (found.metrics["energy_j"].value, found.metrics["energy_j"].n) == (first.energy_j, 1)
 
@@ -281,7 +281,7 @@ def test_a_host_that_is_lost_while_ranks_work_leaves_the_joules_of_the_others(
     require_lost(last, lost.lost, true_j)
     assert [astuple(flag)[:2] for flag in last.flags if flag.severity == "invalid"] == [
         ("unfinished", "invalid"),
-        ("host-lost", "invalid"),
+        ("host", "invalid"),
     ]
     assert last.duration_s == pytest.approx((end_ns - begin_ns) / 1e9, abs=0.05)
 
@@ -342,7 +342,7 @@ def test_clocks_that_contradict_each_other_make_the_round_invalid(tmp_path: Path
                 hosts[1].client.clock.add([Exchange(now_ns - 1000, now_ns + 50 * MS, now_ns)])
 
         found, _ = measure_surges(hosts, 3, during=jump)
-    flags = [[flag for flag in round_.flags if flag.name == "clock"] for round_ in found.rounds]
+    flags = [[flag for flag in round_.flags if flag.name == "host"] for round_ in found.rounds]
     assert [len(each) for each in flags] == [0, 1, 0]
     assert flags[1][0].severity == "invalid"
     assert flags[1][0].detail.startswith("n2 has a clock that moved by 50 ms against pytest's")

@@ -45,7 +45,7 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     paths = {f"GPU-{host.name}-0": str(host.world.path) for host in two_hosts.hosts}
     output = two_hosts.run(DISTURBED.replace("PATHS", repr(paths)), "-v", "--energy-busy=skip")
     (record,) = two_hosts.report.records
-    flag = next(each for each in record.flags if each.name == "foreign-process")
+    flag = next(each for each in record.flags if each.name == "gpu-processes")
     # What was there at the start of a round counts, too.
     found = r"3 of 3 rounds \(n2 in 3, n1 in [12]\): n2: GPU-n2-0 is used by"
     assert re.match(found, flag.detail), record.flags
@@ -61,7 +61,7 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     assert n1 + n2 == pytest.approx(total, rel=0.01)
     # All three contain the accuracy of the source, which is the same for both hosts.
     assert n1_u + n2_u == pytest.approx(total_u, rel=0.2)
-    assert "foreign-process,foreign-process" not in output
+    assert "gpu-processes,gpu-processes" not in output
     page = two_hosts.directory / "page.html"
     command = [sys.executable, "-m", "pytest_llenergy.cli", "report", "energy.json", "-o", str(page)]
     subprocess.run(

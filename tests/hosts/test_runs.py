@@ -100,7 +100,7 @@ def test_the_report_has_each_measured_host_once_and_compares_them(cluster_runs: 
         assert found.driver is not None
         assert found.packages == environment.packages
     (record,) = cluster_runs.report.records
-    assert "unlike-hosts" not in {flag.name for flag in record.flags}
+    assert "host" not in {flag.name for flag in record.flags}
     assert (cluster_runs.directory / "energy.json").read_text().count('"cpu_model"') == 3
     base = cluster_runs.directory / "energy.json"
     base = base.rename(base.with_name("base.json"))

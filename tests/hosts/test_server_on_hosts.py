@@ -38,7 +38,7 @@ def test_each_board_of_the_host_must_have_a_process(
     (rank,) = record.ranks
     assert rank.device.split(",") == record.devices, output
     idle = record.devices[shards:]
-    flags = [flag for each in record.rounds for flag in each.flags if flag.name == "server-elsewhere"]
+    flags = [flag for each in record.rounds for flag in each.flags if flag.name == "gpu-processes"]
     assert [flag.detail.split(": ")[:2] for flag in flags] == [["n1", each] for each in idle] * 2
     assert record.status == ("measured" if shards == 2 else "invalid")
 

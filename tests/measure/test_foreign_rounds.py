@@ -121,7 +121,7 @@ class TestStretches:
         assert all(after.start_ns == before.end_ns for before, after in pairwise(found))
         assert [each.share for each in found] == pytest.approx([10 / 11] * len(found), rel=0.01)
         (flag,) = foreign_round_flags(own, found)
-        assert flag.name == "joined-rounds"
+        assert flag.name == "meter"
         assert "100000 rounds of 0.01 ms are joined into" in flag.detail
         assert "91%" in flag.detail
 
@@ -150,7 +150,7 @@ class TestStretches:
         assert [(each.rounds, each.share) for each in found] == [(1, 1.0)] * 5
         assert [each.timed_s for each in found] == [0.2] * 5
         (flag,) = foreign_round_flags(own, found)
-        assert (flag.name, flag.severity) == ("joined-rounds", "warning")
+        assert (flag.name, flag.severity) == ("doubtful", "warning")
         assert flag.detail.startswith("process_time may not report wall-clock time")
 
     def test_the_slowest_counter_decides_the_minimum_length_of_a_stretch(self) -> None:

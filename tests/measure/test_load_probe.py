@@ -296,7 +296,7 @@ def test_a_rate_is_measured_for_the_rise_if_none_is_low_enough() -> None:
 
 
 LIMITS = slo(ttft=1.0, attainment=0.9)
-INVALID = Flag(name="foreign-process", severity="invalid", detail="x")
+INVALID = Flag(name="gpu-processes", severity="invalid", detail="x")
 SATURATED, SHORT, ENDED, REFUSED, OUT_OF_TIME = (
     Flag(name=name, severity="warning", detail="x")
     for name in ("saturated", "short-load", "ended-early", "refused", "out-of-time")

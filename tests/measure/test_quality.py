@@ -138,7 +138,7 @@ class TestTheHost:
 
     def test_cpu_time_stolen_by_the_hypervisor_is_flagged(self) -> None:
         assert flags(round_=measured_round(WORK, stolen_cpu_s=0.5)) == [
-            "warning: stolen: the hypervisor gave other guests 0.50 cores"
+            "warning: contended: the hypervisor gave other guests 0.50 cores"
         ]
 
 
@@ -163,7 +163,7 @@ class TestTheBoard:
         trust_every_pid(monkeypatch)
         other = Condition(processes=(BoardProcess(1, "init", 5),))
         assert self.on(Condition(processes=()), other) == [
-            "invalid: foreign-process: GPU-a is used by another process: 1 (init)"
+            "invalid: gpu-processes: GPU-a is used by another process: 1 (init)"
         ]
 
     def test_another_process_that_came_and_went_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ class TestTheBoard:
         found = flags(
             round_=measured_round(WORK, before={BOARD: alone}, during=[{BOARD: other}], after={BOARD: alone})
         )
-        assert [flag.split(": ")[1] for flag in found] == ["foreign-process"]
+        assert [flag.split(": ")[1] for flag in found] == ["gpu-processes"]
 
     def test_the_process_of_the_test_itself_is_not_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         trust_every_pid(monkeypatch)
@@ -183,9 +183,9 @@ class TestTheBoard:
         ("listed", "pid", "names"),
         [
             (1, 1, []),
-            (1, 2, ["foreign-process", "server-elsewhere"]),
-            (os.getpid(), 2, ["server-elsewhere"]),
-            (2**31 - 1, 2, ["foreign-unknown"]),
+            (1, 2, ["gpu-processes", "gpu-processes"]),
+            (os.getpid(), 2, ["gpu-processes"]),
+            (2**31 - 1, 2, ["gpu-processes"]),
         ],
         ids=["server", "other", "pytest", "ended"],
     )
@@ -205,7 +205,7 @@ class TestTheBoard:
 
     def test_unlisted_processes_are_flagged_as_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
-            "warning: foreign-unknown: GPU-a: other processes are unknown: the driver does not report the "
+            "warning: gpu-processes: GPU-a: other processes are unknown: the driver does not report the "
             "processes on the board"
         ]
 
@@ -230,7 +230,7 @@ class TestComparedWithOtherRounds:
 
     def test_a_temperature_above_that_of_the_first_round_is_flagged(self) -> None:
         heating = [Condition(temperature_c=celsius) for celsius in (50.0, 55.0, 56.0)]
-        assert self.named(heating, "drift") == [
+        assert self.named(heating, "uneven-rounds") == [
             [],
             [],
             ["started at 56 °C, the first round at 50 °C"],
@@ -238,7 +238,7 @@ class TestComparedWithOtherRounds:
 
     def test_a_clock_below_the_median_round_is_flagged(self) -> None:
         clocks = [Condition(sm_clock_mhz=mhz) for mhz in (1980, 1980, 1935, 1755)]
-        assert self.named(clocks, "drift") == [
+        assert self.named(clocks, "uneven-rounds") == [
             [],
             [],
             [],
@@ -257,7 +257,7 @@ def test_a_steady_rise_is_flagged_as_drift_and_scatter_is_not() -> None:
         for name, values in energies.items()
     }
     assert found["scattered"] == []
-    assert [flag.name for flag in found["rising"]] == ["drift"]
+    assert [flag.name for flag in found["rising"]] == ["uneven-rounds"]
     assert found["rising"][0].detail.startswith("energy changed by +4.1% over 5 rounds (t = ")
     assert quality.DRIFT < 0.041
 

@@ -65,7 +65,7 @@ class TestMeasured:
         true_j = WATTS * seconds(record)
         assert saved["stats"]["min"] <= seconds(record) <= saved["stats"]["max"]
         assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 0.01 * true_j
-        (flag,) = [flag for flag in record["flags"] if flag["name"] == "joined-rounds"]
+        (flag,) = [flag for flag in record["flags"] if flag["name"] == "meter" and "joined" in flag["detail"]]
         assert flag["detail"].startswith(f"{saved['stats']['rounds']} rounds of ")
 
     def test_setup_of_a_round_is_not_measured(

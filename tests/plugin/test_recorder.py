@@ -9,7 +9,7 @@ from pytest_llenergy.record.record import Flag
 
 def moved(host: str) -> Flag:
     detail = f"{host} has a clock that moved by 50 ms against pytest's"
-    return Flag(name="clock", severity="invalid", detail=detail)
+    return Flag(name="host", severity="invalid", detail=detail)
 
 
 def test_the_host_that_raised_a_flag_most_often_is_the_one_that_is_shown() -> None:
@@ -19,7 +19,8 @@ def test_the_host_that_raised_a_flag_most_often_is_the_one_that_is_shown() -> No
 
 def test_boards_of_one_host_count_once_in_a_round() -> None:
     flags = [
-        Flag(name="drift", severity="warning", detail=f"n1/GPU-{board} ran at 900 MHz") for board in (0, 1)
+        Flag(name="uneven-rounds", severity="warning", detail=f"n1/GPU-{board} ran at 900 MHz")
+        for board in (0, 1)
     ]
     assert join_flags([flags, flags], 2, {"n1", "n2"}).detail == "2 of 2 rounds: n1/GPU-0 ran at 900 MHz"
 

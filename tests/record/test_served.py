@@ -217,7 +217,7 @@ def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
     assert (p50.n, p50.rounds) == (9, 2)
     assert p50.uncertainty is not None
     assert p50.uncertainty > 0
-    flag = Flag(name="foreign-process", severity="invalid", detail="x")
+    flag = Flag(name="gpu-processes", severity="invalid", detail="x")
     bad = msgspec.structs.replace(rounds[1], flags=[flag])
     alone = compute_metrics([rounds[0], bad], None)["end_to_end_latency_p50_s"]
     assert alone.value == pytest.approx(0.5)

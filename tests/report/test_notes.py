@@ -29,14 +29,14 @@ def below(lines: list[str]) -> list[str]:
 def test_at_most_six_notes_of_two_lines_follow_the_table() -> None:
     flags = [warning(name, f"why {name} {'x ' * 100} what to do") for name in "abcdef"]
     wrong = Flag(name="spoiled", severity="invalid", detail="a counter ran backwards")
-    records = [noted(1, *flags, warning("outlying-rounds", "round 3")), noted(2, flags[0], wrong)]
+    records = [noted(1, *flags, warning("uneven-rounds", "round 3")), noted(2, flags[0], wrong)]
     lines = below(shown(*records))
     assert max(map(len, lines)) <= 80
     # The most important first. What is cut keeps its beginning and its end.
     assert lines[:3] == [
         "spoiled: test_2: a counter ran backwards",
         "gpu energy measured by nvml; all rows share one error of scale (within 5%)",
-        "outlying-rounds: test_1: round 3",
+        "uneven-rounds: test_1: round 3",
     ]
     assert lines[3].startswith("a: test_1 and 1 more: why a x x")
     assert lines[4].endswith("x what to do")

@@ -100,7 +100,7 @@ def test_the_terminal_names_the_outlying_rounds(
     path.write_bytes(encode_report(report_of(record(flags=flags))))
     assert main(["report", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "outlying-rounds: test_decode: round 3 took 11.1 s, round 6 took 5.1 s" in out
+    assert "uneven-rounds: test_decode: round 3 took 11.1 s, round 6 took 5.1 s" in out
 
 
 def test_a_round_of_usual_length_may_be_outlying_by_its_energy() -> None:

@@ -48,7 +48,7 @@ CHANCE = 0.01
 SURE = 2.6
 
 #: Flags that say nothing about errors of a number: about the host of this benchmark, and about its precision.
-NO_WARNING = {"contended", "stolen", "foreign-unknown", "imprecise"}
+NO_WARNING = {"contended", "gpu-processes", "imprecise"}
 
 #: Number of threads of numpy, which would disturb the readers of other processes.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")

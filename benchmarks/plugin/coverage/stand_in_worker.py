@@ -229,13 +229,13 @@ def measure_rounds(stage: Stage) -> Iterator[dict[str, Any]]:
 def _add_test(stage: Stage, workload: Generation, found: Experiment) -> dict[str, Any]:
     beyond_j: dict[str, list[float]] = {"energy_j": [], **{f"{name}_energy_j": [] for name in PHASES}}
     timelines, drawn = workload.timelines[-ROUNDS:], workload.drawn_j[-ROUNDS:]
-    outlying = [flag for flag in found.flags if flag.name == "outlying-rounds"]
-    named = {int(number) for flag in outlying for number in re.findall(r"round (\d+)", flag.detail)}
+    uneven = [flag for flag in found.flags if flag.name == "uneven-rounds"]
+    named = {int(number) for flag in uneven for number in re.findall(r"round (\d+) ", flag.detail)}
     for number, round_, timeline, drawn_j in zip(count(1), found.rounds, timelines, drawn, strict=False):
         span_ns = (timeline.start_ns, timeline.end_ns)
         true_j = stage.rank.true_j(*span_ns)
         energy = (round_.energy_j, round_.energy_u_j, round_.reason)
-        flags = [*round_.flags, *(outlying if number in named else [])]
+        flags = [*round_.flags, *(uneven if number in named else [])]
         stage.add("rounds", "round", energy, span_ns, true_j, flags)
         beyond_j["energy_j"].append((true_j - sum(drawn_j.values())) / ITERATIONS)
         spans = phase_spans(timeline)

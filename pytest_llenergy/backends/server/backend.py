@@ -256,7 +256,7 @@ class ServerBackend:
         if family.root is not None:
             return []
         detail = f"the processes of the server at {address.url} are unknown: {family.reason}"
-        return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
+        return [Flag(name="gpu-processes", severity="warning", detail=detail)]
 
     def _list_models(self, client: Client) -> dict[str, Any]:
         """Return the answer of ``/v1/models``; empty if the server lacks it."""
