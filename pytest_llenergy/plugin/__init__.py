@@ -65,6 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[ENVIRONMENT] = dict(os.environ)
     manager = config.pluginmanager
     check_settings(config)
+    if settings_of(config).save is not None:
+        from pytest_llenergy.plugin.saving import COLLECTED, Collected
+
+        manager.register(Collected(config), COLLECTED)
     if not is_worker(config) and not config.option.collectonly:
         from pytest_llenergy.plugin.controller import Controller
 

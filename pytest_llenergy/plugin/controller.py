@@ -260,7 +260,7 @@ class Controller:
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
         saved = self._saved
-        lost = saved and saved.list_lost(self._last_attempts, self._config.rootpath)
+        lost = saved and saved.list_lost(self._last_attempts, self._config)
         if saved and lost:
             beside = builder.move_beside(saved.path)
             builder.warnings.append(

@@ -21,7 +21,7 @@ from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Sourc
 from pytest_llenergy.record.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
 from pytest_llenergy.report.provenance import collect_source, find_slurm_job
-from pytest_llenergy.report.store import FileVersion, Journal, journal_path, name_beside, write_beside
+from pytest_llenergy.report.store import FileVersion, Journal, journal_path, version_of, write_beside
 
 
 class ReportBuilder:
@@ -58,7 +58,7 @@ class ReportBuilder:
     ) -> None:
         self.path = path
         self._copies = tuple(copies)
-        self._versions = versions
+        self._versions = dict(versions)
         self._root = root
         self._argv: list[str] = escape_surrogates(list(argv))
         self._started = started
@@ -199,8 +199,9 @@ class ReportBuilder:
         return succeeded
 
     def move_beside(self, path: Path) -> Path:
-        """Write one of the files under the name with the id of this run; return that file."""
-        beside = name_beside(path, self.run_id)
+        """Write one of the files as ``NAME.partial.json`` instead; return that file."""
+        beside = path.with_name(f"{path.stem}.partial{path.suffix}")
+        self._versions[beside] = version_of(beside)
         if self.path == path:
             self.path = beside
         self._copies = tuple(beside if each == path else each for each in self._copies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--energy-save=NAME`` loses no test of NAME unless its file is gone."""
+"""``--energy-save=NAME`` loses no test of NAME that still exists, and keeps none that does not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import TEN_WATTS
+
 FIRST = """
 import os, time, pytest
+if os.environ.get("HOW") == "skip file": pytest.skip("no device", allow_module_level=True)
+assert os.environ.get("HOW") != "break file"
 
 def test_one(energy): energy(time.sleep, 0.02)
 
@@ -34,6 +38,29 @@ class TestCase(unittest.TestCase):
     def test_four(self): self.energy(time.sleep, 0.02)
 """
 
+BACKENDS = """
+import time
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.timeline import RequestTimeline
+
+class Job:
+    def run(self): time.sleep(0.02)
+    def result(self, outcome):
+        requests = [RequestTimeline(input_tokens=1, output_tokens=1)]
+        return Generation(texts=["a"], token_ids=[[1]], requests=requests)
+
+class Own:
+    def load(self, model, options, context): return BackendInfo(name="own", version="1", model=model.label)
+    def prepare(self, prompts, params): return Job()
+    def synchronize(self): pass
+    def close(self): pass
+
+def pytest_llenergy_backends(config):
+    return [BackendSpec(name, "conftest:Own", (), "", Capabilities()) for name in ("one", "two")]
+"""
+
 ALL = ["test_four", "test_one", "test_three", "test_two[1]", "test_two[2]"]
 
 
@@ -55,21 +82,26 @@ def save(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest(*options, no_reraise_ctrlc=True)
 
 
-@pytest.mark.slow
-def test_tests_whose_file_is_gone_are_dropped(saved: pytest.Pytester) -> None:
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_tests_that_are_gone_are_dropped(saved: pytest.Pytester, options: Sequence[str]) -> None:
     (saved.path / "test_second.py").unlink()
-    save(saved).assert_outcomes(passed=4)
-    assert names() == ALL[1:]
+    first = FIRST.partition("class TestIt")[0].replace("[1, 2]", "[1, 3]")
+    saved.makepyfile(test_first=first)
+    save(saved, *options).assert_outcomes(passed=3)
+    assert names() == ["test_one", "test_two[1]", "test_two[3]"]
 
 
 @pytest.mark.parametrize(
     ("how", "options", "lost"),
     [
         ("fail", [], 2),
-        pytest.param("skip", ["-n", "2"], 2, marks=pytest.mark.slow),
+        ("skip", ["-n", "2"], 2),
+        ("skip file", [], 4),
+        ("break file", ["--continue-on-collection-errors"], 4),
         ("interrupt", [], 4),
-        ("pass", ["-k", "one"], 4),
-        pytest.param("pass", ["test_first.py::test_one", "test_second.py"], 3, marks=pytest.mark.slow),
+        ("pass", ["-n", "2", "-k", "one"], 4),
+        ("pass", ["test_second.py"], 4),
+        ("pass", ["test_first.py::test_one", "test_second.py"], 3),
     ],
 )
 def test_a_run_that_measured_less_lies_beside(
@@ -79,16 +111,36 @@ def test_a_run_that_measured_less_lies_beside(
     monkeypatch.setenv("HOW", how)
     result = save(saved, *options)
     assert Path(".llenergy/main.json").read_bytes() == before
-    (beside,) = Path(".llenergy").glob("main.*.json")
-    assert "test_one" in names(beside.name)
+    assert len(names("main.partial.json")) >= 5 - lost
     result.stdout.fnmatch_lines(
         [
             f"energy: this run has not measured {lost} of 5 tests of .llenergy/main.json, such as test_*: "
-            f"that file stays, and this run's report is {beside.name} beside it; to drop these tests, delete "
-            "the file and run again",
-            f"energy report: .llenergy/{beside.name}",
+            "that file stays, and this run's report is main.partial.json beside it; to drop these tests, "
+            "delete the file and run again",
+            "energy report: .llenergy/main.partial.json",
         ]
     )
+
+
+def test_partial_runs_replace_the_one_before(saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOW", "fail")
+    save(saved, "-p", "cacheprovider").assert_outcomes(passed=3, failed=2)
+    monkeypatch.setenv("HOW", "pass")
+    # Without its file's other tests, which --lf hides from collection.
+    save(saved, "-p", "cacheprovider", "--lf").assert_outcomes(passed=2)
+    assert sorted(path.name for path in Path(".llenergy").glob("*.json")) == [
+        "main.json",
+        "main.partial.json",
+    ]
+    assert (names(), names("main.partial.json")) == (ALL, ["test_two[1]", "test_two[2]"])
+
+
+def test_tests_of_backends_that_are_not_selected_stay(quick: pytest.Pytester) -> None:
+    quick.makeconftest(f"{TEN_WATTS}\n{BACKENDS}")
+    quick.makepyfile("def test_it(energy, backend):\n    energy(backend.generate, ['a'])\n")
+    save(quick, "--energy-backend=one,two").assert_outcomes(passed=2)
+    save(quick, "--energy-backend=one").assert_outcomes(passed=1)
+    assert (names(), names("main.partial.json")) == (["test_it[one]", "test_it[two]"], ["test_it[one]"])
 
 
 def test_a_file_that_is_no_report_is_not_replaced(quick: pytest.Pytester) -> None:
