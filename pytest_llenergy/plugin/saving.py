@@ -45,7 +45,8 @@ class SavedReport:
         # These hide tests from collection, or give them other names.
         if not lost or config.getoption("lf", False) or config.getoption("dist", "no") == "each":
             return lost
-        collected: Collected = config.pluginmanager.get_plugin(COLLECTED)
+        collected = config.pluginmanager.get_plugin(COLLECTED)
+        assert isinstance(collected, Collected)
         backends = {None, *(spec.name for spec in state_of(config).selected_backends)}
         return [name for name in lost if self.measured[name] not in backends or not collected.lacks(name)]
 

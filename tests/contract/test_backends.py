@@ -78,9 +78,9 @@ def generated(
 Generated = tuple[dict[str, Any], dict[str, Any], Outcome]
 
 
-def test_tokens_are_counted_as_produced(generated: Generated) -> None:
-    """Neither padding nor prompts: six tokens each, and three where the third ends the text."""
-    found, record, _ = generated
+def test_tokens_and_energy_of_a_generation(generated: Generated) -> None:
+    """Tokens as produced, without padding: six each, and three where the third ends the text."""
+    found, record, outcome = generated
     assert [len(ids) for ids in found["lone"]] == [6, 6]
     assert [len(ids) for ids in found["batch"]] == [6, 6]
     assert found["output_tokens"] == 12
@@ -99,10 +99,6 @@ def test_tokens_are_counted_as_produced(generated: Generated) -> None:
     # The same first tokens at least, since kernels may add in another order.
     assert [ids[:2] for ids in found["batch"]] == [ids[:2] for ids in found["lone"]]
     assert "Paris" in found["texts"][0]
-
-
-def test_energy_per_token_is_energy_over_tokens(generated: Generated) -> None:
-    found, record, outcome = generated
     assert found["per_token_j"] == pytest.approx(found["energy_j"] / 12, rel=0.1)
     assert record["status"] == "measured"
     assert record["backend"]["name"] == found["name"]
@@ -110,11 +106,7 @@ def test_energy_per_token_is_energy_over_tokens(generated: Generated) -> None:
     assert (record["devices"], len(record["ranks"])) == (["cpu"], 1)
     assert record["ranks"][0]["pid"] > 0
     assert re.search(r"test_generates", outcome.out)
-
-
-def test_prefill_and_decode_are_told_apart(generated: Generated) -> None:
-    """Their durations add up to the iteration; energies of parts this short may be unknown, with a reason."""
-    _, record, _ = generated
+    # Energies of phases this short may be unknown, with a reason.
     for each in record["rounds"]:
         for phase in each["phases"]:
             assert phase["duration_s"] > 0

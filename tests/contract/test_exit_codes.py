@@ -29,7 +29,7 @@ WRONG = (
     ("--energy-report=tests", "tests"),
     ("--energy-isolation=galaxy", "galaxy"),
     ("--energy-floor=much", "energy-floor"),
-    ("--energy-columns=energi_j", "energi_j"),
+    ("--energy-columns=energi_j", "energy_j"),
 )
 
 
@@ -48,9 +48,7 @@ def test_a_wrong_option_is_4_and_one_line_before_any_test(plain: Project) -> Non
         errors = [line for line in ended.err.splitlines() if "error" in line.lower()]
         assert len(errors) == 1, ended.err
         assert word in ended.text
-
-
-def test_a_wrong_ini_key_value_is_an_error_too(plain: Project) -> None:
+        assert not plain.exists("x.json")
     plain.write("pytest.ini", "[pytest]\nenergy_rounds = some\n")
     ended = plain.pytest()
     assert ended.ret == pytest.ExitCode.USAGE_ERROR
@@ -66,17 +64,17 @@ def test_ini_keys_are_defaults_and_the_command_line_wins(project: Project) -> No
         assert len(project.records()["test_it"]["rounds"]) == n
 
 
-def test_options_are_explained(plain: Project) -> None:
+def test_options_and_marks_are_explained(plain: Project) -> None:
     shown = plain.pytest("--help").out
     for option in ("report", "rounds", "meter", "compare", "fail-on", "backend", "model", "gpus"):
         assert f"--energy-{option}" in shown
-
-
-def test_a_run_without_tests_is_5(project: Project) -> None:
-    assert project.pytest("--energy-report").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    shown = plain.pytest("--markers").out
+    for mark in ("gpus", "parallel", "energy_options", "backend_options", "energy_gate", "gpu_settings"):
+        assert re.search(rf"^@pytest\.mark\.{mark}\(", shown, re.MULTILINE)
 
 
 def test_a_report_of_nothing_is_not_written(project: Project) -> None:
+    assert project.pytest("--energy-report").ret == pytest.ExitCode.NO_TESTS_COLLECTED
     project.write("test_it.py", "def test_it(): pass\n")
     ended = project.pytest("--energy-report").check(passed=1)
     assert ended.ret == 0
@@ -93,6 +91,9 @@ def test_every_command_explains_itself(project: Project) -> None:
         assert shown.ret == 0
         assert command in shown.out
         assert not list(too_long(shown.lines))
+    version = project.llenergy("--version")
+    assert version.ret == 0
+    assert re.search(r"\d+\.\d+", version.out)
 
 
 def test_a_wrong_command_is_2(project: Project) -> None:
@@ -102,14 +103,7 @@ def test_a_wrong_command_is_2(project: Project) -> None:
         assert "Traceback" not in ended.err
 
 
-def test_the_version_is_that_of_the_report(project: Project) -> None:
-    write_report(project.path / "a.json", {"test_a": at(1)})
-    shown = project.llenergy("--version")
-    assert shown.ret == 0
-    assert re.search(r"\d+\.\d+", shown.out)
-
-
-def test_run_has_the_exit_code_of_its_command(project: Project) -> None:
+def test_run_has_the_exit_code_and_the_output_of_its_command(project: Project) -> None:
     meter = ["--meter=estimate"]
     for code, ret in (("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 128 + 9), ("1", 0)):
         assert project.llenergy("run", *meter, "--", sys.executable, "-c", code).ret == ret
@@ -118,9 +112,6 @@ def test_run_has_the_exit_code_of_its_command(project: Project) -> None:
     assert "no-such-program" in missing.err
     wrong = project.llenergy("run", "--require=measured", "--meter=estimate", "--", "true")
     assert wrong.ret == 2
-
-
-def test_run_keeps_the_output_of_its_command_apart(project: Project) -> None:
     done = project.llenergy("run", "--meter=estimate", "--", sys.executable, "-c", "print('hello')")
     assert done.out == "hello\n"
     assert re.search(r"estimated", done.err)
@@ -152,15 +143,6 @@ def test_saved_reports_are_listed_and_taken_by_name(project: Project) -> None:
     assert (listed.ret, "main" in listed.out) == (0, True)
     assert "main" in json.dumps(json.loads(project.llenergy("list", "--format=json").out))
     assert "test_it" in project.llenergy("report", "main").out
-
-
-def test_doctor_tells_what_works_and_exits_0_or_1(project: Project) -> None:
-    shown = project.llenergy("doctor", "--no-steps")
-    assert shown.ret in (0, 1)
-    assert "llama-cpp" in project.llenergy("doctor", "--backends").out
-    assert "Traceback" not in shown.text
-    loaded = json.loads(project.llenergy("doctor", "--no-steps", "--format=json").out)
-    assert loaded
 
 
 def test_history_finds_the_commit_of_a_change(project: Project) -> None:

@@ -192,29 +192,23 @@ def tests(module_project: Project) -> dict[str, Ended]:
     return module_project.suite(module_project.meter())
 
 
-def test_each_fixture_does_what_it_promises(tests: dict[str, Ended]) -> None:
+def test_each_fixture_does_what_it_promises(tests: dict[str, Ended], module_project: Project) -> None:
     right = {name: ended for name, ended in tests.items() if name not in WRONG}
     assert len(right) >= 10
     assert {name: ended for name, ended in right.items() if ended.outcome != "passed"} == {}
+    record = module_project.records()["test_own_values"]
+    assert record["extra_info"] == {"note": {"a": [1, None, "ü"]}}
+    metric = record["metrics"]["overlap"]
+    assert (metric["value"], metric["unit"]) == (pytest.approx(0.6), "share")
+    assert record["custom"]["overlap"]["better"] == "more"
+    windows = module_project.records()["test_windows"]["windows"]
+    assert sorted(window["name"] for window in windows) == ["inner", "outer"]
 
 
 def test_a_wrong_use_fails_the_test_and_says_why(tests: dict[str, Ended]) -> None:
     for name, word in WRONG.items():
         assert tests[name].outcome == "failure", name
         assert word in tests[name].why, tests[name].why
-
-
-def test_own_values_and_metrics_are_in_the_record(tests: dict[str, Ended], module_project: Project) -> None:
-    record = module_project.records()["test_own_values"]
-    assert record["extra_info"] == {"note": {"a": [1, None, "ü"]}}
-    metric = record["metrics"]["overlap"]
-    assert (metric["value"], metric["unit"]) == (pytest.approx(0.6), "share")
-    assert record["custom"]["overlap"]["better"] == "more"
-
-
-def test_windows_are_in_the_record(tests: dict[str, Ended], module_project: Project) -> None:
-    windows = module_project.records()["test_windows"]["windows"]
-    assert sorted(window["name"] for window in windows) == ["inner", "outer"]
 
 
 def test_the_plugin_can_be_left_out(module_project: Project) -> None:
@@ -239,13 +233,10 @@ IN_RANKS = {
 }
 
 
-def test_ranks_run_functions_of_the_test(in_ranks: dict[str, Ended]) -> None:
+def test_ranks_run_functions_of_the_test_and_fail_it(in_ranks: dict[str, Ended]) -> None:
     right = {name: ended for name, ended in in_ranks.items() if name not in IN_RANKS}
     assert len(right) >= 7
     assert {name: ended for name, ended in right.items() if ended.outcome != "passed"} == {}
-
-
-def test_what_happens_in_a_rank_happens_in_the_test(in_ranks: dict[str, Ended]) -> None:
     for name, (outcome, word) in IN_RANKS.items():
         assert in_ranks[name].outcome == outcome, name
         assert word in in_ranks[name].why, in_ranks[name].why

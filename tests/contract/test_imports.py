@@ -41,9 +41,6 @@ def test_only_public_names_are_imported() -> None:
                 assert name.startswith("pytest_llenergy.api"), f"{path.name}: {name}"
             if name.startswith("tests."):
                 assert name.startswith(("tests.contract.", "tests.nvml_sim.")), f"{path.name}: {name}"
-
-
-def test_shared_helpers_import_no_internals() -> None:
     for path in SHARED.glob("*.py"):
         if not path.name.startswith("test_"):
             assert [name for name in imported(path) if name.startswith("pytest_llenergy")] == []

@@ -80,13 +80,6 @@ def test_a_kill_leaves_a_journal_that_becomes_a_report(three: Project, number: s
     assert "test_one" in shown.out
 
 
-def test_a_complete_run_leaves_no_journal(project: Project) -> None:
-    project.write("test_it.py", "def test_it(energy): energy(sum, [1])\n")
-    project.pytest("--energy-report", project.meter()).check(passed=1)
-    assert sorted(path.name for path in project.path.glob("*energy*")) == ["energy.json"]
-    assert project.report()["run"]["complete"] is True
-
-
 def test_a_full_disk_keeps_the_old_report_and_the_journal(project: Project) -> None:
     project.write(
         "conftest.py",

@@ -70,7 +70,8 @@ def finish(process: Any, ret: int = 0) -> str:
 
 
 def test_two_runs_have_different_boards_at_the_same_time(project: Project, world: World) -> None:
-    both = [hold(project, name, "test_one") for name in "ab"]
+    """Held by pytest or by its ranks."""
+    both = [hold(project, name, test) for name, test in (("a", "test_one"), ("b", "test_rank"))]
     wait_for(lambda: project.exists("a.has", "b.has"))
     leased = {project.text("a.has"), project.text("b.has")}
     assert leased == {world.board(0).uuid, world.board(1).uuid}
@@ -125,21 +126,6 @@ def test_a_lease_ends_with_kill_9(project: Project, world: World) -> None:
     assert project.exists("c.left")
 
 
-def test_a_lease_lasts_as_long_as_a_process_that_uses_the_board(project: Project, world: World) -> None:
-    """The supervisor of ranks holds the lease, too, until the last of them is gone."""
-    holder = hold(project, "a", "test_rank")
-    wait_for(lambda: project.exists("a.has"))
-    board = project.text("a.has")
-    assert board.startswith("GPU-")
-    other = hold(project, "b", "test_one")
-    wait_for(lambda: project.exists("b.has"))
-    assert project.text("b.has") != board
-    go(project, "a")
-    go(project, "b")
-    finish(holder)
-    finish(other)
-
-
 VISIBLE = """
 import pytest
 
@@ -162,6 +148,7 @@ def test_the_environment_says_which_boards_may_be_used(project: Project, world: 
         ("", ["--energy-gpus=all"], "leased (0,)", "leased (0, 1)"),
         ("0", ["--energy-gpus=1"], "leased (1,)", "skipped"),
         ("7", [], "skipped", "skipped"),
+        (world.board(1).uuid, [], "leased (1,)", "skipped"),
     ):
         env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         # Indices are ambiguous without it, where boards differ.
@@ -172,12 +159,6 @@ def test_the_environment_says_which_boards_may_be_used(project: Project, world: 
         assert ended.counts.get("skipped", 0) == [one, two].count("skipped")
         if "skipped" in (one, two):
             assert "CUDA_VISIBLE_DEVICES" in ended.out or "--energy-gpus" in ended.out
-
-
-def test_a_uuid_selects_a_board(project: Project, world: World) -> None:
-    project.write("test_v.py", VISIBLE)
-    ended = project.pytest("test_v.py", "-rsP", "-k", "one", CUDA_VISIBLE_DEVICES=world.board(1).uuid)
-    assert "leased (1,)" in ended.out
 
 
 @fault("a variable that hides all GPUs gives an estimate of the CPU, without a word of the GPUs")
@@ -245,8 +226,11 @@ def test_a_driver_that_never_answers_ends_in_one_line(project: Project, world: W
     assert "driver" in ended.text
 
 
-def test_doctor_lists_the_boards(project: Project, world: World) -> None:
+def test_doctor_lists_boards_and_backends_and_exits_0_or_1(project: Project, world: World) -> None:
+    assert "llama-cpp" in project.llenergy("doctor", "--backends").out
     shown = project.llenergy("doctor", "--no-steps")
+    assert shown.ret in (0, 1)
+    assert "Traceback" not in shown.text
     assert "H200" in shown.out
     assert "L40S" in shown.out
     loaded = json.loads(project.llenergy("doctor", "--no-steps", "--format=json").out)

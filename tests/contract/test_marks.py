@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.nvml_sim import Board, MigInstance, World
@@ -171,8 +169,18 @@ def tests(module_project: Project, world: World) -> dict[str, Ended]:
     return module_project.suite("test_good.py")
 
 
-def test_a_test_gets_what_its_mark_asks_for(tests: dict[str, Ended]) -> None:
+def test_a_test_gets_what_its_mark_asks_for(
+    tests: dict[str, Ended], module_project: Project, world: World
+) -> None:
     assert {name: tests[name] for name in GETS if tests[name].outcome != "passed"} == {}
+    assert module_project.records()["test_fallback"]["fallback"] == "cpu"
+    shown = module_project.llenergy("report", "energy.json")
+    assert "fallback" in shown.out
+    assert "CPU" in shown.out
+    # A power limit is recorded and put back.
+    (changed,) = module_project.records()["test_sweep[300]"]["gpu_settings"]
+    assert (changed["power_limit_w"], changed["power_limit_found_w"]) == (300, 300)
+    assert [world.board(index).power_limit_w for index in range(5)] == [700.0] * 5
 
 
 @fault("a plain test with the mark leases a GPU and sees every GPU")
@@ -190,23 +198,6 @@ def test_a_test_that_cannot_have_it_does_not_run_and_says_why(tests: dict[str, E
         assert tests[name].outcome == outcome, name
         assert "SystemExit" not in tests[name].why, name
         assert word in tests[name].why, tests[name].why
-
-
-def test_a_fallback_to_the_cpu_is_in_the_record_and_in_the_summary(
-    tests: dict[str, Ended], module_project: Project
-) -> None:
-    assert module_project.records()["test_fallback"]["fallback"] == "cpu"
-    shown = module_project.llenergy("report", "energy.json")
-    assert "fallback" in shown.out
-    assert "CPU" in shown.out
-
-
-def test_a_power_limit_is_recorded_and_put_back(
-    tests: dict[str, Ended], module_project: Project, world: World
-) -> None:
-    (changed,) = module_project.records()["test_sweep[300]"]["gpu_settings"]
-    assert (changed["power_limit_w"], changed["power_limit_found_w"]) == (300, 300)
-    assert [world.board(index).power_limit_w for index in range(5)] == [700.0] * 5
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +219,6 @@ def test_a_bad_argument_is_one_line_at_collection(bad: Outcome) -> None:
         assert word in message
         assert "test_it" in message
         assert following.startswith(("___", "===")), following
-
-
-def test_marks_are_explained(module_project: Project) -> None:
-    listed = module_project.pytest("--markers")
-    for mark in ("gpus", "parallel", "energy_options", "backend_options", "energy_gate", "gpu_settings"):
-        assert re.search(rf"^@pytest\.mark\.{mark}\(", listed.out, re.MULTILINE)
 
 
 OPTIONS = """

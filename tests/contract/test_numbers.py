@@ -110,21 +110,20 @@ def measured(
         yield project, world
 
 
-def test_rounds_are_right_within_their_uncertainty(measured: tuple[Project, World]) -> None:
+def test_rounds_and_windows_are_right_within_their_uncertainty(measured: tuple[Project, World]) -> None:
     project, world = measured
     for test in ("test_rounds", "test_short_rounds", "test_rounds_in_a_rank"):
         found = deviations(world, project.records()[test]["rounds"])
         assert max(found) < 4, test
         assert sum(each > 2 for each in found) <= max(1, 0.2 * len(found)), test
-
-
-def test_windows_are_right_within_their_uncertainty(measured: tuple[Project, World]) -> None:
-    project, world = measured
-    windows = project.records()["test_windows"]["windows"]
-    windows += project.records()["test_nested"]["windows"]
-    found = deviations(world, windows)
+    nested = project.records()["test_nested"]["windows"]
+    found = deviations(world, project.records()["test_windows"]["windows"] + nested)
     assert max(found) < 4
     assert sum(each > 2 for each in found) <= 0.2 * len(found)
+    windows = {each["name"]: each for each in nested}
+    parts = windows["a"]["energy_j"] + windows["b"]["energy_j"]
+    u = sum(each["energy_u_j"] for each in nested)
+    assert windows["outer"]["energy_j"] == pytest.approx(parts, abs=3 * u)
 
 
 def test_no_width_hides_a_loss(measured: tuple[Project, World]) -> None:
@@ -137,7 +136,7 @@ def test_no_width_hides_a_loss(measured: tuple[Project, World]) -> None:
     assert median(part["energy_u_j"] / part["energy_j"] for part in known) < 0.05
 
 
-def test_metrics_are_those_of_the_rounds(measured: tuple[Project, World]) -> None:
+def test_metrics_and_power_over_time_are_those_of_the_rounds(measured: tuple[Project, World]) -> None:
     """400 W for 0.45 s above an idle power of 100 W."""
     project, world = measured
     record = project.records()["test_rounds"]
@@ -148,17 +147,6 @@ def test_metrics_are_those_of_the_rounds(measured: tuple[Project, World]) -> Non
     idle_j = 100 * metrics["duration_s"]
     assert metrics["net_energy_j"] == pytest.approx(median(truths) - idle_j, rel=0.08)
     assert record["metrics"]["energy_j"]["n"] >= 8
-
-
-def test_nested_windows_add_up(measured: tuple[Project, World]) -> None:
-    windows = {each["name"]: each for each in measured[0].records()["test_nested"]["windows"]}
-    parts = windows["a"]["energy_j"] + windows["b"]["energy_j"]
-    u = sum(each["energy_u_j"] for each in windows.values())
-    assert windows["outer"]["energy_j"] == pytest.approx(parts, abs=3 * u)
-
-
-def test_power_over_time_adds_up_to_the_rounds_energy(measured: tuple[Project, World]) -> None:
-    record = measured[0].records()["test_rounds"]
     trace = record["power_trace"]
     (power,) = trace["by_domain"].values()
     joules = 0.0
@@ -318,9 +306,12 @@ def metered(project: Project, source: str) -> tuple[float | None, str]:
     return window["energy_j"], str(window["reason"])
 
 
-def test_a_power_meter_is_integrated(project: Project) -> None:
+def test_a_power_meter_is_integrated_and_one_that_stops_gives_a_reason(project: Project) -> None:
     joules, _ = metered(project, "    print(100, flush=True); time.sleep(0.05)")
     assert joules == pytest.approx(200, rel=0.1)
+    joules, reason = metered(project, "    print(100 if n < 15 else 'n/a', flush=True); time.sleep(0.05)")
+    assert joules is None
+    assert "n/a" in reason or "number" in reason or "not read" in reason
 
 
 @fault("one absurd line of a power meter is added up")
@@ -337,12 +328,6 @@ def test_lines_of_several_gpus_are_added_or_refused(project: Project) -> None:
     """As nvidia-smi prints them: a line for each of four GPUs, twice a second."""
     joules, _ = metered(project, "    print('100\\n' * 4, end='', flush=True); time.sleep(0.5)")
     assert joules is None or joules == pytest.approx(800, rel=0.3)
-
-
-def test_a_meter_that_stops_or_says_no_number_gives_a_reason(project: Project) -> None:
-    joules, reason = metered(project, "    print(100 if n < 15 else 'n/a', flush=True); time.sleep(0.05)")
-    assert joules is None
-    assert "n/a" in reason or "number" in reason or "not read" in reason
 
 
 def test_another_holder_of_the_cpu_is_flagged(project: Project) -> None:

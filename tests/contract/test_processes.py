@@ -134,7 +134,8 @@ def failures(module_project: Project) -> dict[str, Ended]:
     return tests
 
 
-def test_a_dead_rank_is_named_with_its_cause(failures: dict[str, Ended]) -> None:
+def test_a_dead_rank_is_named_with_its_cause(failures: dict[str, Ended], module_project: Project) -> None:
+    """In the failure and in the record, with what it printed; the next test has new ranks."""
     for name, word in {
         "test_segfault": "SIGSEGV",
         "test_out_of_memory": "SIGKILL",
@@ -145,13 +146,8 @@ def test_a_dead_rank_is_named_with_its_cause(failures: dict[str, Ended]) -> None
         assert failures[name].outcome == "failure", name
         assert "rank 1" in failures[name].why
         assert re.search(word, failures[name].why), failures[name].why
-
-
-def test_the_next_test_has_new_ranks(failures: dict[str, Ended]) -> None:
     assert failures["test_after"] == Ended("passed", "")
-
-
-def test_a_crash_is_in_the_record(failures: dict[str, Ended], module_project: Project) -> None:
+    assert module_project.text("said").count("last words of rank 1") >= len(failures) - 1
     record = module_project.records()["test_measured"]
     assert record["status"] in ("crashed", "failed")
     assert "rank 1" in record["reason"]
@@ -215,24 +211,11 @@ def environment(module_project: Project, give_boards: GiveBoards) -> dict[str, E
     return module_project.suite("env", *options, OWN="a", RANK="9", WORLD_SIZE="99")
 
 
-def test_a_rank_sees_its_own_board(environment: dict[str, Ended]) -> None:
-    assert environment["test_visibility"] == Ended("passed", "")
-    assert environment["test_a_rank_of_the_cpu_sees_no_gpu"] == Ended("passed", "")
-    assert environment["test_pytest_sees_what_it_saw_before"] == Ended("passed", "")
-
-
-def test_variables_are_set_before_the_first_import_of_a_rank(environment: dict[str, Ended]) -> None:
-    for name in (
-        "test_threads_are_set_before_the_first_import",
-        "test_variable_of_a_later_test_reaches_a_fresh_import",
-        "test_coordinates",
-        "test_everything_else_is_as_in_pytest",
-    ):
-        assert environment[name] == Ended("passed", "")
-
-
-def test_output_of_a_failed_rank_is_shown(failures: dict[str, Ended], module_project: Project) -> None:
-    assert module_project.text("said").count("last words of rank 1") >= len(failures) - 1
+def test_a_rank_sees_its_own_board_and_variables_from_its_first_import_on(
+    environment: dict[str, Ended],
+) -> None:
+    assert len(environment) == 7
+    assert {name: ended for name, ended in environment.items() if ended.outcome != "passed"} == {}
 
 
 UNITTEST = """

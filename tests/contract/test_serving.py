@@ -48,10 +48,19 @@ def loaded(module_project: Project) -> dict[str, Any]:
     return record
 
 
-def test_tokens_and_requests_are_counted(loaded: dict[str, Any]) -> None:
+def test_the_load_and_its_tokens_requests_and_energy_are_in_the_record(
+    loaded: dict[str, Any], module_project: Project
+) -> None:
     for each in loaded["rounds"]:
         assert each["requests"] == 6
         assert (each["tokens"]["input"], each["tokens"]["output"]) == (24, 48)
+    metrics = {name: each["value"] for name, each in loaded["metrics"].items()}
+    assert metrics["energy_per_output_token_j"] == pytest.approx(metrics["energy_j"] / 48, rel=0.02)
+    assert metrics["energy_j"] == pytest.approx(10 * metrics["duration_s"], rel=0.2)
+    asked = loaded["backend"]["generation"]
+    assert (asked["request_rate"], asked["num_requests"], asked["max_new_tokens"]) == (20.0, 6, 8)
+    assert loaded["backend"]["name"] == "server"
+    assert module_project.survivors() == {}
 
 
 def test_latencies_are_those_of_the_server(loaded: dict[str, Any]) -> None:
@@ -66,21 +75,6 @@ def test_latencies_are_those_of_the_server(loaded: dict[str, Any]) -> None:
         sent = each["served"]["sent_s"]
         assert sent == sorted(sent)
         assert sent[-1] >= 5 / 20 - 1e-3
-
-
-def test_energy_per_token_is_that_of_the_load(loaded: dict[str, Any]) -> None:
-    metrics = {name: each["value"] for name, each in loaded["metrics"].items()}
-    assert metrics["energy_per_output_token_j"] == pytest.approx(metrics["energy_j"] / 48, rel=0.02)
-    assert metrics["energy_j"] == pytest.approx(10 * metrics["duration_s"], rel=0.2)
-
-
-def test_the_load_is_in_the_record_and_its_server_has_ended(
-    loaded: dict[str, Any], module_project: Project
-) -> None:
-    asked = loaded["backend"]["generation"]
-    assert (asked["request_rate"], asked["num_requests"], asked["max_new_tokens"]) == (20.0, 6, 8)
-    assert loaded["backend"]["name"] == "server"
-    assert module_project.survivors() == {}
 
 
 def test_chat_is_another_endpoint(project: Project) -> None:

@@ -64,19 +64,14 @@ def verdicts(compared: Project) -> dict[str, dict[str, Any]]:
     return {each["id"].rpartition("::")[2]: each for each in found}
 
 
-def test_made_reports_follow_the_schema(compared: Project) -> None:
+def test_each_case_has_its_verdict(compared: Project, verdicts: dict[str, dict[str, Any]]) -> None:
     for name in ("base.json", "head.json"):
         jsonschema.validate(compared.report(name), schema("report-1"))
-
-
-def test_each_case_has_its_verdict(verdicts: dict[str, dict[str, Any]]) -> None:
     assert {name: verdicts[name]["verdict"] for name in CASES} == {
         name: verdict for name, (_, _, verdict) in CASES.items()
     }
     assert {each["metric"] for each in verdicts.values()} == {"energy_per_output_token_j"}
-
-
-def test_a_ratio_is_head_over_base_with_limits(verdicts: dict[str, dict[str, Any]]) -> None:
+    # A ratio is head over base.
     for name, truth in (("regressed", 1.1), ("improved", 0.9), ("unchanged", 1.002)):
         each = verdicts[name]
         assert each["ratio"] == pytest.approx(truth, rel=0.005)
@@ -150,7 +145,7 @@ def test_the_table_fits_80_columns_and_has_every_verdict(compared: Project) -> N
     assert "+10" in done.text
 
 
-def test_the_comment_for_a_pull_request_is_markdown(compared: Project) -> None:
+def test_the_comment_for_a_pull_request_is_markdown_that_names_cannot_break(compared: Project) -> None:
     done = compared.llenergy("compare", "base.json", "head.json", "--format=markdown")
     assert done.ret == 1
     assert "regressed" in done.out
@@ -158,9 +153,6 @@ def test_the_comment_for_a_pull_request_is_markdown(compared: Project) -> None:
     table = [line for line in done.lines if line.startswith("|")]
     assert re.fullmatch(r"\|[\s:|-]+\|", table[1])
     assert len(done.out) < 65_536
-
-
-def test_hostile_names_cannot_break_the_comment(compared: Project) -> None:
     name = "test_<img src=x onerror=alert(1)>|`@someone`](http://x)"
     write_report(compared.path / "x-base.json", {name: at(100)})
     write_report(compared.path / "x-head.json", {name: at(110)})
@@ -240,21 +232,15 @@ def test_a_regression_fails_the_test_and_the_run(gated: Gated) -> None:
     (comparison,) = (each for each in found["comparisons"] if each["gated"])
     assert comparison["verdict"] == "regressed"
     assert comparison["ratio"] == pytest.approx(3, rel=0.1)
-
-
-def test_a_regression_fails_quietly_too(gated: Gated) -> None:
     ended = run_at(gated, 300, *COMPARE, "-q")
     assert ended.ret == 1
     assert "regressed" in ended.text
 
 
-def test_a_comparison_without_a_gate_fails_nothing(gated: Gated) -> None:
+def test_no_gate_no_change_and_a_saving_fail_nothing(gated: Gated) -> None:
     ended = run_at(gated, 300, "--energy-compare=main").check(passed=1)
     assert ended.ret == 0
     assert "mean_power" in ended.text or "regressed" in ended.text
-
-
-def test_no_change_and_a_saving_pass_the_gate(gated: Gated) -> None:
     for watts in (100, 40):
         assert run_at(gated, watts, *COMPARE).check(passed=1).ret == 0
 

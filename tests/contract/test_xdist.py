@@ -56,6 +56,8 @@ def test_each_measured_test_has_one_record_in_one_report(ran: tuple[Project, Out
     names = sorted(record["id"] for record in report["records"])
     assert names == sorted([f"test_some.py::test_gpu[{n}]" for n in range(4)] + ["test_some.py::test_fails"])
     assert sorted(path.name for path in project.path.glob("energy*")) == ["energy.json"]
+    assert len(re.findall("=+ energy =+", outcome.out)) == 1
+    assert len(re.findall("energy report: energy.json", outcome.out)) == 1
 
 
 def test_workers_had_different_boards_at_a_time(ran: tuple[Project, Outcome]) -> None:
@@ -69,11 +71,6 @@ def test_workers_had_different_boards_at_a_time(ran: tuple[Project, Outcome]) ->
     for number, (device, start_s, end_s) in enumerate(spans):
         for other, other_start_s, other_end_s in spans[:number]:
             assert device != other or end_s <= other_start_s or other_end_s <= start_s
-
-
-def test_the_controller_prints_one_table(ran: tuple[Project, Outcome]) -> None:
-    assert len(re.findall("=+ energy =+", ran[1].out)) == 1
-    assert len(re.findall("energy report: energy.json", ran[1].out)) == 1
 
 
 def test_a_worker_that_dies_loses_no_finished_test(project: Project) -> None:
