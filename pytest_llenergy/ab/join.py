@@ -14,7 +14,7 @@ from pytest_llenergy.record.base import Primitive, Status
 from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, relative_uncertainty
-from pytest_llenergy.record.record import Flag, Record, Round, Times
+from pytest_llenergy.record.record import Flag, Record, Round, Times, flag_kind
 from pytest_llenergy.record.report import Report, RunInfo, Session, SideName
 
 #: Parameters whose values depend on options.
@@ -242,11 +242,11 @@ def _device_names(record: Record) -> str:
 
 
 def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
-    """Join flags by name, with the number of sessions if not all have the flag."""
-    seen: dict[str, list[Flag]] = {}
+    """Join flags of one kind, with the number of sessions if not all have the flag."""
+    seen: dict[tuple[str, str, str], list[Flag]] = {}
     for part in parts:
-        for flag in {flag.name: flag for flag in reversed(part.record.flags)}.values():
-            seen.setdefault(flag.name, []).append(flag)
+        for kind, flag in {flag_kind(flag): flag for flag in reversed(part.record.flags)}.items():
+            seen.setdefault(kind, []).append(flag)
     return [
         flags[0]
         if len(flags) == len(parts)

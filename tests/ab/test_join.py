@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
 from pytest_llenergy.plugin.draft import SETTINGS_LOST
-from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.record import Flag, Metric, Record
 from pytest_llenergy.record.report import Report, SideName
 from pytest_llenergy.record.round_metric import is_valid
 
@@ -109,6 +109,14 @@ def test_a_budget_that_most_sessions_exceed_is_exceeded() -> None:
 def test_expected_budget_failure_does_not_count() -> None:
     expected = one(10.0, status="failed", reason="xfail: known", failed_gate=True)
     assert join(sessions_of(expected, expected)).status == "measured"
+
+
+def test_sessions_keep_all_causes_of_a_flag() -> None:
+    lost = Flag(name="host", severity="invalid", detail="n2 was lost")
+    unlike = Flag(name="host", severity="note", detail="n1 has another driver than n2")
+    record = join(sessions_of(one(10.0, flags=[unlike, lost]), one(10.1, flags=[unlike])))
+    found = {(flag.severity, flag.detail) for flag in record.flags}
+    assert found == {("note", unlike.detail), ("invalid", f"1 of 2 sessions: {lost.detail}")}
 
 
 def test_rounds_on_different_boards_are_excluded() -> None:
