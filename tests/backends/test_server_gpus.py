@@ -88,7 +88,11 @@ def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
 def elsewhere(record: dict[str, Any]) -> list[list[str]]:
     """The boards of each round that are flagged because the server is not on them."""
     return [
-        [each["detail"].partition(":")[0] for each in round_["flags"] if each["name"] == "gpu-processes"]
+        [
+            each["detail"].partition(":")[0]
+            for each in round_["flags"]
+            if (each["name"], each["severity"]) == ("gpu-processes", "invalid")
+        ]
         for round_ in record["rounds"]
     ]
 
