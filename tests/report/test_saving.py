@@ -137,10 +137,14 @@ def test_partial_runs_replace_the_one_before(saved: pytest.Pytester, monkeypatch
 
 def test_tests_of_backends_that_are_not_selected_stay(quick: pytest.Pytester) -> None:
     quick.makeconftest(f"{TEN_WATTS}\n{BACKENDS}")
-    quick.makepyfile("def test_it(energy, backend):\n    energy(backend.generate, ['a'])\n")
-    save(quick, "--energy-backend=one,two").assert_outcomes(passed=2)
+    source = "def test_{}(energy, backend):\n    energy(backend.generate, ['a'])\n"
+    quick.makepyfile(source.format("it") + source.format("gone"))
+    save(quick, "--energy-backend=one,two").assert_outcomes(passed=4)
+    quick.makepyfile(source.format("it"))
     save(quick, "--energy-backend=one").assert_outcomes(passed=1)
-    assert (names(), names("main.partial.json")) == (["test_it[one]", "test_it[two]"], ["test_it[one]"])
+    assert (len(names()), names("main.partial.json")) == (4, ["test_it[one]"])
+    save(quick, "--energy-backend=one,two").assert_outcomes(passed=2)
+    assert names() == ["test_it[one]", "test_it[two]"]
 
 
 def test_a_file_that_is_no_report_is_not_replaced(quick: pytest.Pytester) -> None:
