@@ -293,3 +293,15 @@ def test_a_wrong_gate_ends_the_run_before_anything_is_measured(gated: Gated) -> 
         assert ended.ret == pytest.ExitCode.USAGE_ERROR
         assert "passed" not in ended.out
         assert len([line for line in ended.err.splitlines() if line.startswith("ERROR")]) == 1
+
+
+def test_a_saved_report_keeps_tests_until_they_are_gone(project: Project) -> None:
+    second = GATED.replace("gated", "second")
+    project.write("test_s.py", GATED + second)
+    for options, passed in (([], 2), (["-k", "gated"], 1)):
+        project.pytest("--energy-save=main", project.meter(), *options).check(passed=passed)
+        assert sorted(project.records(".llenergy/main.json")) == ["test_gated", "test_second"]
+    assert list(project.records(".llenergy/main.partial.json")) == ["test_gated"]
+    project.write("test_s.py", GATED)
+    project.pytest("--energy-save=main", project.meter()).check(passed=1)
+    assert list(project.records(".llenergy/main.json")) == ["test_gated"]
